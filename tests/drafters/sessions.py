@@ -106,12 +106,6 @@ class Head:
         emitted = zip(states, outcome.emitted(scores.tree), strict=True)
         return [((*text, *new), scores.hidden[1][b, last[b]]) for b, ((text, _), new) in enumerate(emitted)]
 
-    def snapshot(self, state):
-        return {"tokens": np.array(state[0]), "state": state[1].numpy()}
-
-    def restore(self, request, snapshot):
-        return tuple(snapshot["tokens"].tolist()), torch.from_numpy(snapshot["state"])
-
     def release(self, states):
         """Nothing is held."""
 

@@ -33,8 +33,7 @@ def test_a_pool_keeps_the_latest_distinct_phrases_of_each_token_and_the_latest_t
     assert pool.latest(1) == []
     assert pool.latest(2) == [(8, 8)]
     assert len(pool) == 2
-    again = PhrasePool(2, 2, 2).fill(pool.to_array())
-    assert again.to_array().tolist() == pool.to_array().tolist() == [[2, 8, 8], [3, 9, 9]]
+    assert pool.latest(3) == [(9, 9)]
 
 
 def test_reading_a_text_in_parts_stores_what_reading_it_at_once_stores():
@@ -43,7 +42,8 @@ def test_reading_a_text_in_parts_stores_what_reading_it_at_once_stores():
     whole.read(text)
     for end in range(0, 61, 5):
         parts.read(text[:end], end - 5)
-    assert whole.to_array().tolist() == parts.to_array().tolist()
+    assert [whole.latest(token) for token in range(4)] == [parts.latest(token) for token in range(4)]
+    assert whole.latest(0)
 
 
 def test_phrases_go_on_until_the_tree_is_full():
@@ -65,7 +65,7 @@ def test_threads_share_a_pool_within_its_bounds():
         w.start()
     for w in workers:
         w.join()
-    assert len({row[0] for row in pool.to_array().tolist()}) == 5
+    assert sum(bool(pool.latest(token)) for token in range(9)) == 5
     assert 5 <= len(pool) <= 15
 
 
@@ -262,14 +262,14 @@ def test_what_the_target_says_of_rejected_nodes_enters_the_pool():
     logits = torch.nn.functional.one_hot(torch.tensor([[3, 2, 4, 0]]), 5).double()
     outcome = Outcome(torch.full((1, 0), -1), torch.tensor([0]), torch.tensor([3]))
     drafter.observe([state], outcome, Scores(tree, logits))
-    drafter.snapshot(state)  # or a draft: another round is to follow
+    drafter.propose([state], [Budget.grown(0, 0)])  # another round follows
     assert (2, 4) in state.pool.latest(1), "as far as they agree, and one further"
     assert state.pool.latest(3) == [], "too short to be stored"
     assert (3, 2) in state.pool.latest(0), "the tested phrase 1 2, rewritten"
     dull = Dull(models()[1], length=2)
     (state,) = dull.start(requests([0]))
     dull.observe([state], outcome, Scores(tree, logits))
-    dull.snapshot(state)
+    dull.propose([state], [Budget.grown(0, 0)])
     assert len(state.pool) == 0
 
 

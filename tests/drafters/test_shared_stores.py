@@ -15,7 +15,7 @@ from tests.engine.tables import TableModel
 def of_phrases():
     pool = PhrasePool(2)
     drafter = Dull(TableModel(seed=1, max_num_seqs=6), length=2, pool=pool)
-    return drafter, lambda: [tuple(row) for row in pool.to_array().tolist()]
+    return drafter, lambda: [(token, *phrase) for token in range(7) for phrase in pool.latest(token)]
 
 
 def of_trigrams():

@@ -277,7 +277,7 @@ def test_a_table_whose_rows_are_damaged_is_refused(tmp_path):
             TrigramTable.load(tmp_path / "damaged")
 
 
-@pytest.mark.parametrize("bad", [{"iterations": 0}, {"levels": 0}, {"c1": -1}, {"bump": 4.0}, {"window": 2}, {"max_pairs": 0}])
+@pytest.mark.parametrize("bad", [{"iterations": 0}, {"num_paths": 0}, {"c1": -1}, {"bump": 4.0}, {"window": 2}, {"max_pairs": 0}])
 def test_parameters_out_of_range_are_refused(bad):
     with pytest.raises(InvalidInputError, match=next(iter(bad))):
         TrigramDrafter(**bad)

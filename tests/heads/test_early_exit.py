@@ -1,7 +1,5 @@
 """The target's first layers as its drafter: one cache, one set of weights, and the law of the target."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -70,12 +68,3 @@ def test_a_layer_that_is_none_below_the_last_is_refused(layer):
 def test_an_exit_of_nothing_is_refused():
     with pytest.raises(InvalidInputError, match="expected one of them"):
         layered.engine("early-exit", {})
-
-
-def test_a_saved_state_drafts_as_it_did():
-    model = layered.target()
-    drafter = EarlyExitDrafter.build(Parts(model, None, None, ()), layer=2)
-    (state,) = layered.started(drafter, model, [[1, 2, 3, 4]])
-    other = drafter.restore(replace(requests([1, 2])[0], slot=0), drafter.snapshot(state))
-    one, two = (drafter.propose([s], [Budget.fixed(chain(3))]) for s in (state, other))
-    assert torch.equal(one.tree.tokens, two.tree.tokens)

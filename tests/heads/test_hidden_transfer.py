@@ -13,7 +13,6 @@ from polydraft.heads.hidden_transfer.drafter import TransferDrafter
 from polydraft.heads.hidden_transfer.network import TransferModel
 from polydraft.models.hf import HFTarget
 from polydraft.tree import chain
-from tests.drafters.sessions import requests
 from tests.heads import layered
 
 TEXT = [1, 2, 3, 4, 0, 1]
@@ -141,12 +140,3 @@ def test_maps_of_no_layers_or_another_target_are_refused(made, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelLoadError, match="hidden-transfer"):
         TransferCheckpoint.load(tmp_path)
-
-
-def test_a_saved_state_drafts_as_it_did(made):
-    model, _, folder = made
-    drafter = TransferDrafter.build(layered.parts(model), weights=folder)
-    (state,) = layered.started(drafter, model, [TEXT])
-    other = drafter.restore(replace(requests(TEXT)[0], slot=0), drafter.snapshot(state))
-    one, two = (drafter.propose([s], [Budget.fixed(chain(3))]) for s in (state, other))
-    assert torch.equal(one.tree.tokens, two.tree.tokens)

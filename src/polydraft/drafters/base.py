@@ -25,9 +25,6 @@ from polydraft.core import (
     TreeShape,
 )
 
-Snapshot = dict[str, np.ndarray]
-"""A request's drafter state as plain arrays, to be stored with safetensors or npz."""
-
 
 @dataclass(frozen=True)
 class Parts:
@@ -133,15 +130,6 @@ class Learning(Protocol):
     """A drafter that learns from finished outputs: it is told each of them once, with what was emitted and nothing else."""
 
     def learn_output(self, token_ids: Sequence[int]) -> None: ...
-
-
-@runtime_checkable
-class Resumable(Protocol):
-    """A drafter whose states can be saved: the restored state drafts exactly as the saved one would have."""
-
-    def snapshot(self, state: Any) -> Snapshot: ...
-
-    def restore(self, request: Request, snapshot: Snapshot) -> Any: ...
 
 
 def interleaved(rows: Sequence[Sequence[int]], drafts: Sequence[Draft]) -> Draft:

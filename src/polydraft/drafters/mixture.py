@@ -25,12 +25,12 @@ from numba import njit
 
 from polydraft import registry
 from polydraft.core import AuxRows, Budget, Draft, Drafter, DraftSampling, Outcome, Request, Scores, TreeShape
-from polydraft.drafters.base import Auxiliary, Parts, Reading, Resumable, Snapshot, release_each, start_each, teach_each
+from polydraft.drafters.base import Auxiliary, Parts, Reading, release_each, start_each, teach_each
 from polydraft.drafters.credit import Credit
 from polydraft.drafters.grown_tree import PARENT, SCORE, TOKEN, GrownTree, end_ids, point_mass
 from polydraft.drafters.text import index_file
 from polydraft.drafters.text.base import TextDrafter
-from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.errors import InvalidInputError
 from polydraft.papers import method
 
 MOST_SOURCES = 8
@@ -215,35 +215,6 @@ class MixtureDrafter:
                     state.credit.append(self.names[sources[node]])
             state.tokens += tokens
         return list(states)
-
-    def _resumable(self, i: int) -> Resumable:
-        source = self.sources[i]
-        if not isinstance(source, Resumable):
-            raise IncompatibleError(
-                f"the state of a mixture with {self.names[i]!r} was to be saved; that source has no `snapshot` and `restore`. "
-                "Give it both (see `base.Resumable`), or leave it out of the mixture."
-            )
-        return source
-
-    def snapshot(self, state: MixtureState) -> Snapshot:
-        """The sources' snapshots and what was learnt; what is shared is saved by its owner."""
-        saved: Snapshot = {"tokens": np.array(state.tokens)}
-        if self.credit is None:
-            saved |= {"cells": state.learnt.cells.copy(), "totals": state.learnt.totals.copy()}
-        for i, member in enumerate(state.members):
-            saved |= {f"{i}.{key}": value for key, value in self._resumable(i).snapshot(member).items()}
-        return saved
-
-    def restore(self, request: Request, snapshot: Snapshot) -> MixtureState:
-        """The state that drafts as the one of the snapshot; see `base.Resumable`."""
-        members = []
-        for i in range(len(self.sources)):
-            own_state = {key.partition(".")[2]: value for key, value in snapshot.items() if key.startswith(f"{i}.")}
-            members.append(self._resumable(i).restore(request, own_state))
-        learnt = self._credit()
-        if self.credit is None:
-            learnt.cells[:], learnt.totals[:] = snapshot["cells"], snapshot["totals"]
-        return MixtureState(snapshot["tokens"].tolist(), members, learnt)
 
 
 @njit(cache=True)

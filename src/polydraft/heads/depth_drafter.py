@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
-from polydraft.core import Budget, Draft, Outcome, Request, Scores
-from polydraft.drafters.base import Snapshot
+from polydraft.core import Budget, Draft, Outcome, Scores
 from polydraft.drafters.model.paths import ModelState
 from polydraft.heads.drafter import HeadDrafter, HeadState
 
@@ -51,14 +49,3 @@ class DepthDrafter(HeadDrafter):
             last = paths[b][-1] if paths[b] else 0
             new.append(replace(s, context=s.context + tuple(emitted), states=joined[b, last, None]))
         return new
-
-    def snapshot(self, state: Any) -> Snapshot:
-        """The committed tokens and the state before the last."""
-        return {"tokens": np.array(state.context), "states": state.states.float().cpu().numpy()}
-
-    def restore(self, request: Request, snapshot: Snapshot) -> HeadState:
-        """The state that drafts as the one of the snapshot; see `base.Resumable`."""
-        (state,) = self.start([request])
-        return replace(
-            state, context=tuple(snapshot["tokens"].tolist()), states=torch.from_numpy(snapshot["states"]).to(self.model.device)
-        )

@@ -15,7 +15,6 @@ from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 
 from polydraft import tree as trees
@@ -23,7 +22,7 @@ from polydraft.core import Budget, Draft, DraftSampling, Needs, NoiseKey, Outcom
 from polydraft.drafters.amusd.lead import Counts, Item, Lead
 from polydraft.drafters.amusd.trace import VERIFY, Trace
 from polydraft.drafters.amusd.worker import Drafting, Worker
-from polydraft.drafters.base import Parts, Snapshot
+from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
 from polydraft.papers import method
@@ -221,15 +220,6 @@ class AmusdDrafter:
     def report(self, state: Drafting) -> dict[str, float]:
         """See `drafters.base.Reporting`."""
         return asdict(state.lead.counts)
-
-    def snapshot(self, state: Drafting) -> Snapshot:
-        """The committed tokens, and where the epoch began; what waits is drawn again."""
-        with self._worker.condition:
-            return {"tokens": np.array(state.lead.text), "start": np.array([state.lead.start])}
-
-    def restore(self, request: Request, snapshot: Snapshot) -> Drafting:
-        """The state that drafts the same tokens as the one of the snapshot; see `base.Resumable`."""
-        return self._begin(request, snapshot["tokens"].tolist(), int(snapshot["start"][0]))
 
     def release(self, states: Sequence[Drafting]) -> None:
         """The worker drafts for them no more, and gives their slots back before it takes others."""

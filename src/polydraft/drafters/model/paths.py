@@ -39,7 +39,7 @@ from polydraft.core import (
     TokenTree,
     TreeShape,
 )
-from polydraft.drafters.base import Parts, Snapshot, interleaved, read_source
+from polydraft.drafters.base import Parts, interleaved, read_source
 from polydraft.drafters.model.best_first import grow
 from polydraft.drafters.model.by_depth import Growth, ModelState
 from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
@@ -280,15 +280,6 @@ class ModelDrafter:
                 pending = tokens[len(s.context) + len(fed) :]
             new.append(ModelState(s.request, s.slot, tokens, pending))
         return new
-
-    def snapshot(self, state: ModelState) -> Snapshot:
-        """The committed tokens; the cache is filled again from them."""
-        return {"tokens": np.array(state.context)}
-
-    def restore(self, request: Request, snapshot: Snapshot) -> ModelState:
-        """The state that drafts as the one of the snapshot; see `base.Resumable`."""
-        (state,) = self.start([replace(request, prompt_token_ids=tuple(snapshot["tokens"].tolist()))])
-        return replace(state, request=request)
 
 
 class Guest(ModelDrafter):

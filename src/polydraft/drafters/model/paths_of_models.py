@@ -22,7 +22,7 @@ import torch
 
 from polydraft import registry, tree
 from polydraft.core import Budget, Draft, DraftSampling, Outcome, Request, Scores, Target, TokenTree, TreeShape
-from polydraft.drafters.base import Parts, Reading, Snapshot, release_each, start_each
+from polydraft.drafters.base import Parts, Reading, release_each, start_each
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import kind_of
@@ -129,14 +129,6 @@ class SeveralDrafter:
         """Every member keeps what of its own path was emitted; see `core.Drafter.observe`."""
         by_member = zip(self.members, self._by_member(states), strict=True)
         return list(zip(*(member.observe(s, outcome, scores) for member, s in by_member), strict=True))
-
-    def snapshot(self, state: State) -> Snapshot:
-        """The committed tokens; the caches are filled again from them."""
-        return self.members[0].snapshot(state[0])
-
-    def restore(self, request: Request, snapshot: Snapshot) -> State:
-        """The state that drafts as the one of the snapshot; see `base.Resumable`."""
-        return tuple(m.restore(_own(request, j), snapshot) for j, m in enumerate(self.members))
 
 
 def _loaded(folder: str, parts: Parts) -> Target:

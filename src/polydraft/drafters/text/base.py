@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import numpy as np
 
 from polydraft.core import Budget, Draft, DraftSampling, Method, Needs, Outcome, Request, Scores, TreeShape
-from polydraft.drafters.base import Parts, Snapshot
+from polydraft.drafters.base import Parts
 from polydraft.drafters.grown_tree import GrownTree, end_ids, point_mass
 from polydraft.papers import method
 
@@ -104,11 +104,3 @@ class TextDrafter(ABC, Generic[State]):
         for state, tokens in zip(states, outcome.emitted(scores.tree), strict=True):
             state.extend(tokens)
         return list(states)
-
-    def snapshot(self, state: State) -> Snapshot:
-        """The text, from which all is made again."""
-        return {"tokens": np.array(state.tokens)}
-
-    def restore(self, request: Request, snapshot: Snapshot) -> State:
-        """The state that drafts as the one of the snapshot; see `drafters.base.Resumable`."""
-        return self.begin(request, snapshot["tokens"])

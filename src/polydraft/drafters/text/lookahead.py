@@ -24,7 +24,6 @@ import torch
 from numba import njit
 
 from polydraft.core import AuxRows, Budget, Needs, Outcome, Request, Scores
-from polydraft.drafters.base import Snapshot
 from polydraft.drafters.grown_tree import GrownTree
 from polydraft.drafters.text.base import TextDrafter, TextState, text_method
 from polydraft.drafters.text.phrase_pool import PhrasePool, add_phrase, most_likely, read_text
@@ -183,16 +182,6 @@ class LookaheadDrafter(TextDrafter[LookaheadState]):
             with state.pool.lock:
                 _learn(state.pool.arrays, state.window.guesses, best[b], accepted, np.array(drawn, np.int64), text)
         return list(states)
-
-    def snapshot(self, state: LookaheadState) -> Snapshot:
-        """Text, window and the request's own pool; a shared pool is saved by its owner."""
-        own_state = {"pool": state.pool.to_array()} if self.pool is None else {}
-        return super().snapshot(state) | {"window": state.window.guesses.copy()} | own_state
-
-    def restore(self, request: Request, snapshot: Snapshot) -> LookaheadState:
-        """The state that drafts as the one of the snapshot; see `drafters.base.Resumable`."""
-        pool = PhrasePool(self.ngram - 1, self.per_token).fill(snapshot["pool"]) if self.pool is None else self.pool
-        return LookaheadState(snapshot["tokens"].tolist(), request, Window(snapshot["window"].copy()), pool)
 
 
 def _drawn(request: Request, tokens: Sequence[int], count: int) -> list[int]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polydraft.core import Budget
 from polydraft.drafters.grown_tree import TOKEN, GrownTree, add_node, is_full, limits, new_cells, plant
-from polydraft.drafters.text.lru import by_age, find, insert, new_index, touch
+from polydraft.drafters.text.lru import find, insert, new_index, touch
 from polydraft.errors import InvalidInputError
 
 
@@ -71,19 +71,6 @@ class PhrasePool:
         with self.lock:
             _grow(self.arrays, tree, root, limits(budget))
         return GrownTree(tree)
-
-    def to_array(self) -> np.ndarray:
-        """[P, 1 + length] token and phrase, in the order in which they would leave."""
-        index, sizes, phrases = self.arrays
-        with self.lock:
-            rows = [(int(index[0][at]), *p) for at in by_age(index) for p in phrases[at, : sizes[at]].tolist()]
-        return np.array(rows, np.int64).reshape(len(rows), 1 + self.length)
-
-    def fill(self, rows: np.ndarray) -> "PhrasePool":
-        """Store what `to_array` gave; returns itself."""
-        for row in rows.tolist():
-            self.add(row[0], row[1:])
-        return self
 
 
 @njit(cache=True)

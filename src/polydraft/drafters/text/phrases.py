@@ -22,7 +22,7 @@ import numpy as np
 from numba import njit
 
 from polydraft.core import Budget, Draft, Needs, Outcome, Request, Scores, Target
-from polydraft.drafters.base import Parts, Snapshot, read_source
+from polydraft.drafters.base import Parts, read_source
 from polydraft.drafters.grown_tree import GrownTree, point_mass
 from polydraft.drafters.text.base import TextDrafter, TextState, text_method
 from polydraft.drafters.text.phrase_pool import PhrasePool, add_phrase, most_likely, read_text
@@ -194,16 +194,6 @@ class PhraseDrafter(TextDrafter[PhraseState]):
             with state.pool.lock:
                 _learn(state.pool.arrays, *state.block)
             state.block = None
-
-    def snapshot(self, state: PhraseState) -> Snapshot:
-        """The text and the request's own pool; a shared pool is saved by its owner, the cache is filled again."""
-        self._learn_block(state)
-        return super().snapshot(state) | ({"pool": state.pool.to_array()} if self.pool is None else {})
-
-    def restore(self, request: Request, snapshot: Snapshot) -> PhraseState:
-        """The state that drafts as the one of the snapshot; see `drafters.base.Resumable`."""
-        pool = PhrasePool(self.length, self.per_token).fill(snapshot["pool"]) if self.pool is None else self.pool
-        return PhraseState(snapshot["tokens"].tolist(), pool, self.slots.take())
 
 
 @njit(cache=True)

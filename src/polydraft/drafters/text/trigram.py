@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from polydraft.core import Budget, Outcome, Request, Scores
-from polydraft.drafters.base import Parts, Snapshot
+from polydraft.drafters.base import Parts
 from polydraft.drafters.grown_tree import GrownTree, limits, new_cells
 from polydraft.drafters.text import index_file
 from polydraft.drafters.text.base import TextDrafter, TextState, text_method
@@ -38,6 +38,12 @@ from polydraft.drafters.text.trigram_store import TrigramStore, bump_all
 from polydraft.drafters.text.trigram_table import TrigramTable
 from polydraft.errors import InvalidInputError
 
+LEVELS = 3
+"""L of the paper: drafts are one level deeper."""
+C2 = 8.0
+"""Of the exploration."""
+CAP = 3.0
+"""Largest weight of a bumped triple."""
 _NOTHING = np.empty(0, np.int64)
 
 
@@ -61,9 +67,9 @@ class TrigramDrafter(TextDrafter[TrigramState]):
 
     table: counted from a corpus; None knows nothing at first.
     store: shared by all requests, if they may learn from each other; without it each request has a store of `max_pairs`.
-    iterations: of the search, fewer for small budgets (see the module).  levels: of the search below the root; drafts are one level deeper.
-    c1, c2: exploration.  num_paths: most visited nodes that are kept, each extended by one.
-    window, bump, cap: of the online update; bump=0 makes the table static.
+    iterations: of the search, fewer for small budgets (see the module).  c1: exploration.
+    num_paths: most visited nodes that are kept, each extended by one.
+    window, bump: of the online update; bump=0 makes the table static.
     eos_token_ids: nothing is drafted behind one.
 
     Raises:
@@ -85,26 +91,23 @@ class TrigramDrafter(TextDrafter[TrigramState]):
         *,
         store: TrigramStore | None = None,
         iterations: int = 150,
-        levels: int = 3,
         c1: float = 32.0,
-        c2: float = 8.0,
         num_paths: int = 24,
         window: int = 16,
         bump: float = 0.04,
-        cap: float = 3.0,
         max_pairs: int = 4096,
         eos_token_ids: Sequence[int] = (),
     ) -> None:
-        if min(iterations, levels, num_paths, max_pairs) < 1 or window < 3 or c1 < 0 or c2 <= 0 or not 0 <= bump <= cap:
+        if min(iterations, num_paths, max_pairs) < 1 or window < 3 or c1 < 0 or not 0 <= bump <= CAP:
             raise InvalidInputError(
-                f"iterations={iterations}, levels={levels}, num_paths={num_paths}, max_pairs={max_pairs}, window={window}, c1={c1}, c2={c2}, "
-                f"bump={bump} and cap={cap} were given; expected counts >= 1, window >= 3, c1 >= 0, c2 > 0 and 0 <= bump <= cap."
+                f"iterations={iterations}, num_paths={num_paths}, max_pairs={max_pairs}, window={window}, c1={c1} and bump={bump} were given; "
+                f"expected counts >= 1, window >= 3, c1 >= 0 and 0 <= bump <= {CAP:g}."
             )
         super().__init__(eos_token_ids)
         self.table = TrigramTable.empty(1) if table is None else table
         self.store, self.max_pairs, self.window = store, max_pairs, window
-        self._search = Search(levels, iterations, num_paths, explore(iterations, float(c1), float(c2)))
-        self._bump, self._cap = float(bump), float(cap)
+        self._search = Search(LEVELS, iterations, num_paths, explore(iterations, float(c1), C2))
+        self._bump = float(bump)
 
     @classmethod
     def build(cls, parts: Parts, *, index: str | Path | TrigramTable | None = None, **options: Any) -> "TrigramDrafter":
@@ -139,7 +142,7 @@ class TrigramDrafter(TextDrafter[TrigramState]):
     def _learn(self, state: TrigramState) -> None:
         unread = self._unread(state)
         with state.store.lock:
-            bump_all(self.table.arrays, state.store.arrays, unread, self._bump, self._cap)
+            bump_all(self.table.arrays, state.store.arrays, unread, self._bump, CAP)
 
     def release(self, states: Sequence[TrigramState]) -> None:
         """Bump what is unread of a prompt; what a shared store learnt stays in it. A last block is not read: it may go on behind a stop."""
@@ -151,7 +154,7 @@ class TrigramDrafter(TextDrafter[TrigramState]):
         """The search's candidates, most visited first, scored by their share of the parent's visits; empty for a text of one token or a pair that was never seen."""
         tree, request, text = (new_cells(budget), self._eos), state.request, state.tokens
         last_pair = text[-2] if len(text) > 1 else -1, text[-1]
-        update, key = (self._unread(state), self._bump, self._cap), (request.seed, request.sample, len(text))
+        update, key = (self._unread(state), self._bump, CAP), (request.seed, request.sample, len(text))
         with state.store.lock:
             grow(tree, self.table.arrays, state.store.arrays, update, last_pair, self._search, key, limits(budget))
         return GrownTree(tree)
@@ -161,13 +164,3 @@ class TrigramDrafter(TextDrafter[TrigramState]):
         for state in super().observe(states, outcome, scores):
             state.unread, state.ended = self.window, True
         return list(states)
-
-    def snapshot(self, state: TrigramState) -> Snapshot:
-        """The text and the request's own updates; a shared store is saved by its owner."""
-        self._learn(state)
-        return super().snapshot(state) | (state.store.to_arrays() if self.store is None else {})
-
-    def restore(self, request: Request, snapshot: Snapshot) -> TrigramState:
-        """The state that drafts as the one of the snapshot; see `drafters.base.Resumable`."""
-        store = TrigramStore.from_arrays(snapshot, self.max_pairs) if self.store is None else self.store
-        return TrigramState(snapshot["tokens"].tolist(), request, store)

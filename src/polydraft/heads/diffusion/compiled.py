@@ -27,7 +27,6 @@ from polydraft.models.compiled.forward import compiled_pass
 from polydraft.models.compiled.kernels import rms_norm
 from polydraft.models.compiled.layers import CHUNK, Sizes, model_arrays, multiply, place_heads, workspace
 from polydraft.models.compiled.products import FORMATS, packed
-from polydraft.models.compiled.vectors import PANEL
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.slots import TREE_ROOM
 
@@ -113,14 +112,3 @@ class CompiledDiffusion(DepthLaws):
     def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
         """One pass over a block of masks. The states are injected already."""
         self.arrays.logits[list(slots)] = self.denoise(slots, np.full((len(slots), self.depths), self.mask))
-
-    def columns(self, slot: int) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values of a slot, as `fill` takes them."""
-        memory, length = self.net.memory, int(self.lengths[slot])
-        return memory.keys[:, slot, :, : whole(length) // PANEL].copy(), memory.values[:, slot, :, :, :length].copy()
-
-    def fill(self, slot: int, keys: np.ndarray, values: np.ndarray) -> None:
-        """Begin a slot with the columns of another one."""
-        memory, length = self.net.memory, values.shape[3]
-        memory.keys[:, slot, :, : whole(length) // PANEL], memory.values[:, slot, :, :, :length] = keys, values
-        self.filled(slot, length)

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from polydraft import tree
-from polydraft.core import Budget, Draft, DraftSampling, Outcome, Request, Scores, TreeShape
-from polydraft.drafters.base import Parts, Snapshot
+from polydraft.core import Budget, Draft, DraftSampling, Outcome, Scores, TreeShape
+from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import FIXED
 from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import head_folder
@@ -167,14 +167,3 @@ class DiffusionDrafter(DepthDrafter):
         drafter = type(self)(self.model, self.layers, kind, steps=self.steps, stop_ids=self._stop_ids)
         drafter.slots, drafter._proposed = self.slots, self._proposed
         return drafter
-
-    def snapshot(self, state: Any) -> Snapshot:
-        """The committed tokens, the state before the last, and the columns."""
-        keys, values = self.model.columns(state.slot)
-        return super().snapshot(state) | {"keys": keys, "values": values}
-
-    def restore(self, request: Request, snapshot: Snapshot) -> HeadState:
-        """The state that drafts as the one of the snapshot; see `base.Resumable`."""
-        state = super().restore(request, snapshot)
-        self.model.fill(state.slot, snapshot["keys"], snapshot["values"])
-        return state

@@ -116,14 +116,3 @@ class DiffusionModel(DepthModel):
     def foretold(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> Float[Tensor, "B X D"]:
         """One pass over a block of masks. The states are injected already."""
         return self._block_logits(slots, np.full((len(slots), self.depths), self.mask))
-
-    def columns(self, slot: int) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values of a slot, as `fill` takes them."""
-        keys, values = (store[:, slot, : self._read[slot]].float().cpu().numpy() for store in self._cache)
-        return keys, values
-
-    def fill(self, slot: int, keys: np.ndarray, values: np.ndarray) -> None:
-        """Begin a slot with the KV cache entries of another one."""
-        self._read[slot] = keys.shape[1]
-        for store, entries in zip(self._cache, (keys, values), strict=True):
-            store[:, slot, : keys.shape[1]] = torch.from_numpy(entries).to(store)

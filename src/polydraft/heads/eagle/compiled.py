@@ -260,14 +260,3 @@ class CompiledEagle(CompiledHead):
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """See `slots.SlotModel.move`."""
         move_columns(self.arrays.memory, source, target)
-
-    def columns(self, slot: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values of the first so many tokens of a slot, as `fill` takes them."""
-        memory = self.arrays.memory
-        return memory.keys[0, slot, :, : whole(count) // PANEL].copy(), memory.values[0, slot, :, :, :count].copy()
-
-    def fill(self, slot: int, count: int, keys: np.ndarray, values: np.ndarray) -> None:
-        """Begin an empty slot with the columns of another one."""
-        memory = self.arrays.memory
-        memory.keys[0, slot, :, : whole(count) // PANEL], memory.values[0, slot, :, :, :count] = keys, values
-        self.appended([slot], [count])

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from polydraft.core import Budget, Draft, DraftSampling, Outcome, Request, Scores
-from polydraft.drafters.base import Snapshot
 from polydraft.drafters.model.paths import FIXED, ModelState
 from polydraft.heads.drafter import HeadDrafter, HeadState
 from polydraft.heads.eagle.checkpoint import EagleCheckpoint
@@ -106,29 +105,6 @@ class EagleDrafter(HeadDrafter):
                 pending = ()
             new.append(replace(s, context=s.context + tuple(emitted), pending=pending + tuple(emitted), states=fresh))
         return new
-
-    def snapshot(self, state: Any) -> Snapshot:
-        """The committed tokens, those that are pending with their states, and the columns of the others."""
-        keys, values = self.model.columns(state.slot, self._cached(state))
-        tokens, pending = np.array(state.context), np.array(state.pending, np.int64)
-        return {
-            "tokens": tokens,
-            "pending": pending,
-            "states": state.states.float().cpu().numpy(),
-            "keys": keys,
-            "values": values,
-        }
-
-    def restore(self, request: Request, snapshot: Snapshot) -> HeadState:
-        """The state that drafts as the one of the snapshot; see `base.Resumable`."""
-        (state,) = self.start([request])
-        self.model.cut(state.slot, 0)
-        context, pending = (tuple(snapshot[name].tolist()) for name in ("tokens", "pending"))
-        state = replace(
-            state, context=context, pending=pending, states=torch.from_numpy(snapshot["states"]).to(self.model.device)
-        )
-        self.model.fill(state.slot, self._cached(state), snapshot["keys"], snapshot["values"])
-        return state
 
 
 def _pairs(text: Sequence[int]) -> list[tuple[int, int]]:

@@ -190,14 +190,3 @@ class EagleModel(HeadModel):
         (slots, columns), (to_slots, to_columns) = (torch.from_numpy(x.T.copy()).to(self.device) for x in (source, target))
         for store in self._cache:
             store[to_slots, to_columns] = store[slots, columns]
-
-    def columns(self, slot: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values of the first so many tokens of a slot, as `fill` takes them."""
-        keys, values = (store[slot, :count].float().cpu().numpy() for store in self._cache)
-        return keys, values
-
-    def fill(self, slot: int, count: int, keys: np.ndarray, values: np.ndarray) -> None:
-        """Begin an empty slot with the KV cache entries of another one."""
-        for store, entries in zip(self._cache, (keys, values), strict=True):
-            store[slot, :count] = torch.from_numpy(entries).to(store)
-        self.appended([slot], [count])

@@ -14,14 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from polydraft import tree as trees
 from polydraft.core import Budget, Draft, DraftSampling, Needs, Outcome, Request, Scores, TreeShape
-from polydraft.drafters.base import Parts, Snapshot
+from polydraft.drafters.base import Parts
 from polydraft.errors import IncompatibleError, InvalidInputError, PolydraftError
 from polydraft.heads.mask_query.network import MaskQueries
 from polydraft.papers import method
@@ -133,11 +132,3 @@ class MaskQueryDrafter:
 
     def release(self, states: Sequence[MaskQueryState]) -> None:
         """Nothing to give back."""
-
-    def snapshot(self, state: MaskQueryState) -> Snapshot:
-        """The committed tokens and what the encoder made of the source."""
-        return {"tokens": np.array(state.tokens), "memory": state.memory.numpy()}
-
-    def restore(self, request: Request, snapshot: Snapshot) -> MaskQueryState:
-        """The state that drafts as the one of the snapshot."""
-        return MaskQueryState(snapshot["tokens"].tolist(), torch.from_numpy(snapshot["memory"].copy()))
