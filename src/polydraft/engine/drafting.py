@@ -85,8 +85,8 @@ def resume(target: Target, s: Sequence) -> None:
     drafter, s.drafting, s.postponed = s.speculation.drafter, True, 0
     assert drafter is not None and s.slot is not None
     target.release([s.slot])
-    (known,) = _states(target, drafter, [s], [s.token_ids[:-1]])
-    _begin(drafter, s, len(s.token_ids), known)
+    (states,) = _states(target, drafter, [s], [s.token_ids[:-1]])
+    _begin(drafter, s, len(s.token_ids), states)
 
 
 def reads_on(s: Sequence) -> bool:
@@ -388,8 +388,8 @@ def _tell(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome: O
         return
     for b, s in enumerate(sequences):
         release(drafter, [s])
-        known = _once_more(target, drafter, s, outcome.emitted(scores.tree)[b]) if drafter.needs.hidden else None
-        _begin(drafter, s, s.num_read, known)
+        states = _once_more(target, drafter, s, outcome.emitted(scores.tree)[b]) if drafter.needs.hidden else None
+        _begin(drafter, s, s.num_read, states)
         try:
             if s.drafting:
                 tell([s], *some((outcome, scores), [b]))

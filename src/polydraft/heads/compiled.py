@@ -41,7 +41,14 @@ def head_pass(model, slots, tokens, parents, begins, ends, wanted, logits):
                 rows = np.int64(0)
             if n == 0 or parents[b, n] >= 0:
                 describe(
-                    work.rows[rows], work.seen[rows], tokens[b, n], slots[b], lengths[slots[b]], parents[b], n, n >= wanted[b]
+                    work.rows[rows],
+                    work.seen_columns[rows],
+                    tokens[b, n],
+                    slots[b],
+                    lengths[slots[b]],
+                    parents[b],
+                    n,
+                    n >= wanted[b],
                 )
                 rows += 1
     if rows > 0:

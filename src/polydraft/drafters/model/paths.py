@@ -17,6 +17,7 @@ nodes' own paths (`budget.Stop`); no drawn token is ever dropped.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -113,7 +114,7 @@ class ModelDrafter:
         offered = kind in ("paths", "chain", "coupled", "systematic")
         self._propose_paths: ProposePaths | None = None
         if offered and isinstance(model, Proposing):
-            self._propose_paths = model.propose_and_score if self.scores_leaves else model.propose_paths
+            self._propose_paths = partial(model.propose_paths, leaves=self.scores_leaves)
 
     @property
     def confident(self) -> bool:

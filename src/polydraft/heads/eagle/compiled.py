@@ -104,7 +104,7 @@ def _run(model, rows, logits, done):
             copy_row(work.update[num_given] if weights.fc.panels > 0 else model.states[num_given], work.x[t])
             num_given += 1
         else:
-            copy_row(model.outputs[slot, work.seen[t, row.num_seen - 2] - row.length], work.x[t])
+            copy_row(model.outputs[slot, work.seen_columns[t, row.num_seen - 2] - row.length], work.x[t])
         output_row(weights.embed, zero, row.token, work.normed[t])
     rms_norm(work.normed, weights.input_norm, sizes.epsilon, model.pairs, zero, rows)
     rms_norm(work.x, weights.hidden_norm, sizes.epsilon, work.normed, zero, rows)

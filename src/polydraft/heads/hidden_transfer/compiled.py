@@ -52,7 +52,7 @@ def transfer_pass(model, slots, states, laws):
             row.token, row.slot, row.position, row.column = zero, slots[b], length + i, length + i
             row.length, row.num_seen, row.has_logits = length, i + 1, 1
             for j in range(i + 1):
-                work.seen[t, j] = length + j
+                work.seen_columns[t, j] = length + j
     rows, layers = zero, len(target.weights.attention_norm)
     for layer in range(model.first_layers[0], layers + 1):
         if rows < k * B and model.first_layers[rows // B] == layer:

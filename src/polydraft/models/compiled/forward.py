@@ -111,9 +111,11 @@ def compiled_pass(model, slots, tokens, parents, begins, ends, wanted, logits, h
             n, x = begins[b] + k, k - num_nodes
             if x >= 0:
                 token, position, node = extra[b, 0, x], extra[b, 1, x], extra[b, 2, x]
-                _describe_extra(work.rows[rows], work.seen[rows], token, slot, length, parents[b], node, position, mask[b, x], x)
+                _describe_extra(
+                    work.rows[rows], work.seen_columns[rows], token, slot, length, parents[b], node, position, mask[b, x], x
+                )
             elif n == 0 or parents[b, n] >= 0:
-                describe(work.rows[rows], work.seen[rows], tokens[b, n], slot, length, parents[b], n, n >= wanted[b])
+                describe(work.rows[rows], work.seen_columns[rows], tokens[b, n], slot, length, parents[b], n, n >= wanted[b])
             else:
                 continue
             rows += 1
@@ -132,8 +134,8 @@ def _(model, slots, tokens, parents, begins, ends, wanted, logits):
         return None
 
     def run(model, slots, tokens, parents, begins, ends, wanted, logits):
-        hidden, taken = np.empty((0, 0, 0), np.float32), np.full(len(model.weights.attention_norm) + 1, -1, np.int64)
+        hidden, places = np.empty((0, 0, 0), np.float32), np.full(len(model.weights.attention_norm) + 1, -1, np.int64)
         extra, mask = np.empty((len(slots), 3, 0), np.int64), np.empty((len(slots), 0, 0), np.bool_)
-        compiled_pass(model, slots, tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask)
+        compiled_pass(model, slots, tokens, parents, begins, ends, wanted, logits, hidden, places, extra, mask)
 
     return run

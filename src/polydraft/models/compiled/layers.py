@@ -103,14 +103,14 @@ class Workspace(NamedTuple):
     blend: np.ndarray  # [threads, RUN H / G, D up to whole panels]
     totals: np.ndarray  # [threads, RUN H / G]
     lanes: np.ndarray  # [threads, 16]
-    found: np.ndarray  # [threads, TREE_ROOM]
+    scores_seen: np.ndarray  # [threads, TREE_ROOM]
     runs: np.ndarray  # [CHUNK + 1]
     sync: np.ndarray  # see `threads`
     step: (
         np.ndarray
     )  # [6] of the part that is open: part, layer, rows, address, pieces of a group's heads; address of the code of all
     rows: np.ndarray  # [CHUNK] of ROW
-    seen: np.ndarray  # [CHUNK, TREE_ROOM]
+    seen_columns: np.ndarray  # [CHUNK, TREE_ROOM]
 
 
 class ModelArrays(NamedTuple):
@@ -152,7 +152,7 @@ def place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot,
 def attend(sizes, memory, work, layer, first, last, g, head, heads, thread):
     """Rows first .. last-1, all of one slot: softmax(q . keys / sqrt(D)) values, so many heads of group g, from `head` on, in one product."""
     D, G = sizes.width, sizes.groups
-    slots, padded, begins = memory.keys.shape[1], memory.values.shape[3] * PANEL, (g * (sizes.heads // G) + head) * D
+    slots, padded, offset = memory.keys.shape[1], memory.values.shape[3] * PANEL, (g * (sizes.heads // G) + head) * D
     columns, slot, end = memory.values.shape[4] * memory.together, work.rows[first].slot, np.int64(0)
     size = 4 // memory.together
     queries, scores, blend, totals = work.queries[thread], work.scores[thread], work.blend[thread], work.totals[thread]
@@ -162,7 +162,7 @@ def attend(sizes, memory, work, layer, first, last, g, head, heads, thread):
     rows, scale = (last - first) * heads, np.float32(1.0 / np.sqrt(D))
     for t in range(first, last):
         for h in range(heads):
-            r, begin = (t - first) * heads + h, begins + h * D
+            r, begin = (t - first) * heads + h, offset + h * D
             for i in range(D):
                 queries[r, i] = work.qkv[t, begin + i] * scale
     at = size * ((layer * slots + slot) * G + g) * columns
@@ -183,7 +183,9 @@ def attend(sizes, memory, work, layer, first, last, g, head, heads, thread):
         base, count = work.rows[t].length, work.rows[t].num_seen
         for h in range(heads):
             r = (t - first) * heads + h
-            totals[r] = soften(scores[r], base, work.seen[t], count, panels * PANEL, work.lanes[thread], work.found[thread])
+            totals[r] = soften(
+                scores[r], base, work.seen_columns[t], count, panels * PANEL, work.lanes[thread], work.scores_seen[thread]
+            )
     call_product(
         memory.product,
         scores.ctypes.data,
@@ -199,7 +201,7 @@ def attend(sizes, memory, work, layer, first, last, g, head, heads, thread):
     )
     for t in range(first, last):
         for h in range(heads):
-            r, begin = (t - first) * heads + h, begins + h * D
+            r, begin = (t - first) * heads + h, offset + h * D
             share = np.float32(1.0) / totals[r]
             for i in range(D):
                 work.mixed[t, begin + i] = blend[r, i] * share
@@ -363,10 +365,10 @@ def workspace(weights: Any, sizes: Sizes, columns: int, threads: int, widest: in
         blend=aligned(threads, queries, whole(sizes.width)),
         totals=aligned(threads, queries),
         lanes=aligned(threads, 16),
-        found=aligned(threads, TREE_ROOM),
+        scores_seen=aligned(threads, TREE_ROOM),
         runs=np.zeros(CHUNK + 1, np.int64),
         sync=sync,
         step=np.zeros(6, np.int64),
         rows=np.zeros(CHUNK, ROW),
-        seen=np.zeros((CHUNK, TREE_ROOM), np.int64),
+        seen_columns=np.zeros((CHUNK, TREE_ROOM), np.int64),
     )

@@ -104,8 +104,8 @@ def call_product(typingctx, address, x, xs, w, stride, panels, n, y, ys, width, 
 
     def emit(context, builder, signature, args):
         kind, long = ir.FunctionType(ir.IntType(64), [ir.IntType(64)] * _ARGUMENTS), types.int64
-        given = [context.cast(builder, value, have, long) for value, have in zip(args, signature.args, strict=True)]
-        return builder.call(builder.inttoptr(given[0], kind.as_pointer()), given[1:])
+        numbers = [context.cast(builder, value, have, long) for value, have in zip(args, signature.args, strict=True)]
+        return builder.call(builder.inttoptr(numbers[0], kind.as_pointer()), numbers[1:])
 
     return types.int64(address, x, xs, w, stride, panels, n, y, ys, width, rows), emit
 
@@ -145,8 +145,8 @@ def compile_products(formats: Iterable[str] = ("float32", "bfloat16", "Q8_0", "Q
     """With weights of some formats, and activations as they are or rounded to what suits them."""
     for name in formats:
         _compiled_output(DTYPES[name])
-        for taken in {_FLOAT, {"float32": _FLOAT, "bfloat16": _HALVED}.get(name, ROUNDED)}:
-            _compiled_product(DTYPES[name], taken)
+        for activations in {_FLOAT, {"float32": _FLOAT, "bfloat16": _HALVED}.get(name, ROUNDED)}:
+            _compiled_product(DTYPES[name], activations)
 
 
 SEGMENT = np.dtype(
@@ -195,11 +195,11 @@ class Packed(NamedTuple):
                 steps = -(-inputs // blocks.inputs) if blocks else inputs
                 width = LANES if blocks else PANEL
                 stride = steps * stored.itemsize * (1 if blocks else PANEL)
-                taken = _TAKEN[kind.rounding]
+                activations = _TAKEN[kind.rounding]
                 segment["format"], segment["first"], segment["panels"] = names.index(kind.weights), first, panels
                 segment["offset"], segment["stride"], segment["width"], segment["steps"] = offset, stride, width, steps
                 segment["rounding"] = kind.rounding
-                segment["product"] = _address(stored, taken) if multiplied else 0
+                segment["product"] = _address(stored, activations) if multiplied else 0
                 segment["output"] = _compiled_output(stored).address
                 first += panels
                 offset += -(-stride * panels * (PANEL // width) // 64) * 64
@@ -297,16 +297,18 @@ def matmul_to(x, w, k, rounded, address, ys, begin, end, rows):
         segment = w.segments[k, part]
         first, last = max(begin, segment.first), min(end, segment.first + segment.panels)
         if first < last:
-            taken, xs = (x.ctypes.data, 4 * x.shape[1]) if segment.rounding == EXACT else (rounded.ctypes.data, rounded.shape[1])
-            each = PANEL // segment.width
-            panel = w.data.ctypes.data + segment.offset + (first - segment.first) * each * segment.stride
+            activations, xs = (
+                (x.ctypes.data, 4 * x.shape[1]) if segment.rounding == EXACT else (rounded.ctypes.data, rounded.shape[1])
+            )
+            ratio = PANEL // segment.width
+            panel = w.data.ctypes.data + segment.offset + (first - segment.first) * ratio * segment.stride
             call_product(
                 segment.product,
-                taken,
+                activations,
                 xs,
                 panel,
                 segment.stride,
-                (last - first) * each,
+                (last - first) * ratio,
                 segment.steps,
                 address + 4 * first * PANEL,
                 ys,

@@ -22,7 +22,7 @@ from polydraft.models.compiled.draft_vocabulary import OutputTokens, hide_other_
 from polydraft.models.compiled.forward import draft_pass
 from polydraft.models.compiled.kernels import copy_row
 from polydraft.models.compiled.trees import draft_law, grow
-from polydraft.models.layout import Layout, layouts, with_leaves
+from polydraft.models.layout import layouts, with_leaves
 from polydraft.models.slots import TREE_ROOM, SlotModel
 from polydraft.noise import choose_row, choose_systematic, first_arrivals, uniform_at
 
@@ -77,17 +77,17 @@ def _planted(vocab, places):
         for d in range(places.inner.shape[1]):
             count += places.inner[b, d] - places.starts[b, d]
         distinct = max(distinct, count)
-    nowhere, one = np.full((B, N), -1, np.int64), np.ones((B, N))
+    nowhere, certain = np.full((B, N), -1, np.int64), np.ones((B, N))
     return Trees(
         np.zeros((B, N), np.int64),
         nowhere,
         nowhere.copy(),
-        one,
+        certain,
         np.zeros((B, distinct, vocab), _f32),
         np.zeros((B, N), np.int64),
         nowhere.copy(),
         np.ones((B, distinct)),
-        one.copy(),
+        certain.copy(),
         np.ones((B, N), np.bool_),
         np.zeros(B, np.int64),
     )
@@ -274,6 +274,7 @@ class CompiledProposals(SlotModel):
         *,
         draft_sampling: DraftSampling = DraftSampling.IID,
         stops: Sequence[Stop | None] = (),
+        leaves: bool = False,
     ) -> Proposal | None:
         """A tree for every row. Penalties are left out of the law.
 
@@ -281,49 +282,18 @@ class CompiledProposals(SlotModel):
             positions of the noise.  pending: committed tokens that the cache lacks, the root last; all but that are cached where there is a draft.
         law: IID; COUPLED: the children of a node are its smallest clock / q (Kobus & Gunduz 2025, arXiv 2504.15475), and None is
             returned where its row has fewer tokens; SYSTEMATIC.
+        leaves: whether the logits after all nodes are returned too, by one more pass, over the leaves: the slots then hold every distinct node
+            at its first copy, to be committed. For models that have logits of all tokens. Trees are drawn whole, whatever the stops.
 
         Raises:
             CapacityError: a tree of more nodes than a pass takes.
         """
+        places, drafting = layouts(tuple(trees)), [leaves or len(parents) > 1 for parents in trees]
         raw = np.empty((len(slots), 0, 0), _f32)
-        return self._paths(
-            slots, pending, keys, layouts(tuple(trees)), [len(x) > 1 for x in trees], params, draft_sampling, raw, stops
-        )
-
-    def propose_and_score(
-        self,
-        slots: Sequence[int],
-        pending: Sequence[Sequence[int]],
-        keys: Keys,
-        trees: Sequence[tuple[int, ...]],
-        params: Sequence[SamplingParams],
-        *,
-        draft_sampling: DraftSampling = DraftSampling.IID,
-        stops: Sequence[Stop | None] = (),
-    ) -> Proposal | None:
-        """The same draft, and the logits after each of its nodes, in one more pass, over the leaves; see `propose_paths`.
-
-        The slots then hold every distinct node at its first copy, to be committed. For models that have logits of all tokens. Trees are
-        drawn whole, whatever the stops.
-        """
-        assert not len(self.draft_ids)
-        places = with_leaves(layouts(tuple(trees)))
-        raw = np.empty((*places.parents.shape, self.arrays.sizes.outputs), _f32)
-        proposal = self._paths(slots, pending, keys, places, [True] * len(slots), params, draft_sampling, raw, ())
-        return None if proposal is None else proposal._replace(logits=torch.from_numpy(raw)[..., : self.vocab_size])
-
-    def _paths(
-        self,
-        slots: Sequence[int],
-        pending: Sequence[Sequence[int]],
-        keys: Keys,
-        places: Layout,
-        drafting: Sequence[bool],
-        params: Sequence[SamplingParams],
-        draft_sampling: DraftSampling,
-        raw: np.ndarray,
-        stops: Sequence[Stop | None],
-    ) -> Proposal | None:
+        if leaves:
+            assert not len(self.draft_ids)
+            places, stops = with_leaves(places), ()
+            raw = np.empty((*places.parents.shape, self.arrays.sizes.outputs), _f32)
         requests, token_ids = self._asked(DRAW, slots, list(zip(*keys, strict=True)), pending, drafting, places.parents.shape[1])
         with self.pool:
             *nodes, probs, last, passes = _propose(
@@ -344,8 +314,8 @@ class CompiledProposals(SlotModel):
             probs = probs[:, : max(int(rows.max()) + 1, 1)]
         if (tokens == _MISSING).any():
             return None
-        confidences = torch.from_numpy(confidence)
-        return Proposal(TokenTree.of(tokens, parents), torch.from_numpy(rows), torch.from_numpy(probs), confidences)
+        logits = torch.from_numpy(raw)[..., : self.vocab_size] if leaves else None
+        return Proposal(TokenTree.of(tokens, parents), *map(torch.from_numpy, (rows, probs, confidence)), logits)
 
     def propose_tree(
         self,

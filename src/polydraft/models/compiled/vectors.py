@@ -43,8 +43,8 @@ def instruction_set() -> str:
         >>> instruction_set() in ("AVX-512", "AVX2", "NEON", "baseline")
         True
     """
-    known = {"avx512f": "AVX-512", "avx2": "AVX2", "neon": "NEON"}
-    return next((name for feature, name in known.items() if FEATURES.get(feature)), "baseline")
+    names = {"avx512f": "AVX-512", "avx2": "AVX2", "neon": "NEON"}
+    return next((name for feature, name in names.items() if FEATURES.get(feature)), "baseline")
 
 
 def aligned(*shape: int, dtype: np.dtype | type[np.generic] = np.float32, huge: bool = False) -> np.ndarray:
@@ -126,13 +126,13 @@ class VectorCode:
 
     def by_quarters(self, operation, total, *bytes_of):
         """operation(four integers, 16 bytes ...) -> four integers, for each four lanes."""
-        found = []
+        quarters = []
         for begin in range(0, LANES, 4):
             lanes = ir.Constant(ir.VectorType(INT, 4), list(range(begin, begin + 4)))
             first, *others = (self.builder.shuffle_vector(v, v, lanes) for v in (total, *bytes_of))
-            found.append(operation(first, *(self.builder.bitcast(v, ir.VectorType(BYTE, 16)) for v in others)))
+            quarters.append(operation(first, *(self.builder.bitcast(v, ir.VectorType(BYTE, 16)) for v in others)))
         lanes = ir.Constant(INTS, list(range(LANES)))
-        return self.builder.shuffle_vector(found[0], found[1], lanes)
+        return self.builder.shuffle_vector(quarters[0], quarters[1], lanes)
 
     def floats(self, value):
         return ir.Constant(FLOATS, [float(value)] * LANES)
