@@ -14,8 +14,9 @@ from torch import Tensor
 from polydraft import tree
 from polydraft.core import Draft, NoiseKey, Outcome
 from polydraft.params import SamplingParams
+from polydraft.truncation import highest
 from polydraft.verifiers.walks.rounds import arrays, child, outcome
-from polydraft.verifiers.walks.rows import compiled, highest
+from polydraft.verifiers.walks.rows import compiled
 
 _SPAN = 64
 

@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit
 
 from polydraft.exponential import exp
+from polydraft.truncation import highest
 
 compiled = njit(cache=True, error_model="numpy", fastmath={"reassoc"})  # sums may be reordered into vector registers
 
@@ -115,22 +116,6 @@ def leftover(w: float, p: np.ndarray, q: np.ndarray, out: np.ndarray) -> None:
         copy_normalised(p, out)
         return
     scale(out, 1.0 / s)
-
-
-@compiled
-def highest(x: np.ndarray) -> np.float32:
-    """max(x); the comparisons run in vector lanes."""
-    top, whole = np.empty(16, np.float32), x.size // 16 * 16
-    for j in range(16):
-        top[j] = -np.inf
-    for i in range(0, whole, 16):
-        for j in range(16):
-            top[j] = x[i + j] if x[i + j] > top[j] else top[j]
-    for i in range(whole, x.size):
-        top[0] = max(top[0], x[i])
-    for j in range(1, 16):  # `top.max()` would compile for half a second
-        top[0] = top[j] if top[j] > top[0] else top[0]
-    return top[0]
 
 
 @compiled
