@@ -160,13 +160,13 @@ class ModelConfig(Config):
 class SpeculationConfig(Config):
     """How tokens are drafted and verified, and what is sampled."""
 
-    drafter: "str | Drafter | Sequence[str] | None" = setting("Drafter: a name of `polydraft methods`, several with commas, none, or auto", str, "auto", objects=True, panel=SPECULATION)
+    drafter: "str | Drafter | None" = setting("Drafter: a name of `polydraft methods`, none, or auto", str, "auto", objects=True, panel=SPECULATION)
     verifier: "str | Verifier" = setting("Verification method: a name of `polydraft methods`, or auto", str, "auto", objects=True, panel=SPECULATION, variable="POLYDRAFT_VERIFIER")
     depth: int | None = setting("Speculation length: drafted tokens along a path", int, unit="tokens", low=1, unset="chosen by the speculation policy", panel=SPECULATION, advice="For plain decoding use drafter=None.")
     num_paths: int | None = setting("Number of drafted paths a step", int, low=1, unset="chosen by the speculation policy", panel=SPECULATION, advice="For plain decoding use drafter=None.")
     head: Any = setting("Folder of a draft head, see `polydraft train`", Path, objects=True, panel=SPECULATION)
     index: Any = setting("File of `polydraft index build` for retrieval-based drafting; may be repeated", list, items=Path, objects=True, panel=SPECULATION)
-    drafter_options: "Mapping[str, Any] | None" = setting("Further options of the drafter; of several drafters, by their names", dict, flag="", objects=True, variable="POLYDRAFT_DRAFTER_OPTIONS")
+    drafter_options: "Mapping[str, Any] | None" = setting("Further options of the drafter", dict, flag="", objects=True, variable="POLYDRAFT_DRAFTER_OPTIONS")
     offered: "Sequence[str]" = setting("Further drafter that requests may name; may be repeated", list, (), flag="--offer", panel=SPECULATION)
     policy: Any = setting("Speculation policy: adaptive, fixed, or an object", str, flag="", objects=True, unset="adaptive, fixed with a draft shape")
     profile: Any = setting("File of `polydraft tune --save`: costs and acceptance rates for the speculation policy", str, objects=True, unset="measured when the engine is built", panel=SPECULATION)

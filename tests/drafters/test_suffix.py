@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polydraft import AdaptivePolicy, Engine, FixedPolicy, Profile, SamplingParams
+from polydraft import Engine, FixedPolicy, SamplingParams
 from polydraft.core import Budget, Request
-from polydraft.drafters.choice import Choice
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.suffix import SuffixDrafter, SuffixStore
@@ -19,7 +18,6 @@ from polydraft.drafters.text.suffix_tree import SuffixTree, ends_of
 from polydraft.engine.loop import Loop
 from polydraft.engine.speculation import Menu, Speculation
 from polydraft.errors import InvalidInputError
-from polydraft.policy.switch import ChoicePolicy
 from polydraft.registry import verifier
 from polydraft.tree import chain
 from tests.drafters.sessions import requests
@@ -219,9 +217,7 @@ def test_the_shared_store_drafts_only_where_it_knows_better():
     assert grown(drafter, [1, 2, 3, 7, 7, 7, 1, 2, 3])[0] == [7, 7, 7], "the request's own tree wins ties"
 
 
-@pytest.mark.parametrize(
-    "within", [lambda suffix: suffix, lambda suffix: Choice({"suffix": suffix, "ngram": NgramDrafter()}), mixed]
-)
+@pytest.mark.parametrize("within", [lambda suffix: suffix, mixed])
 def test_the_store_is_told_each_output_once_and_nothing_else(within):
     store, options = SuffixStore(1000), SamplingParams(max_tokens=9, seed=3, stop_token_ids=[5])
     drafter, rule = within(SuffixDrafter(store)), verifier("match")
@@ -231,11 +227,7 @@ def test_the_store_is_told_each_output_once_and_nothing_else(within):
     while loop.has_unfinished_requests:
         loop.step()
     assert store.num_tokens == 0, "rounds that are only measured teach nothing"
-    policy = (
-        ChoicePolicy(drafter, [AdaptivePolicy(Profile.assumed()) for _ in range(2)])
-        if isinstance(drafter, Choice)
-        else FixedPolicy(Budget.fixed(chain(4)))
-    )
+    policy = FixedPolicy(Budget.fixed(chain(4)))
     engine = Engine.of(TableModel(), drafter=drafter, verifier=rule, policy=policy)
     made = engine.generate([[1, 2], [3, 3, 3]], options.with_(n=4))
     stream = engine.stream([1, 2], options)

@@ -7,7 +7,6 @@ import torch
 
 from polydraft import Engine, FixedPolicy, Request, SamplingParams
 from polydraft.core import Budget, Draft, DraftSampling, TokenTree, TreeShape
-from polydraft.drafters.choice import Choice
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
@@ -233,17 +232,16 @@ def test_a_slot_whose_beginning_cannot_be_copied_is_not_taken():
     assert slots.num_free == 1 and slots.take() != held
 
 
-@pytest.mark.parametrize("joined", [Choice, MixtureDrafter])
-def test_of_several_drafters_one_that_fails_leaves_the_others_released(joined):
+def test_of_several_drafters_one_that_fails_leaves_the_others_released():
     good, bad = ModelDrafter(TableModel(max_num_seqs=2), "top_k"), ModelDrafter(NoPrefill(max_num_seqs=2), "top_k")
-    both, requests = joined({"good": good, "bad": bad}), [Request(str(i), (1, 2), SamplingParams(), i) for i in range(2)]
+    both, requests = MixtureDrafter({"good": good, "bad": bad}), [Request(str(i), (1, 2), SamplingParams(), i) for i in range(2)]
     with pytest.raises(MemoryError):
         both.start(requests)
     assert good.slots.num_free == bad.slots.num_free == 2
     states = both.start(requests)
     bad.release = lambda states: 1 / 0
     with pytest.raises(ZeroDivisionError):
-        joined({"bad": bad, "good": good}).release([_turned(s) for s in states])
+        MixtureDrafter({"bad": bad, "good": good}).release([_turned(s) for s in states])
     assert good.slots.num_free == 2
 
 

@@ -80,11 +80,12 @@ def test_a_request_takes_token_ids_in_any_sequence(engine, ids):
     [
         ({"depth": "4"}, "depth='4' was given; expected at least 1, a whole number"),
         ({"num_paths": 2.5}, "num_paths=2.5 was given"),
-        ({"drafter": 3}, "drafter=3 was given; expected a name, several names"),
+        ({"drafter": 3}, "drafter=3 was given; expected a name of `polydraft methods`"),
         ({"drafter": ["model", 3]}, "drafter=\\['model', 3\\] was given"),
         ({"drafter": []}, "drafter=\\[\\] was given"),
         ({"drafter": "mixture:"}, "'mixture:' was given; expected a kind after the colon"),
         ({"drafter": "model: "}, "'model: ' was given; expected a kind"),
+        ({"drafter": "model,ngram"}, "mixture:ngram,suffix"),
         ({"verifier": 3}, "verifier=3 was given; expected a name"),
         ({"policy": 3}, "policy=3 was given; expected 'adaptive'"),
     ],

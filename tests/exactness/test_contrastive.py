@@ -179,7 +179,6 @@ def test_drafts_of_the_amateur_change_no_token_and_leave_its_slots_empty(models)
     plain = texts(models, None, Contrastive(small))
     for kind in ("chain", "paths", "systematic", "coupled", "without_replacement", "top_k"):
         assert texts(models, f"model:{kind}", "contrastive", depth=3, num_paths=1 if kind == "chain" else 2) == plain, kind
-    assert texts(models, "model,ngram", "contrastive") == plain
     assert texts(models, "mixture:model:top_k,ngram", "contrastive") == plain
     assert small.lengths.tolist() == target.lengths.tolist() == [0, 0]
     assert plain != texts(models, None, None)

@@ -1,4 +1,4 @@
-"""From names to drafters: one, several to choose from, and those that requests may name."""
+"""From names to drafters: the engine's own, and those that requests may name."""
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
@@ -7,7 +7,6 @@ from typing import Any
 from polydraft import registry
 from polydraft.core import Drafter, NamedDecoding, Verifier
 from polydraft.drafters.base import Parts
-from polydraft.drafters.choice import Choice
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.heads.checkpoint import kind_of, shipped
@@ -24,32 +23,22 @@ AHEAD = {
 """By the drafter that is asked for, the one that drafts the same asynchronously."""
 
 
-def drafter(named: str | Drafter | Seq[str] | None, parts: Parts, options: Mapping[str, Any]) -> Drafter | None:
-    """By name, by several names to choose from, or as it is; None decodes plainly.
+def drafter(named: str | Drafter | None, parts: Parts, options: Mapping[str, Any]) -> Drafter | None:
+    """By name, or as it is; None decodes plainly.
 
     Raises:
-        InvalidInputError: neither a name, names, nor a drafter.
+        InvalidInputError: neither a name nor a drafter.
     """
     if named is None or named == "none":
         return None
-    if isinstance(named, str):
-        names: Seq[str] = [named] if named.startswith("mixture:") else named.split(",")  # a mixture's sources have commas too
-    elif isinstance(named, Seq):
-        names = named
-    elif hasattr(named, "propose"):
+    if hasattr(named, "propose"):
         return named
-    else:
-        names = ()
-    if not names or not all(isinstance(name, str) for name in names):
+    if not isinstance(named, str) or ("," in named and not named.startswith("mixture:")):
         raise InvalidInputError(
-            f"drafter={named!r} was given; expected a name, several names, a `core.Drafter`, or None. `polydraft methods` lists names."
+            f"drafter={named!r} was given; expected a name of `polydraft methods`, a `core.Drafter`, or None. Several text drafters are one as "
+            "'mixture:ngram,suffix'; beside a model 'auto' copies long repeats of the text."
         )
-    if len(names) > 1:
-        arms: dict[str, Drafter] = {}
-        for name in names:
-            arms[name] = _kind_of(arms.values(), name) or _built(name, parts, options.get(name, {}))
-        return Choice(arms)
-    return _built(names[0], parts, options)
+    return _built(named, parts, options)
 
 
 def has_own_vocabulary(drafter: object) -> bool:
@@ -63,7 +52,7 @@ def has_own_vocabulary(drafter: object) -> bool:
     return name in registry.names("drafter") and registry.drafter(name).methods[0].own_vocabulary
 
 
-def asynchronous(named: str | Drafter | Seq[str] | None, rule: str | Verifier) -> str:
+def asynchronous(named: str | Drafter | None, rule: str | Verifier) -> str:
     """The drafter that runs ahead, in place of the one that was asked for.
 
     Raises:

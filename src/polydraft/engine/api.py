@@ -64,7 +64,7 @@ class Engine(Loop):
 
         Target and draft model have the same vocabulary, and are both causal models or both encoder-decoders (T5, BART, Marian), whose source the
         prompt is; the drafters "tli" and "slem" take any two. A target whose cache cannot be rolled back (sliding window, recurrent, hybrid) is
-        decoded plainly: give drafter=None. Several drafters, as a list or "model,ngram": each step is drafted by the one that promises most.
+        decoded plainly: give drafter=None.
         A request that names a seed is decided from it and from its own steps, so that its text depends on nothing else that runs.
 
         Raises:

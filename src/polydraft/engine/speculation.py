@@ -13,13 +13,11 @@ from polydraft.config import SpeculationConfig
 from polydraft.core import Drafter, Target, Verifier
 from polydraft.drafters import by_name
 from polydraft.drafters.base import Asynchronous, Parts
-from polydraft.drafters.choice import Choice
 from polydraft.engine.parts import check_drafter
 from polydraft.errors import InvalidInputError, unknown_name
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.fixed import FixedPolicy, Policy, Preparing, check_room
 from polydraft.policy.profile import Profile
-from polydraft.policy.switch import ChoicePolicy
 from polydraft.verifiers import pairing
 from polydraft.verifiers.match import match
 
@@ -149,9 +147,7 @@ def choose_verifier(named: str | Verifier, source: Drafter | None) -> Verifier:
         InvalidInputError: neither a name nor a rule.
     """
     rule: Verifier
-    if isinstance(source, Choice) and named == "auto":
-        rule = source.rule()
-    elif isinstance(named, str):
+    if isinstance(named, str):
         name = named if named != "auto" else "match" if source is None else pairing.best_for(source.info)
         rule = registry.verifier(name)
     elif isinstance(named, Verifier):
@@ -174,9 +170,7 @@ def choose_policy(
     *,
     copying: bool = False,
 ) -> Policy:
-    """Its policy; a drafter that chooses among several policies for each of them. copying: see `AdaptivePolicy`."""
-    if isinstance(source, Choice):
-        return _choice_policy(source, named, depth, num_paths, profile)
+    """Its policy. copying: see `AdaptivePolicy`."""
     fixed = depth is not None or num_paths is not None
     ahead = source.lead_cap if isinstance(source, Asynchronous) else None
     if ahead is not None and (profile is not None or named == "adaptive" or num_paths not in (None, 1)):
@@ -205,16 +199,3 @@ def choose_policy(
             f"policy={chosen!r} was given; expected 'adaptive', 'fixed' or an object such as `FixedPolicy(Budget.fixed(tree.chain(4)))`."
         )
     return chosen
-
-
-def _choice_policy(
-    choice: Choice, policy: Policy | str | None, depth: int | None, num_paths: int | None, profile: str | Profile | None
-) -> Policy:
-    arguments = {"policy": policy, "depth": depth, "num_paths": num_paths, "profile": profile}
-    if isinstance(policy, ChoicePolicy) or all(v in (None, "adaptive") for v in arguments.values()):
-        return policy if isinstance(policy, ChoicePolicy) else ChoicePolicy(choice)
-    options = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
-    raise InvalidInputError(
-        f"{options} was given with drafters {choice.names}; expected none of these, as the policy chooses between the drafters. "
-        "Drop it, or name one drafter."
-    )

@@ -166,18 +166,8 @@ class AdaptivePolicy:
         budgets = [
             self._next(s, c, sequences, courses) if s.drafting else NOTHING for s, c in zip(sequences, courses, strict=True)
         ]
-        return self.give(sequences, budgets)
-
-    def give(self, sequences: Seq[RunningSequence], budgets: list[Budget]) -> list[Budget]:
-        """Draft this in the step that comes."""
         self._asked = {id(s): budget for s, budget in zip(sequences, budgets, strict=True)}
         return budgets
-
-    def promise(self, sequences: Seq[RunningSequence], share: float = 1.0) -> float:
-        """Tokens per second of the batch where this share of it has a draft, or of plain decoding where that is faster."""
-        drafts = [self.course(s).seen.expected for s in sequences if s.drafting]
-        drafts = [Expected(1.0 + share * (draft.tokens - 1.0), share * draft.nodes, draft.steps) for draft in drafts]
-        return max(speed_of(draft, len(sequences), self.live.costs) for draft in ((), drafts))
 
     def _next(self, s: RunningSequence, course: Course, sequences: Seq[RunningSequence], courses: Seq[Course]) -> Budget:
         if self._copies or self._copying:

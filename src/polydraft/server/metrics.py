@@ -13,8 +13,6 @@ from polydraft.engine.output import StepOutput
 from polydraft.policy.acceptance import FIRST, NEXT
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.costs import Costs
-from polydraft.policy.fixed import Policy
-from polydraft.policy.switch import ChoicePolicy
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 COUNTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 255)
@@ -124,7 +122,7 @@ class ModelMetrics:
         if (cache := engine.prefix_cache) is not None:
             values["polydraft:prefix_cache_bytes"] = lambda: cache.num_bytes
             values["polydraft:prefix_cache_max_bytes"] = lambda: cache.capacity_bytes
-        self._policy = _adaptive(engine.policy)
+        self._policy = engine.policy if isinstance(engine.policy, AdaptivePolicy) else None
         if self._policy is not None:
             values["polydraft:cost_model_draft_start_seconds"] = lambda: self._costs.draft_start
             values["polydraft:cost_model_draft_step_seconds"] = lambda: self._costs.draft_step
@@ -214,9 +212,3 @@ class ModelMetrics:
         self._of(self._metrics.ended, output.sample.finish_reason).inc()
         self._of(self._metrics.prompts).inc(output.sample.stats.prompt_tokens)
         self._of(self._metrics.whole).observe(now - output.sample.stats.arrival)
-
-
-def _adaptive(policy: Policy) -> AdaptivePolicy | None:
-    """The policy whose cost model is told: of several drafters the first one's."""
-    first = policy.policies[0] if isinstance(policy, ChoicePolicy) else policy
-    return first if isinstance(first, AdaptivePolicy) else None
