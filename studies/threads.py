@@ -162,7 +162,7 @@ def main(
             )
             assert isinstance(loaded, CompiledLlama), "only compiled models have threads"
             loaded.prefill([0], [_ids(CONTEXT)])
-            contenders |= {(kind or loaded.weight_format, n): tasks(on_threads(loaded, n), repetitions) for n in numbers}
+            contenders |= {(kind or loaded.weight_format or "", n): tasks(on_threads(loaded, n), repetitions) for n in numbers}
         if name.endswith(".gguf"):
             peers = {("llama.cpp", n): peer_tasks(Path(name), n, 2 * repetitions) for n in numbers}
             contenders |= {key: peer for key, peer in peers.items() if peer}

@@ -31,7 +31,7 @@ def drafter(named: str | Drafter | None, parts: Parts, options: Mapping[str, Any
     """
     if named is None or named == "none":
         return None
-    if hasattr(named, "propose"):
+    if not isinstance(named, str) and hasattr(named, "propose"):
         return named
     if not isinstance(named, str) or ("," in named and not named.startswith("mixture:")):
         raise InvalidInputError(
