@@ -192,11 +192,16 @@ async def _ready(url: str, path: str, server: subprocess.Popen[bytes], said: IO[
     raise PolydraftError(f"{url} was not ready within 600 s.")
 
 
-def questions(files: Sequence[Path], count: int) -> list[str]:
-    """Questions of all categories by turns, which differ from their first words on, so that no server knows one."""
+def questions(files: Sequence[Path], count: int, measurement: int = 0) -> list[str]:
+    """Questions of all categories by turns; their first words are of the measurement, so that no server knows a prompt but for its template.
+
+    Example:
+        >>> questions((), 8, 3)[7]
+        'Question 307: Write a Python function that merges two sorted lists.'
+    """
     chosen = prompts_by_category.questions(files, count) if files else prompts_by_category.QUESTIONS
     short = [question.text for question in chosen if len(question.text) <= LONGEST_QUESTION]
-    return [short[i] if i < len(short) else f"{i}. {short[i % len(short)]}" for i in range(count)]
+    return [f"Question {100 * measurement + i}: {short[i % len(short)]}" for i in range(count)]
 
 
 class Way(NamedTuple):
@@ -246,7 +251,8 @@ def run(
         for number in streams:
             for turn in range(rounds):
                 for way in ways[turn % len(ways) :] + ways[: turn % len(ways)]:
-                    loads.append(_measured(way, number, questions(prompts, max(FEWEST, number)), max_tokens))
+                    asked = questions(prompts, max(FEWEST, number), 1 + len(loads))
+                    loads.append(_measured(way, number, asked, max_tokens))
                     say(
                         f"{model}, {number} streams, round {turn + 1}: {way.name} {loads[-1].tokens / loads[-1].seconds:.0f} tokens/s"
                     )
@@ -395,7 +401,7 @@ def page(loads: Mapping[str, Sequence[Load]], command: str, threads: int) -> str
     parts = [
         "# Results: the server under load",
         "Clients in a closed loop chat with servers that run at the same time and are measured by turns; `polydraft` drafts as it does by default. In brackets "
-        "the slowest and the fastest round. All weights are of the same file; vLLM computes in bfloat16.",
+        "the slowest and the fastest round. All weights are of the same file; vLLM computes in bfloat16. No prompt is asked twice.",
         f"{processor()}, {os.cpu_count()} cores, {threads} threads each; {date.today()}; `{command}`.",
     ]
     for name, rows in loads.items():

@@ -104,8 +104,8 @@ class Used(Protocol):
 
 
 def _methods_of(used: Any) -> list[Method | DecodingMethod]:
-    """A mixture, a choice between drafters and their rule stand for what they are made of."""
-    parts = getattr(used, "sources", None) or getattr(used, "arms", None) or list(getattr(used, "rules", {}).values())
+    """A mixture stands for what it is made of."""
+    parts = getattr(used, "sources", None)
     return [info for part in parts for info in _methods_of(part)] if parts else [used.info]
 
 

@@ -28,14 +28,18 @@ class ScriptedTarget(Target):
     def __init__(self, vocab_size: int, max_model_len: int = 1 << 20) -> None:
         self.vocab_size, self.max_model_len = vocab_size, max_model_len
         self.text: Sequence[int] = ()
-        self.lengths: Any = [0]
+        self._lengths = [0]
+
+    @property
+    def lengths(self) -> Any:
+        return self._lengths
 
     @property
     def offers(self) -> Needs:
         return Needs(logits=True, aux=True, every_round=True)
 
     def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
-        self.lengths[0] += len(token_ids[0])
+        self._lengths[0] += len(token_ids[0])
         root = TokenTree.roots(torch.tensor([token_ids[0][-1]]))
         return Scores(root, torch.zeros(1, 1, self.vocab_size))
 
@@ -43,7 +47,7 @@ class ScriptedTarget(Target):
         self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None, since: int = 0
     ) -> Scores:
         """One row for each node."""
-        rows, first = torch.zeros(1, tree.num_nodes, self.vocab_size), self.lengths[0] + 1
+        rows, first = torch.zeros(1, tree.num_nodes, self.vocab_size), self._lengths[0] + 1
         depth = [0] + [-1] * (tree.num_nodes - 1)  # of the nodes on the text
         parents, tokens = tree.parents[0].tolist(), tree.tokens[0].tolist()
         for n in range(tree.num_nodes):
@@ -58,13 +62,13 @@ class ScriptedTarget(Target):
         return self.text[at] if at < len(self.text) else -1
 
     def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
-        self.lengths[0] += 1 + int(outcome.num_accepted[0])
+        self._lengths[0] += 1 + int(outcome.num_accepted[0])
 
     def cut(self, slot: int, length: int) -> None:
-        self.lengths[slot] = length
+        self._lengths[slot] = length
 
     def copy(self, source: int, slot: int, length: int) -> None:
-        self.lengths[slot] = length
+        self._lengths[slot] = length
 
     def release(self, slots: Sequence[int]) -> None:
-        self.lengths[0] = 0
+        self._lengths[0] = 0

@@ -37,7 +37,7 @@ def test_only_what_was_used_is_printed(capsys):
         (None, {"2305.09781"}),
         ("model:chain", {"2211.17192", "2403.10444"}),
         ("mixture:suffix,trigram", {"2411.04975", "2407.12021", "2305.09781"}),
-        (["model:top_k", "ngram"], {"2406.16858", "2304.04487", "2305.09781"}),
+        ("mixture:model:top_k,ngram", {"2406.16858", "2304.04487", "2305.09781"}),
     ],
 )
 def test_an_engine_is_cited_by_what_it_is_made_of(drafter, ids):

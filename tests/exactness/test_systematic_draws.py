@@ -52,13 +52,3 @@ def test_rounds_keep_the_law(monkeypatch):
         assert (emitted_probs(engine, [1, 0], 4, monkeypatch) - law(target, [1, 0], 4)).abs().max() < 1e-12
     finally:
         torch.set_default_dtype(torch.float32)
-
-
-def test_a_policy_may_choose_between_iid_and_systematic_paths():
-    target, small = TableModel(5, seed=0), TableModel(5, seed=1)
-    engine = Engine.of(target, draft_model=small, drafter="model,model:systematic")
-    assert {law: rule.info.name for law, rule in engine.verifier.rules.items()} == {
-        DraftSampling.IID: "greedy_traversal",
-        DraftSampling.SYSTEMATIC: "flow",
-    }
-    assert len(engine.generate([[1, 2]], SamplingParams(max_tokens=40, seed=1))[0].token_ids) == 40

@@ -78,7 +78,7 @@ class TrainingOptions:
             InvalidInputError: sizes that the kind does not have, and numbers that are too small.
 
         Example:
-            >>> Options.of("eagle", minutes=5, unroll=None).unroll
+            >>> TrainingOptions.of("eagle", minutes=5, unroll=None).unroll
             3
         """
         recipe: Recipe = registry.recipe(kind)

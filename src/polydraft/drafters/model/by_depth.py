@@ -191,8 +191,8 @@ class Growth:
         """What was grown, with the rows that it was drawn from."""
         tree = trees.pad(list(zip(self.tokens, self.parents, strict=True)))
         rows = torch.tensor([r + [-1] * (tree.num_nodes - len(r)) for r in self.rows])
-        V = self.model.vocab_size
-        probs = torch.full((len(self.draft_rows), max(1, *map(len, self.draft_rows)), V), 1 / V)
+        V, dtype = self.model.vocab_size, next((q.dtype for distributions in self.draft_rows for q in distributions), None)
+        probs = torch.full((len(self.draft_rows), max(1, *map(len, self.draft_rows)), V), 1 / V, dtype=dtype)
         for b, distributions in enumerate(self.draft_rows):
             for r, q in enumerate(distributions):
                 probs[b, r] = q
