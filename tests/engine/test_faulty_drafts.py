@@ -30,7 +30,7 @@ FAULTS = {
     r"draft.probs = None was given for a draft with draft sampling IID": lambda d: replace(d, probs=None),
     r"draft.probs\[0, 0, \d+\] = 0.0 was given for token": massless,
     r"draft.probs\[0, 0\] sums to 2; expected 1": no_law,
-    r"draft.probs: float32 of shape \(1, 1, 3\) was given; expected shape \(1, any, ": lambda d: replace(
+    r"draft.probs: float64 of shape \(1, 1, 3\) was given; expected shape \(1, any, ": lambda d: replace(
         d, probs=d.probs[:, :1, :3]
     ),
 }
