@@ -23,7 +23,7 @@ import typer
 from polydraft import Engine, SamplingParams, TokenTree
 from polydraft.decoding.contrastive import Contrastive, contrast
 from polydraft.models import load, pair
-from studies.embedded_pair.library import is_held_out, standard_library
+from studies.embedded_pair.held_out import is_held_out, standard_library
 from studies.options import Out, Quick, write_json
 
 __all__ = ["first_layers", "main", "on_rows", "repetition", "written"]

@@ -21,7 +21,7 @@ from polydraft.decoding.nearest import Nearest
 from polydraft.decoding.passages import Passages
 from polydraft.models import load, pair
 from polydraft.verifiers.lossy.lenient import deviation
-from studies.embedded_pair.library import standard_library
+from studies.embedded_pair.held_out import standard_library
 from studies.options import Out, Quick, write_json
 
 __all__ = ["docstrings", "main"]

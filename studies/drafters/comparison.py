@@ -38,7 +38,7 @@ from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
 from polydraft.policy.fixed import FixedPolicy
 from studies.drafters.scripted_target import ScriptedTarget
-from studies.embedded_pair.library import library_texts
+from studies.embedded_pair.held_out import library_texts
 
 WORKLOADS = ("python", "edits", "chat")
 WAYS = ("written", "paired", "replayed")

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from polydraft.errors import InvalidInputError
 from polydraft.schema import Items, Record, String, fault, read_json
-from studies.embedded_pair.library import HELD_OUT as LIBRARY_HELD_OUT
-from studies.embedded_pair.library import (
+from studies.embedded_pair.held_out import HELD_OUT as LIBRARY_HELD_OUT
+from studies.embedded_pair.held_out import (
     STANDARD_LIBRARY,
     Document,
     fresh_documents,

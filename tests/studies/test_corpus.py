@@ -10,7 +10,7 @@ import pytest
 
 from polydraft.errors import InvalidInputError
 from studies.embedded_pair.corpus import HELD_OUT, Corpus, Package, select
-from studies.embedded_pair.library import Document, is_held_out, is_prose_like_code, windows
+from studies.embedded_pair.held_out import Document, is_held_out, is_prose_like_code, windows
 from tests.support.damage import mutated_json
 
 TEXTWRAP = Path(textwrap.__file__).read_text(encoding="utf-8")
