@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = [
     "clock confidence core budget config deprecation params errors schema atomic compile_time exponential progress stale_code staging threads",
     "tree noise truncation sampling registry papers",
-    "verifiers theory testing",
+    "verifiers testing",
     "models",
     "drafters heads decoding",
     "policy",

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from polydraft.theory.efficiency import Estimate
 from studies.images.data import Pictures, varied
+from studies.theory.efficiency import Estimate
 
 FEATURES = 32
 

@@ -56,7 +56,7 @@ class _Panel:
 def draw(report: dict[str, Any]) -> Any:
     """The figure: acceptance by drafts and by temperature, tokens per step against the bound, gains by overlap, what relaxed rules cost.
 
-    report: as `bench.limits.tables.as_dict` makes it.
+    report: as `tables.as_dict` makes it.
     """
     from matplotlib import pyplot as plt
 

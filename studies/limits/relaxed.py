@@ -16,11 +16,11 @@ from jaxtyping import Int
 from torch import Tensor
 
 from polydraft import tree as trees
-from polydraft.bench.limits.contexts import Pair
 from polydraft.bench.record import markdown_table
-from polydraft.theory import efficiency
 from polydraft.verifiers.lossy import latent, top_beta, typical
 from polydraft.verifiers.selection import overlap
+from studies.limits.contexts import Pair
+from studies.theory import efficiency
 
 __all__ = ["markdown", "nearest", "relaxed", "rules"]
 

@@ -1,4 +1,4 @@
-"""Path rules in thirds of the contexts by how well the draft fits, and the tables of `polydraft limits` as CSV."""
+"""Path rules in thirds of the contexts by how well the draft fits, and the tables of `python -m studies.limits` as CSV."""
 
 import csv
 import io
@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from polydraft.bench.limits.paths import Paths
-from polydraft.bench.limits.tables import percent
 from polydraft.bench.record import markdown_table, write_texts
-from polydraft.theory import efficiency
+from studies.limits.paths import Paths
+from studies.limits.tables import percent
+from studies.theory import efficiency
 
 __all__ = ["by_overlap", "markdown", "write_csv"]
 

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polydraft.theory.efficiency import Estimate, estimate, paired
 from studies.several_drafts.costs import StepCosts
 from studies.several_drafts.verified import Case, Values
+from studies.theory.efficiency import Estimate, estimate, paired
 
 __all__ = ["BOUND", "Choice", "Comparison", "Setting", "comparisons"]
 

@@ -6,11 +6,11 @@ from datetime import date
 import numpy as np
 
 from polydraft.bench.record import command_line, markdown_table, processor
-from polydraft.theory.efficiency import Estimate
 from studies.several_drafts.comparison import BOUND, Choice, Comparison, comparisons
 from studies.several_drafts.costs import NUM_ROWS, TARGET
 from studies.several_drafts.rows import KEPT_TOKENS
 from studies.several_drafts.verified import Case, Values
+from studies.theory.efficiency import Estimate
 
 __all__ = ["markdown"]
 

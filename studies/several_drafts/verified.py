@@ -10,8 +10,8 @@ import torch
 
 from polydraft import registry
 from polydraft.core import Draft, DraftSampling, TokenTree, TreeShape
-from polydraft.theory import efficiency
 from studies.several_drafts.draws import MAX_DEPTH
+from studies.theory import efficiency
 
 __all__ = ["RULES", "Case", "Values", "bound", "drafted", "evaluate", "read_values"]
 

@@ -1,1 +1,1 @@
-"""Formulas that only studies use."""
+"""Optima of acceptance, expected tokens and speeds, in formulas."""

@@ -18,7 +18,6 @@ MEASURING = (
     ("tune", "--save"),
     ("tune", "--json"),
     ("tune", "--picture"),
-    ("limits", "--json"),
     ("index build CORPUS", "--out"),
 )
 DRAWING = (("bench", "--json"), ("tune", "--picture"))

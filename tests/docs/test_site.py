@@ -54,7 +54,7 @@ def test_every_page_is_built(site):
         ("engine", "polydraft.engine.api.Engine.from_pretrained"),
         ("engine", "polydraft.integrations.transformers.custom_generate"),
         ("sampling-params", "polydraft.params.SamplingParams"),
-        ("theory", "polydraft.theory.acceptance.with_replacement"),
+        ("theory", "studies.theory.acceptance.with_replacement"),
         ("tools", "polydraft.errors.PolydraftError"),
     ],
 )

@@ -7,8 +7,8 @@ import torch
 from polydraft import registry, tree
 from polydraft.core import DraftSampling, TreeShape
 from polydraft.testing import Grown, as_batch, enumerate_drafts, measure, sibling_draws
-from polydraft.theory import acceptance, closed_forms
 from polydraft.verifiers import greedy_plus_one, kseq, match, recursive, single_with_spares, speculative
+from studies.theory import acceptance, closed_forms
 from tests.exactness.harness import by_depth
 from tests.exactness.oracle import ORACLE, markov
 from tests.theory import closed_forms as reference

@@ -7,9 +7,9 @@ from scipy.optimize import linprog
 
 from polydraft.core import DraftSampling, TreeShape
 from polydraft.testing import Tables, measure, sibling_draws
-from polydraft.theory import acceptance, closed_forms
 from polydraft.verifiers import importance, max_ratio, speculative, transport
 from polydraft.verifiers.selection import overlap, selection_probs
+from studies.theory import acceptance, closed_forms
 from tests.exactness.harness import by_depth
 from tests.exactness.oracle import Fixed, lifted
 from tests.theory import closed_forms as reference

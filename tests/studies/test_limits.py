@@ -7,11 +7,12 @@ import pytest
 import torch
 from matplotlib import pyplot as plt
 from matplotlib.container import ErrorbarContainer
+from typer.testing import CliRunner
 
 from polydraft import tree as trees
-from polydraft.bench.limits.contexts import LimitSettings, Pair
-from polydraft.bench.limits.nodes import nodes
-from studies.limits.__main__ import main
+from studies.limits.__main__ import app
+from studies.limits.contexts import LimitSettings, Pair
+from studies.limits.nodes import nodes
 from studies.limits.picture import draw
 from studies.limits.relaxed import nearest, relaxed
 
@@ -19,7 +20,8 @@ from studies.limits.relaxed import nearest, relaxed
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("study") / "limits"
-    main(folder, quick=True)
+    found = CliRunner().invoke(app, ["--out", str(folder), "--quick"])
+    assert not found.exception, found.output
     return folder
 
 

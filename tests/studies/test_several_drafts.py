@@ -10,7 +10,6 @@ import torch
 from polydraft import registry
 from polydraft.core import TreeShape
 from polydraft.models import load, pair
-from polydraft.theory import efficiency
 from studies.several_drafts import verified
 from studies.several_drafts.__main__ import main, size_name
 from studies.several_drafts.costs import NUM_ROWS, TARGET, StepCosts
@@ -18,6 +17,7 @@ from studies.several_drafts.draws import MAX_DEPTH, DraftTree, draw_trees, side_
 from studies.several_drafts.measure import Group, measure, without_layers
 from studies.several_drafts.rows import RowStore, joined
 from studies.several_drafts.texts import Context
+from studies.theory import efficiency
 
 OPTIONS: dict[str, Any] = {"max_model_len": 160, "max_num_seqs": 2, "threads": 1}
 

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 from numba import njit
 
-from polydraft.theory.acceptance import Optimum, _checked, ascending, with_replacement
+from studies.theory.acceptance import Optimum, _checked, ascending, with_replacement
 
 LARGEST_BRUTE_FORCE = 18
 """Most tokens for which all subsets are tried."""

@@ -6,7 +6,7 @@ import pytest
 from polydraft.core import DraftSampling
 from polydraft.errors import InvalidInputError
 from polydraft.testing import sibling_draws
-from polydraft.theory import acceptance, closed_forms
+from studies.theory import acceptance, closed_forms
 from tests.theory import closed_forms as reference
 from tests.theory import linear_program
 

@@ -6,8 +6,7 @@ import pytest
 from polydraft.core import DraftSampling, TreeShape
 from polydraft.registry import verifier
 from polydraft.testing import as_batch, enumerate_drafts, measure
-from polydraft.theory import efficiency
-from studies.theory import speed
+from studies.theory import efficiency, speed
 from tests.exactness.harness import Markov, by_depth
 from tests.exactness.oracle import ORACLE, markov
 from tests.theory import bounds, linear_program

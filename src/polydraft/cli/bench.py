@@ -14,7 +14,7 @@ from polydraft.cli.options import MeasurementOptions, Only, configured
 from polydraft.cli.progress import bars
 from polydraft.cli.start import use_threads
 from polydraft.config import Config, EngineConfig, setting
-from polydraft.errors import InvalidInputError, unknown_name
+from polydraft.errors import InvalidInputError
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -117,71 +117,3 @@ def drafters(*, config: Annotated[EngineConfig, Only("target")], options: Drafte
         out.mkdir(exist_ok=True)
         say_written(write_texts({out / "yardstick.json": json.dumps(figures, indent=1) + "\n", out / "yardstick.md": text}))
         picture(figures, out / "yardstick.png")
-
-
-@app.command()
-def file(
-    model: Annotated[str, typer.Option(help="GGUF file, or a name of `polydraft models list` that is one.")],
-    draft_model: Annotated[str | None, typer.Option(help="Draft model: a smaller model with the same vocabulary.")] = None,
-    prompts: Annotated[
-        list[Path] | None,
-        typer.Option(
-            exists=True, dir_okay=False, help='.jsonl or .jsonl.gz of "prompt", or "turns", and "category"; may be repeated.'
-        ),
-    ] = None,
-    categories: Annotated[list[str] | None, typer.Option(help="Category of prompts; may be repeated. Default: all.")] = None,
-    count: Annotated[int, typer.Option(min=1, help="Number of prompts of each category.")] = 3,
-    threads: Annotated[
-        list[int] | None, typer.Option(min=1, help="Number of CPU threads of both; may be repeated. Default: 1 and all cores.")
-    ] = None,
-    temperature: Annotated[
-        list[float] | None, typer.Option(min=0, help="Sampling temperature; may be repeated. Default: 0 and 1.")
-    ] = None,
-    chain: Annotated[
-        list[int] | None, typer.Option(min=1, help="Length of a fixed chain of drafts; may be repeated. Default 3.")
-    ] = None,
-    peer_mode: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Mode of llama.cpp: plain, draft, or an n-gram type such as ngram_mod; may be repeated. Default plain, draft, ngram_simple."
-        ),
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Number of new tokens of each continuation.")] = 64,
-    repetitions: Annotated[int, typer.Option(min=1, help="Number of measured repetitions of every prompt.")] = 1,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", help="Markdown file for the tables; continuations are kept beside it, and a cut-off run goes on."
-        ),
-    ] = None,
-) -> None:
-    """Compare a GGUF file with llama.cpp, prompt by prompt: plain, with a draft model, and with each engine's own speculation."""
-    from polydraft.bench.questions import QUESTIONS, questions
-    from polydraft.bench.record import write_texts
-    from polydraft.bench.same_file import PEER_MODES, FileComparison, markdown
-    from polydraft.threads import usable_cores
-
-    check_output("--out", out)
-    for name in peer_mode or ():
-        if name not in PEER_MODES:
-            raise unknown_name("mode of llama.cpp", name, PEER_MODES)
-    comparison = FileComparison(
-        model,
-        draft_model,
-        chains=chain or (3,),
-        peer_modes=peer_mode or PEER_MODES[:3],
-        num_tokens=max_tokens,
-        results=out and out.with_suffix(".jsonl"),
-    )
-    with bars("measuring") as step:
-        comparison.run(
-            questions(prompts, count, categories or ()) if prompts else QUESTIONS,
-            threads=threads or sorted({1, usable_cores()}),
-            temperatures=temperature or (0.0, 1.0),
-            repetitions=repetitions,
-            say=lambda line: typer.echo(line, err=True),
-            progress=step,
-        )
-    typer.echo(markdown(comparison))
-    if out is not None:
-        say_written(write_texts({out: markdown(comparison)}))

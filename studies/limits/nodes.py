@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from polydraft import noise
-from polydraft.bench.limits.contexts import Pair
 from polydraft.core import NoiseKey
-from polydraft.theory import acceptance, closed_forms, efficiency
 from polydraft.verifiers import importance, recursive, transport
 from polydraft.verifiers.selection import highest_probs
+from studies.limits.contexts import Pair
+from studies.theory import acceptance, closed_forms, efficiency
 
 DRAWS = 16
 """Sampled draws a context, for rules without a closed form."""

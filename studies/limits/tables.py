@@ -1,4 +1,4 @@
-"""The findings of `polydraft limits` as JSON and markdown; `studies.limits` draws them."""
+"""The findings of `python -m studies.limits` as JSON and markdown; `studies.limits` draws them."""
 
 import json
 from collections.abc import Sequence
@@ -6,9 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from polydraft.bench.limits import LimitFindings
-from polydraft.bench.limits.contexts import BOUND_CONTEXTS
 from polydraft.bench.record import markdown_table, provenance, write_texts
+from studies.limits.contexts import BOUND_CONTEXTS
+from studies.limits.measurement import LimitFindings
 
 LAWS = ("IID", "WITHOUT_REPLACEMENT", "GREEDY_PLUS_ONE", "POINT_MASS", "COUPLED", "LISTED")
 

@@ -18,25 +18,29 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import typer
 
-from polydraft.bench.questions import Question
-from polydraft.bench.record import command_line, markdown_table, processor
+from polydraft.bench.questions import QUESTIONS, Question, questions
+from polydraft.bench.record import command_line, markdown_table, processor, write_texts
+from polydraft.cli.files import check_output, say_written
+from polydraft.cli.progress import bars
 from polydraft.core import SamplingParams
-from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
 from polydraft.models import load
 from polydraft.models.gguf import GgufFile
 from polydraft.models.hub import default_draft, located
 from polydraft.threads import usable_cores
 
-__all__ = ["PEER_MODES", "Continuation", "FileComparison", "markdown"]
+__all__ = ["PEER_MODES", "Continuation", "FileComparison", "Speeds", "main", "markdown"]
 
 CONTEXT = 2048
 WARM_UP_TOKENS = 8
 PEER_MODES = ("plain", "draft", "ngram_simple", "ngram_map_k", "ngram_map_k4v", "ngram_mod", "ngram_cache")
 """What llama.cpp offers: no drafts, the draft model, and lookups in the text so far."""
+PROGRAM = "python -m studies.same_file"
 OURS, PEER = "polydraft", "llama.cpp"
 RESAMPLES = 2000
 Progress = Callable[[int, int], object]
@@ -378,7 +382,7 @@ def markdown(comparison: FileComparison) -> str:
     settings = comparison.settings
     pair = f"{settings['file']}, draft model {settings['draft']}" if settings["draft"] else settings["file"]
     parts = [
-        f"{pair}; {date.today()}; {processor()}, {usable_cores()} cores; `{command_line()}`; {settings['tokens']} tokens a prompt. Tokens per second; in "
+        f"{pair}; {date.today()}; {processor()}, {usable_cores()} cores; `{command_line(PROGRAM)}`; {settings['tokens']} tokens a prompt. Tokens per second; in "
         "brackets 95% intervals, bootstrap over prompts. All modes by turns, prompt by prompt, with all engines loaded."
     ]
     cells = sorted({(c.threads, c.temperature) for c in comparison.continuations})
@@ -417,3 +421,69 @@ def _table(speeds: Speeds) -> str:
 def _with_interval(value: float, interval: tuple[float, float], unit: str = "") -> str:
     low, high = interval
     return f"{value:.3g}{unit}" + (f" [{low:.3g}, {high:.3g}]" if low < high else "")  # a single prompt has no spread
+
+
+def main(
+    model: Annotated[str, typer.Option(help="GGUF file, or a name of `polydraft models list` that is one.")],
+    draft_model: Annotated[str | None, typer.Option(help="Draft model: a smaller model with the same vocabulary.")] = None,
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True, dir_okay=False, help='.jsonl or .jsonl.gz of "prompt", or "turns", and "category"; may be repeated.'
+        ),
+    ] = None,
+    categories: Annotated[list[str] | None, typer.Option(help="Category of prompts; may be repeated. Default: all.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Number of prompts of each category.")] = 3,
+    threads: Annotated[
+        list[int] | None, typer.Option(min=1, help="Number of CPU threads of both; may be repeated. Default: 1 and all cores.")
+    ] = None,
+    temperature: Annotated[
+        list[float] | None, typer.Option(min=0, help="Sampling temperature; may be repeated. Default: 0 and 1.")
+    ] = None,
+    chain: Annotated[
+        list[int] | None, typer.Option(min=1, help="Length of a fixed chain of drafts; may be repeated. Default 3.")
+    ] = None,
+    peer_mode: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Mode of llama.cpp: plain, draft, or an n-gram type such as ngram_mod; may be repeated. Default plain, draft, ngram_simple."
+        ),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Number of new tokens of each continuation.")] = 64,
+    repetitions: Annotated[int, typer.Option(min=1, help="Number of measured repetitions of every prompt.")] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Markdown file for the tables; continuations are kept beside it, and a cut-off run goes on."
+        ),
+    ] = None,
+) -> None:
+    """Compare a GGUF file with llama.cpp, prompt by prompt: plain, with a draft model, and with each engine's own speculation."""
+    check_output("--out", out)
+    for name in peer_mode or ():
+        if name not in PEER_MODES:
+            raise unknown_name("mode of llama.cpp", name, PEER_MODES)
+    comparison = FileComparison(
+        model,
+        draft_model,
+        chains=chain or (3,),
+        peer_modes=peer_mode or PEER_MODES[:3],
+        num_tokens=max_tokens,
+        results=out and out.with_suffix(".jsonl"),
+    )
+    with bars("measuring") as step:
+        comparison.run(
+            questions(prompts, count, categories or ()) if prompts else QUESTIONS,
+            threads=threads or sorted({1, usable_cores()}),
+            temperatures=temperature or (0.0, 1.0),
+            repetitions=repetitions,
+            say=lambda line: typer.echo(line, err=True),
+            progress=step,
+        )
+    typer.echo(markdown(comparison))
+    if out is not None:
+        say_written(write_texts({out: markdown(comparison)}))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,4 +1,4 @@
-"""`polydraft limits`: how much every rule keeps on real text, against what any rule could keep.
+"""`python -m studies.limits`: how much every rule keeps on real text, against what any rule could keep.
 
 nodes    one context, n drafts: acceptance of each rule and the optimum for each law of the draws
 paths    K paths of L tokens: expected tokens per step
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from polydraft.bench.limits.contexts import LimitSettings, Pair
-from polydraft.bench.limits.nodes import nodes
-from polydraft.bench.limits.paths import Paths
+from studies.limits.contexts import LimitSettings, Pair
+from studies.limits.nodes import nodes
+from studies.limits.paths import Paths
 
 
 @dataclass(frozen=True)

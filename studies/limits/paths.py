@@ -10,11 +10,11 @@ from torch import Tensor
 
 from polydraft import registry, sampling
 from polydraft import tree as trees
-from polydraft.bench.limits.contexts import ALWAYS, CHAIN_RULES, MEASURED, PATH_RULES, Pair
 from polydraft.core import Budget, Draft, Request, SamplingParams, Scores, Target, TokenTree, TreeShape
 from polydraft.drafters.model.paths import ModelDrafter
-from polydraft.theory import efficiency
 from polydraft.verifiers.list_race import path_numbers
+from studies.limits.contexts import ALWAYS, CHAIN_RULES, MEASURED, PATH_RULES, Pair
+from studies.theory import efficiency
 
 TARGET_PATHS = 4
 """Texts drawn from the target at each context, for the bound."""

@@ -1,4 +1,4 @@
-"""What `polydraft limits` measures at: two models, places in texts that neither was trained on, and the settings of a run."""
+"""What `python -m studies.limits` measures at: two models, places in texts that neither was trained on, and the settings of a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`polydraft limits`: the same numbers by the same seed, paths that a smaller budget would have drawn, files that can be read."""
+"""The study of the limits: the same numbers by the same seed, paths that a smaller budget would have drawn, files that can be read."""
 
 import json
 from dataclasses import replace
@@ -8,13 +8,14 @@ import torch
 from typer.testing import CliRunner
 
 from polydraft import tree as trees
-from polydraft.bench.limits import Limits, tables
-from polydraft.bench.limits.contexts import CONTEXT, LimitSettings
-from polydraft.bench.limits.paths import restrict
-from polydraft.cli.main import app
 from polydraft.core import Budget, Request, SamplingParams, TreeShape
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError, UnknownNameError
+from studies.limits import tables
+from studies.limits.__main__ import app
+from studies.limits.contexts import CONTEXT, LimitSettings
+from studies.limits.measurement import Limits
+from studies.limits.paths import restrict
 
 SMALL = LimitSettings(
     contexts=6,
@@ -111,10 +112,10 @@ def test_texts_that_are_too_short_are_refused(tmp_path):
         Limits(SMALL, texts=["x = 1\n"])
     file = tmp_path / "short.txt"
     file.write_text("x = 1\n")
-    refused = CliRunner().invoke(app, ["limits", "--quick", "--text", str(file)])
-    assert refused.exit_code == 2
-    refused = CliRunner().invoke(app, ["limits", "--quick", "--text", str(tmp_path / "none")])
-    assert refused.exit_code == 2
+    refused = CliRunner().invoke(app, ["--quick", "--text", str(file)])
+    assert isinstance(refused.exception, InvalidInputError)
+    refused = CliRunner().invoke(app, ["--quick", "--text", str(tmp_path / "none")])
+    assert isinstance(refused.exception, InvalidInputError)
 
 
 def test_settings_that_measure_nothing_are_refused():
