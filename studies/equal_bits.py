@@ -21,7 +21,8 @@ from torch import Tensor
 from polydraft.bench import report as reports
 from polydraft.bench.compare import Contender, Measurement, Prompts, engine_contender
 from polydraft.bench.peers import transformers_contender
-from polydraft.bench.suite import Bench, Way
+from polydraft.bench.suite import Bench
+from polydraft.bench.ways import Way
 from polydraft.check.texts import check_law
 from polydraft.cli.files import read_lines
 from polydraft.cli.start import use_threads

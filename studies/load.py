@@ -27,9 +27,9 @@ from urllib.parse import urlsplit
 
 import typer
 
-from polydraft.bench import questions as prompts_by_category
 from polydraft.bench.record import processor
 from polydraft.errors import InvalidInputError, PolydraftError
+from studies import question_files as prompts_by_category
 
 __all__ = ["Load", "Way", "answer", "load", "main", "markdown", "questions", "run", "serving"]
 

@@ -23,7 +23,6 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import typer
 
-from polydraft.bench.questions import QUESTIONS, Question, questions
 from polydraft.bench.record import command_line, markdown_table, processor, write_texts
 from polydraft.cli.files import check_output, say_written
 from polydraft.cli.progress import bars
@@ -33,6 +32,7 @@ from polydraft.models import load
 from polydraft.models.gguf import GgufFile
 from polydraft.models.hub import default_draft, located
 from polydraft.threads import usable_cores
+from studies.question_files import QUESTIONS, Question, questions
 
 __all__ = ["PEER_MODES", "Continuation", "FileComparison", "Speeds", "main", "markdown"]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from polydraft import SamplingParams
-from polydraft.bench.questions import QUESTIONS, questions
 from polydraft.engine.api import Engine
 from polydraft.models import load, pair
+from studies.question_files import QUESTIONS, questions
 
 __all__ = ["COMPLETE_FUNCTION", "CONTEXTS", "Context", "answers", "packaged_prompts", "read_prompts"]
 

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from polydraft.bench.compare import Contender, Measurement, Run, Timer, measure
 from polydraft.bench.peers import transformers_contender
-from polydraft.bench.suite import Way
+from polydraft.bench.suite import Bench
+from polydraft.bench.ways import Way
 from polydraft.check.texts import check_law, integral_transform
 from polydraft.cli.main import app
 from polydraft.core import SamplingParams
@@ -17,6 +18,7 @@ from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.folder import load_module
+from polydraft.train.run import untrained
 from studies.inflate import inflate
 
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
@@ -195,3 +197,12 @@ def test_a_file_without_prompts_is_refused(tmp_path):
     result = CliRunner().invoke(app, ["bench", "--no-peers", "--prompts", str(tmp_path / "empty.txt")])
     assert result.exit_code == 2
     assert "holds no prompt" in result.output
+
+
+def test_a_trained_head_is_measured_by_its_folders_name(tmp_path):
+    bench = Bench(peers=False, ways=["ngram"])
+    head = untrained("medusa", bench._target, tmp_path / "mine")
+    figures = Bench(peers=False, heads=[head], temperature=0.0).run(bench.prompts(1), max_tokens=8, repetitions=1)
+    rows = {row["contender"]: row for row in figures.rows()}
+    assert set(rows) == {"plain", "mine@1x3"} and rows["mine@1x3"]["drafter"].startswith("medusa")
+    assert all(check["passed"] for check in figures.checks.values())

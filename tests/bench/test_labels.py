@@ -5,7 +5,7 @@ import re
 import pytest
 
 from polydraft.bench.labels import label
-from polydraft.bench.suite import DEFAULT_WAYS
+from polydraft.bench.ways import DEFAULT_WAYS
 
 
 @pytest.mark.parametrize("way", [*DEFAULT_WAYS, "plain", "eagle@1x3", "suffix+store"])

@@ -184,6 +184,7 @@ FOREIGN = {
     "--only": "studies.inside_vllm",
     "--tokens": "studies.inside_vllm",
     "--repetitions": "studies",
+    "--text": "studies.limits",
 }
 """Options of other programs on pages for users, and whose they are."""
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from polydraft.bench.llama_cpp import write_gguf
-from polydraft.bench.questions import Question
 from polydraft.errors import InvalidInputError
 from polydraft.models import pair
 from polydraft.models.folder import load_module
 from polydraft.models.load import load_tokenizer
+from studies.question_files import Question
 from studies.same_file import Continuation, FileComparison, Speeds, markdown
 
 ASKED = [Question("code", "def f(x):"), Question("text", "import os")]

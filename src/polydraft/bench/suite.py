@@ -18,6 +18,7 @@ import torch
 
 from polydraft.bench.compare import Contender, Measurement, Prompts, engine_contender, measure
 from polydraft.bench.peers import transformers_contender
+from polydraft.bench.ways import DEFAULT_WAYS, Way, engine_options
 from polydraft.check.texts import check_law
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
@@ -26,39 +27,6 @@ from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.folder import as_device, load_module
 from polydraft.models.hf import HFTarget
-
-
-@dataclass(frozen=True)
-class Way:
-    """One way of drafting and verifying. depth, num_paths: a fixed policy; both None: the engine's own policy."""
-
-    drafter: str | None
-    verifier: str = "auto"
-    depth: int | None = None
-    num_paths: int | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> "Way":
-        """From `DRAFTER[+VERIFIER][@PATHSxDEPTH]`.
-
-        Raises:
-            InvalidInputError: a size that is not two whole numbers, or no drafter.
-
-        Example:
-            >>> Way.parse("model:chain+block@1x4")
-            Way(drafter='model:chain', verifier='block', depth=4, num_paths=1)
-        """
-        names, at, size = text.partition("@")
-        drafter, _, verifier = names.partition("+")
-        paths, _, depth = size.partition("x")
-        if not drafter or (at and not (paths.isdecimal() and depth.isdecimal())):
-            raise InvalidInputError(
-                f"--way {text!r} was given; expected DRAFTER[+VERIFIER][@PATHSxDEPTH], such as model:chain+block@1x4. Correct it."
-            )
-        return cls(drafter, verifier or "auto", *((int(depth), int(paths)) if at else ()))
-
-
-DEFAULT_WAYS = ("model", "model:chain+block@1x4", "model+greedy_traversal@2x4", "ngram+match@1x5", "model:coupled+race@1x4")
 
 
 @dataclass(frozen=True)
@@ -105,7 +73,8 @@ class Bench:
     """The models, loaded once, and the contenders that could be built on them.
 
     target, draft: folders, the embedded pair by default; without a draft only contenders that need none.
-    ways: see `Way.parse`; DEFAULT_WAYS without any, as far as they can be built.
+    ways: see `ways`; without any those of the heads, else DEFAULT_WAYS, as far as they can be built.
+    heads: folders of trained drafters, which ways name by their last part.
     device: of all models; without one the CPU.  backend: of ours, "compiled" or "transformers"; "auto" is compiled on a CPU.
     dtype: of all models, by default float32.
     """
@@ -116,6 +85,7 @@ class Bench:
         target: str | None = None,
         draft: str | None = None,
         ways: Sequence[str] = (),
+        heads: Sequence[Path] = (),
         temperature: float = 1.0,
         num_threads: int = 1,
         batch_size: int = 1,
@@ -127,6 +97,7 @@ class Bench:
         if target is None:
             target, draft = str(pair.target_folder()), draft or str(pair.draft_folder())
         self.temperature, self._threads, self.batch_size = temperature, num_threads, batch_size
+        self._heads = {head.name: head for head in heads}
         self.settings = {"temperature": temperature, "threads": num_threads, "batch": batch_size}
         if backend not in load.BACKENDS:
             raise InvalidInputError(f"backend={backend!r} was given; expected one of {', '.join(load.BACKENDS)}.")
@@ -142,7 +113,7 @@ class Bench:
         self.absent: dict[str, str] = {}
         self.memory: dict[str, int] = {}
         self._files = tempfile.TemporaryDirectory()
-        self._add_own(ways)
+        self._add_own(ways or [f"{name}@1x3" for name in self._heads])
         if peers:
             self._add_transformers()
             self._add_llama_cpp()
@@ -162,7 +133,9 @@ class Bench:
             self.absent[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
     def _engine(self, way: Way) -> Engine:
-        return Engine.of(self._target, tokenizer=self.tokenizer, draft_model=self._draft, **vars(way))
+        return Engine.of(
+            self._target, tokenizer=self.tokenizer, **{"draft_model": self._draft, **engine_options(way, self._heads)}
+        )
 
     def _add_own(self, ways: Sequence[str]) -> None:
         self._try("plain", lambda: engine_contender("plain", self._engine(Way(None)), self.temperature))

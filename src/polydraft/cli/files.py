@@ -14,26 +14,25 @@ ROOM = 1 << 20
 """Bytes that must fit where a result is to be written; the largest report has half as many."""
 
 
-def check_output(option: str, path: Path | None, *, folder: bool = False, picture: bool = False) -> None:
+def check_output(option: str, path: Path | None, *, picture: bool = False) -> None:
     """Refuse, before anything is measured, a file that could not be written; None is no file.
 
-    folder: it is a folder that is filled, and made, but not the one around it.  picture: it is or brings a picture.
+    picture: it is or brings a picture.
 
     Raises:
         InvalidInputError: a folder is there, its own folder is not there or cannot be written to, or nothing can draw a picture.
     """
     if path is None:
         return
-    message, inside = f"{option} {str(path)!r} was given", path if folder else path.parent
-    if path.is_dir() and not folder:
+    message = f"{option} {str(path)!r} was given"
+    if path.is_dir():
         raise InvalidInputError(f"{message}, which is a folder; expected the name of a file. Add one.")
     if not path.parent.exists():
         raise InvalidInputError(
             f"{message} and cannot be written: there is no folder {str(path.parent)!r}. Make it first, or name another one."
         )
     try:
-        inside.mkdir(exist_ok=True)
-        with tempfile.TemporaryFile(dir=inside) as file:
+        with tempfile.TemporaryFile(dir=path.parent) as file:
             file.write(bytes(ROOM))
     except OSError as error:
         raise InvalidInputError(

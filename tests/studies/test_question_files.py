@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from polydraft.bench.questions import QUESTIONS, questions
 from polydraft.errors import InvalidInputError, UnknownNameError
+from studies.question_files import QUESTIONS, questions
 
 
 @pytest.fixture

@@ -1,50 +1,38 @@
 """Drafters of one model on one yardstick: trained ones, from folders, and those from text, interleaved with plain decoding.
 
-way          [NAME][:KIND][+VERIFIER][@PATHSxDEPTH]; NAME: a folder of weights by its last part, or a drafter of `polydraft methods`;
-             several:NAME,NAME and mixture:NAME,NAME put folders together, a head before models
+way          as of `bench.ways`
 over plain   median over rounds of seconds a token of plain decoding divided by the way's, after the prompt was read
 equal        at temperature 0: whether all texts were those of plain decoding
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from polydraft.bench.compare import Measurement, engine_contender, measure
 from polydraft.bench.labels import label
-from polydraft.bench.questions import Question
-from polydraft.bench.record import markdown_table, provenance
-from polydraft.bench.suite import Way
+from polydraft.bench.record import markdown_table, provenance, write_texts
+from polydraft.bench.ways import Way, engine_options
+from polydraft.cli.files import say_written
+from polydraft.cli.options import Only, configured
+from polydraft.cli.progress import bars
+from polydraft.cli.start import use_threads
+from polydraft.config import Config, EngineConfig, setting
 from polydraft.engine.api import Engine
-from polydraft.heads.checkpoint import kind_of
-from polydraft.models import load
+from polydraft.models import pair
+from studies.question_files import Question, questions
 
-__all__ = ["Yardstick", "markdown", "picture"]
+__all__ = ["Yardstick", "app", "markdown", "picture"]
 
 PLAIN = "plain"
 FROM_TEXT = ("ngram", "suffix", "mixture")
 SIZE = "@1x3"
 """Of the chains that trained drafters draft where no way is named."""
-
-
-def _sources(folders: Mapping[str, Path], members: Sequence[str]) -> dict[str, Any]:
-    """Of a mixture: heads grow their most probable trees."""
-    sources = [(f"{kind_of(folders[m])}:top_k", {"weights": str(folders[m])}) if m in folders else (m, {}) for m in members]
-    return {"sources": sources}
-
-
-def _independent(folders: Mapping[str, Path], members: Sequence[str]) -> dict[str, Any]:
-    """A path of each: a head, and models."""
-    models = [m for m in members if kind_of(folders[m]) == "model"]
-    heads = [str(folders[m]) for m in members if m not in models]
-    drafter_options = {"models": [load.load_model(str(folders[m]), max_num_seqs=1) for m in models]}
-    return {**drafter_options, "head": heads[-1]} if heads else drafter_options
-
-
-TOGETHER = {"mixture": _sources, "several": _independent}
-"""Drafters that are made of others: their options, of the folders that are known by name."""
 
 
 class Yardstick:
@@ -57,18 +45,7 @@ class Yardstick:
         self.engines = {PLAIN: self.plain} | {way: self._engine(Way.parse(way)) for way in ways}
 
     def _engine(self, way: Way) -> Engine:
-        name, colon, kind = (way.drafter or "").partition(":")
-        engine_options: dict[str, Any] = {"verifier": way.verifier, "depth": way.depth, "num_paths": way.num_paths}
-        if name in TOGETHER and not self.heads.keys().isdisjoint(kind.split(",")):
-            engine_options["drafter_options"], colon, kind = TOGETHER[name](self.heads, kind.split(",")), "", ""
-        elif (folder := self.heads.get(name)) is not None:
-            name = kind_of(folder)
-            engine_options |= (
-                {"draft_model": load.load_model(str(folder), max_num_seqs=1)}
-                if name == "model"
-                else {"drafter_options": {"weights": str(folder)}}
-            )
-        return Engine.of(self.plain.target, tokenizer=self.plain.tokenizer, drafter=name + colon + kind, **engine_options)
+        return Engine.of(self.plain.target, tokenizer=self.plain.tokenizer, **engine_options(way, self.heads))
 
     def encoded(self, text: str) -> list[int]:
         """A question as the model is asked it."""
@@ -97,7 +74,7 @@ class Yardstick:
             rows += [self._row(m, measurements[0], asked) for m in measurements]
         settings = {"temperatures": list(temperatures), "questions": len(asked), "max_tokens": max_tokens,
                     "repetitions": repetitions, "model": self.plain.summary()}  # fmt: skip
-        return {**provenance(), "settings": settings, "rows": rows}
+        return {**provenance("python -m studies.yardstick"), "settings": settings, "rows": rows}
 
     def _row(self, m: Measurement, plain: Measurement, asked: Sequence[Question]) -> dict[str, Any]:
         if m.error is not None:
@@ -189,3 +166,42 @@ def picture(report: Mapping[str, Any], path: Path) -> None:
     panels[1].legend(fontsize=11)
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterOptions(Config):
+    """Which drafters are compared, and on what."""
+
+    out: Path = setting("Folder that is written; it is made", Path, Path("build/yardstick"), flag="--out -o")
+    quick: bool = setting("Two requests of 16 tokens", bool, False, flag="--quick")
+    temperature: Sequence[float] = setting("Sampling temperature; may be repeated", list, (), items=float, unset="0, 0.7 and 1")
+    num_tokens: int = setting("Number of new tokens of each continuation", int, 200, low=1)
+    num_requests: int = setting("Number of requests", int, 8, low=1)
+    head: Sequence[Path] = setting("Folder of a trained drafter; may be repeated", list, (), items=Path)
+    way: Sequence[str] = setting("DRAFTER or folder's name, [:KIND][+VERIFIER][@PATHSxDEPTH]; may be repeated", list, ())
+    prompts: Path = setting('.jsonl file of "prompt", or "turns", and "category"', Path, Path("spec_bench.jsonl"))
+    repetitions: int = setting("Number of measured repetitions of all prompts", int, 1, low=1)
+
+
+@configured
+def main(*, config: Annotated[EngineConfig, Only("target")], options: DrafterOptions) -> None:
+    """Compare any drafters of one model, trained ones among them, with plain decoding."""
+    use_threads()
+    count = 2 if options.quick else options.num_requests
+    prompts = questions([options.prompts], count)[:count]
+    yardstick, out = Yardstick(config.target or str(pair.target_folder()), list(options.head), list(options.way)), options.out
+    temperatures, num_tokens = list(options.temperature) or [0.0, 0.7, 1.0], 16 if options.quick else options.num_tokens
+    with bars("measuring") as step:
+        figures = yardstick.run(prompts, temperatures, max_tokens=num_tokens, repetitions=options.repetitions, progress=step)
+    text = markdown(figures)
+    typer.echo(text)
+    out.mkdir(parents=True, exist_ok=True)
+    say_written(write_texts({out / "yardstick.json": json.dumps(figures, indent=1) + "\n", out / "yardstick.md": text}))
+    picture(figures, out / "yardstick.png")
+
+
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command()(main)
+
+if __name__ == "__main__":
+    app()

@@ -3,14 +3,12 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from polydraft.bench.questions import Question
-from polydraft.bench.yardstick import Yardstick, markdown, picture
-from polydraft.cli.main import app
 from polydraft.errors import UnknownNameError
 from polydraft.models import pair
 from polydraft.train.run import untrained
+from studies.question_files import Question
+from studies.yardstick import Yardstick, markdown, picture
 
 
 def test_every_way_is_measured_on_the_same_questions_and_greedy_texts_are_compared(tmp_path):
@@ -52,9 +50,3 @@ def test_heads_and_models_draft_together(tmp_path):
 def test_a_way_that_there_is_not_is_refused():
     with pytest.raises(UnknownNameError, match="ngram"):
         Yardstick(str(pair.target_folder()), [], ["ngrm"], max_model_len=64)
-
-
-@pytest.mark.parametrize("arguments", [["--prompts", "questions.jsonl"], ["--model", "folder"]])
-def test_the_command_needs_a_model_and_questions(arguments):
-    result = CliRunner().invoke(app, ["bench", "drafters", *arguments])
-    assert result.exit_code == 2 and "Name both" in result.stderr

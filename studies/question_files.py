@@ -1,4 +1,4 @@
-"""Prompts by category: those of the package, and files of others."""
+"""Prompts by category: some that stand here, and files of others."""
 
 import gzip
 import json

@@ -1,0 +1,82 @@
+"""Ways of drafting and verifying as text, and the options of an engine that follow.
+
+[NAME][:KIND][+VERIFIER][@PATHSxDEPTH]      NAME: a drafter of `polydraft methods`, or the last part of a trained drafter's folder
+several:NAME,NAME and mixture:NAME,NAME     put folders together, a head before models
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polydraft.errors import InvalidInputError
+from polydraft.heads.checkpoint import kind_of
+from polydraft.models import load
+
+__all__ = ["DEFAULT_WAYS", "Way", "engine_options"]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of drafting and verifying. depth, num_paths: a fixed policy; both None: the engine's own policy."""
+
+    drafter: str | None
+    verifier: str = "auto"
+    depth: int | None = None
+    num_paths: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Way":
+        """From `DRAFTER[+VERIFIER][@PATHSxDEPTH]`.
+
+        Raises:
+            InvalidInputError: a size that is not two whole numbers, or no drafter.
+
+        Example:
+            >>> Way.parse("model:chain+block@1x4")
+            Way(drafter='model:chain', verifier='block', depth=4, num_paths=1)
+        """
+        names, at, size = text.partition("@")
+        drafter, _, verifier = names.partition("+")
+        paths, _, depth = size.partition("x")
+        if not drafter or (at and not (paths.isdecimal() and depth.isdecimal())):
+            raise InvalidInputError(
+                f"--way {text!r} was given; expected DRAFTER[+VERIFIER][@PATHSxDEPTH], such as model:chain+block@1x4. Correct it."
+            )
+        return cls(drafter, verifier or "auto", *((int(depth), int(paths)) if at else ()))
+
+
+DEFAULT_WAYS = ("model", "model:chain+block@1x4", "model+greedy_traversal@2x4", "ngram+match@1x5", "model:coupled+race@1x4")
+
+
+def engine_options(way: Way, heads: Mapping[str, Path]) -> dict[str, Any]:
+    """Options of `Engine.of`. heads: folders as `polydraft train` writes them, draft models among them, by name."""
+    name, colon, kind = (way.drafter or "").partition(":")
+    options: dict[str, Any] = {"verifier": way.verifier, "depth": way.depth, "num_paths": way.num_paths}
+    if name in TOGETHER and not heads.keys().isdisjoint(kind.split(",")):
+        return {**options, "drafter": name, "drafter_options": TOGETHER[name](heads, kind.split(","))}
+    if (folder := heads.get(name)) is not None:
+        name = kind_of(folder)
+        if name == "model":
+            options["draft_model"] = load.load_model(str(folder), max_num_seqs=1)
+        else:
+            options["drafter_options"] = {"weights": str(folder)}
+    return {**options, "drafter": name + colon + kind or None}
+
+
+def _sources(heads: Mapping[str, Path], members: Sequence[str]) -> dict[str, Any]:
+    """Of a mixture: heads grow their most probable trees."""
+    sources = [(f"{kind_of(heads[m])}:top_k", {"weights": str(heads[m])}) if m in heads else (m, {}) for m in members]
+    return {"sources": sources}
+
+
+def _independent(heads: Mapping[str, Path], members: Sequence[str]) -> dict[str, Any]:
+    """A path of each: a head, and models."""
+    models = [m for m in members if kind_of(heads[m]) == "model"]
+    weights = [str(heads[m]) for m in members if m not in models]
+    drafter_options = {"models": [load.load_model(str(heads[m]), max_num_seqs=1) for m in models]}
+    return {**drafter_options, "head": weights[-1]} if weights else drafter_options
+
+
+TOGETHER = {"mixture": _sources, "several": _independent}
+"""Drafters that are made of others: their options."""
