@@ -2,7 +2,7 @@
 
 from polydraft import Engine, SamplingParams
 
-engine = Engine.embedded()  # or Engine.from_pretrained("path/to/target", draft="path/to/draft")
+engine = Engine.embedded()  # or Engine.from_pretrained("path/to/target", draft_model="path/to/draft")
 
 greedy = engine.generate("import os\nimport ", SamplingParams(temperature=0, max_tokens=12))[0]
 print(repr(greedy.text))

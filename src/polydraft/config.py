@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from polydraft.deprecation import keywords
-from polydraft.errors import InvalidInputError
+from polydraft.errors import InvalidInputError, unknown_name
 
 if TYPE_CHECKING:
     from polydraft.core import Decoding, Drafter, Verifier
@@ -107,6 +107,24 @@ class Config:
                 advice = spec.advice or (f"Change it, or leave it out: {spec.unset}." if spec.unset else "Change it.")
                 raise InvalidInputError(f"{name}={value!r} was given; expected {spec.expected}. {advice}")
 
+    @classmethod
+    def of(cls: type[C], **fields: Any) -> C:
+        """Of fields by name, old names too.
+
+        Raises:
+            UnknownNameError: a field that there is not.
+
+        Example:
+            >>> EngineConfig.of(deph=4)
+            Traceback (most recent call last):
+            polydraft.errors.UnknownNameError: unknown option 'deph'; did you mean 'depth'? Known: ...
+        """
+        values, names = keywords(fields), settings(cls)
+        for name in values:
+            if name not in names:
+                raise unknown_name("option", name, names)
+        return cls(**values)
+
     def part(self, config: "type[Config]") -> dict[str, Any]:
         """The values of the fields that another configuration has, too."""
         return {name: getattr(self, name) for name in settings(config)}
@@ -136,7 +154,7 @@ class PairConfig(Config):
     """Which models."""
 
     target: str | None = setting("Target model: a folder, FILE.gguf, a name of `polydraft models list`, OWNER/NAME or OWNER/NAME:Q4_K_M", str, flag="--model", unset="the embedded pair", panel=MODELS)
-    draft: str | None = setting("Draft model: a smaller model with the same vocabulary, named like --model", str, flag="--draft-model", unset="the one listed with the target, if any", panel=MODELS)
+    draft_model: str | None = setting("Draft model: a smaller model with the same vocabulary, named like --model", str, unset="the one listed with the target, if any", panel=MODELS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,7 +302,7 @@ def split(values: Mapping[str, Any], *kinds: type[Config]) -> list[Any]:
     rest, configs = keywords(values), list[Config]()
     for kind in kinds[:-1]:
         configs.append(kind(**{name: rest.pop(name) for name in settings(kind) if name in rest}))
-    return [*configs, kinds[-1](**rest)]
+    return [*configs, kinds[-1].of(**rest)]
 
 
 def from_environment(kind: type[Config]) -> dict[str, str]:

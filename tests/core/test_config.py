@@ -20,7 +20,7 @@ from polydraft.config import (
     ServerConfig,
     SpeculationConfig,
 )
-from polydraft.errors import InvalidInputError
+from polydraft.errors import InvalidInputError, UnknownNameError
 
 KINDS = [EngineConfig, SamplingConfig, ServerConfig, ReplicaConfig, BatchConfig]
 MOST_PARAMETERS = 12
@@ -68,7 +68,7 @@ def test_one_configuration_of_each_kind_is_made_of_fields_of_all():
     assert (replicas.chosen(), engine.chosen()) == ({"replicas": 2}, {"target": "x", "depth": 4})
     with pytest.warns(DeprecationWarning, match="law is deprecated; use decoding"):
         assert config.split({"law": "nest"}, EngineConfig)[0].decoding == "nest"
-    with pytest.raises(TypeError, match="nonsense"):
+    with pytest.raises(UnknownNameError, match="nonsense"):
         config.split({"nonsense": 1}, ReplicaConfig, EngineConfig)
 
 
@@ -90,7 +90,7 @@ def test_commands_have_the_engine_s_options_with_their_help(command):
     without = {"--offer", "--max-num-seqs", "--prefix-cache-bytes"} if command != "serve" else set()
     for name, spec in config.settings(EngineConfig).items():
         option = spec.flag if spec.flag is not None else config.flag(name)
-        absent = {"batch": ("head", "index"), "serve": ("target", "draft")}.get(
+        absent = {"batch": ("head", "index"), "serve": ("target", "draft_model")}.get(
             command, ()
         )  # several models have options of their own
         if option and option not in without and name not in absent:

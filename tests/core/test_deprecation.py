@@ -5,9 +5,11 @@ import warnings
 import pytest
 from typer.testing import CliRunner
 
-from polydraft import DraftSampling, Method, TreeShape, deprecation
+from polydraft import DraftSampling, Engine, Method, TreeShape, deprecation
 from polydraft.cli.main import app
+from polydraft.config import EngineConfig
 from polydraft.engine.stats import RequestStats
+from polydraft.errors import UnknownNameError
 
 
 @pytest.mark.parametrize(("old", "new"), deprecation.STATISTICS.items())
@@ -38,3 +40,13 @@ def test_new_names_do_not_warn():
         warnings.simplefilter("error")
         assert deprecation.arguments(["--decoding", "nest", "x=--law"]) == ["--decoding", "nest", "x=--law"]
         assert deprecation.keywords({"decoding": 1}) == {"decoding": 1}
+
+
+def test_the_old_name_of_the_draft_model_is_taken():
+    with pytest.warns(DeprecationWarning, match="^draft is deprecated; use draft_model.$"):
+        assert EngineConfig.of(draft="small").draft_model == "small"
+
+
+def test_an_option_that_there_is_not_is_refused_with_the_nearest():
+    with pytest.raises(UnknownNameError, match=r"unknown option 'draft_modle'; did you mean 'draft_model'\?"):
+        Engine.from_pretrained("large", draft_modle="small")

@@ -271,10 +271,10 @@ def test_folders_with_two_tokenizers_are_joined_by_name(tmp_path):
         tokenizer.save_pretrained(tmp_path / name)
         folders.append(str(tmp_path / name))
     with pytest.raises(IncompatibleError, match=r"different vocabularies.*drafter='tli'"):
-        Engine.from_pretrained(folders[0], draft=folders[1])
+        Engine.from_pretrained(folders[0], draft_model=folders[1])
     texts = set()
     for drafter in (None, "tli", "slem"):
-        draft = {} if drafter is None else {"draft": folders[1]}
+        draft = {} if drafter is None else {"draft_model": folders[1]}
         engine = Engine.from_pretrained(folders[0], drafter=drafter, **draft)
         texts.add(engine.generate("import os", SamplingParams(temperature=0, max_tokens=12))[0].text)
     assert len(texts) == 1

@@ -107,7 +107,7 @@ def test_both_sequences_are_scored_in_one_pass(pair):
 
 
 def test_by_name_each_request_has_two_slots():
-    engine = Engine.embedded(decoding="guidance", max_num_seqs=1, draft=None, drafter="ngram")
+    engine = Engine.embedded(decoding="guidance", max_num_seqs=1, draft_model=None, drafter="ngram")
     assert (engine.target.max_num_seqs, engine.summary()["max_num_seqs"]) == (2, 1)
     (result,) = engine.generate("import os\n", SamplingParams(seed=1, max_tokens=4))
     assert result.lossless_to == "the guided distribution of the target's two prompts" and len(result.token_ids) == 4

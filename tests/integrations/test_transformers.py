@@ -56,7 +56,7 @@ SINGLE = {"input_ids": torch.tensor([[9, 8, 7, 9, 8, 7, 9, 8]])}
 
 def both(model, draft, inputs, **options):
     plain = model.generate(**inputs, **options)
-    return plain, model.generate(**inputs, **options, custom_generate=polydraft.custom_generate(draft=draft, depth=4))
+    return plain, model.generate(**inputs, **options, custom_generate=polydraft.custom_generate(draft_model=draft, depth=4))
 
 
 GREEDY_OPTIONS = {
@@ -104,7 +104,7 @@ def test_without_a_draft_model_earlier_text_is_copied(llama):
 
 def test_drafts_save_passes_and_the_loop_can_be_used_again(llama):
     model, draft = llama
-    loop = polydraft.custom_generate(draft=draft, depth=4)
+    loop = polydraft.custom_generate(draft_model=draft, depth=4)
     for inputs, count in ((SINGLE, 30), (PADDED, 40), (SINGLE, 10)):
         drafted = model.generate(**inputs, do_sample=False, max_new_tokens=count, custom_generate=loop)
         assert torch.equal(drafted, model.generate(**inputs, do_sample=False, max_new_tokens=count))
@@ -179,7 +179,7 @@ def test_stop_strings_through_their_criterion():
     options = {"do_sample": False, "max_new_tokens": 40, "stopping_criteria": criteria}
     plain = model.generate(inputs["input_ids"], **options)
     drafted = model.generate(
-        inputs["input_ids"], **options, custom_generate=polydraft.custom_generate(draft=str(pair.draft_folder()))
+        inputs["input_ids"], **options, custom_generate=polydraft.custom_generate(draft_model=str(pair.draft_folder()))
     )
     assert torch.equal(plain, drafted)
     assert tokenizer.decode(drafted[0]).endswith("os")
@@ -239,7 +239,7 @@ def p_value(samples, law):
 def sampled(drafter):
     model = model_of(config=TINY)
     model.generation_config = hf.GenerationConfig(eos_token_id=None, pad_token_id=PAD)
-    loop = polydraft.custom_generate(draft=noisy_copy(model, 0.2), drafter=drafter, depth=2)
+    loop = polydraft.custom_generate(draft_model=noisy_copy(model, 0.2), drafter=drafter, depth=2)
     prompt = [1, 2, 3, 2]
     torch.manual_seed(11)
     rows = [
@@ -268,7 +268,7 @@ def test_processors_left_out_at_drafted_nodes_are_caught(monkeypatch):
 
 def test_a_seed_of_torch_repeats_the_texts_and_samples_differ(llama):
     model, draft = llama
-    loop = polydraft.custom_generate(draft=draft, depth=3)
+    loop = polydraft.custom_generate(draft_model=draft, depth=3)
     options = {"do_sample": True, "max_new_tokens": 10, "num_return_sequences": 4, "custom_generate": loop}
     texts = []
     for seed in (3, 3, 4):
@@ -346,15 +346,17 @@ def test_padding_on_the_right_and_empty_constraints_are_refused(llama):
 
 def test_a_draft_of_another_vocabulary_and_a_model_that_cannot_roll_back_are_refused(llama):
     with pytest.raises(IncompatibleError, match=r"8 rows of logits and the model 61"):
-        llama[0].generate(**SINGLE, max_new_tokens=4, custom_generate=polydraft.custom_generate(draft=model_of(config=TINY)))
+        llama[0].generate(
+            **SINGLE, max_new_tokens=4, custom_generate=polydraft.custom_generate(draft_model=model_of(config=TINY))
+        )
     mamba = small_model(hf.MambaConfig(vocab_size=V, hidden_size=32, num_hidden_layers=1, state_size=4))
     with pytest.raises(ModelLoadError, match="Mamba"):
         mamba.generate(**SINGLE, max_new_tokens=4, custom_generate=polydraft.custom_generate())
 
 
 @pytest.mark.parametrize(
-    ("draft", "said"), [(3, "draft=3 was given; expected a smaller model"), ("/nowhere/model", "does not exist")]
+    ("draft", "said"), [(3, "draft_model=3 was given; expected a smaller model"), ("/nowhere/model", "does not exist")]
 )
 def test_a_draft_that_is_no_model_is_refused_before_generate_runs(draft, said):
     with pytest.raises(PolydraftError, match=said):
-        polydraft.custom_generate(draft=draft)
+        polydraft.custom_generate(draft_model=draft)

@@ -168,7 +168,7 @@ def test_engine_limits_a_large_vocabulary_of_a_draft_model_and_says_what_it_expe
     target, draft = str(pair.target_folder()), str(pair.draft_folder())
     sizes = {}
     for given in (None, 64, 0, 2000):
-        made = Engine.from_pretrained(target, draft=draft, draft_vocabulary=given, max_num_seqs=1)
+        made = Engine.from_pretrained(target, draft_model=draft, draft_vocabulary=given, max_num_seqs=1)
         drafts = made.drafter.model
         sizes[given] = drafts.arrays.weights.head.panels
         assert made.target.arrays.weights.head.outputs >= 2048
@@ -178,9 +178,9 @@ def test_engine_limits_a_large_vocabulary_of_a_draft_model_and_says_what_it_expe
     assert sizes[64] < sizes[None] == sizes[0] == sizes[2000]
     for wrong in (-1, "most", True, 2.5):
         with pytest.raises(InvalidInputError, match="expected at least 0, a whole number"):
-            Engine.from_pretrained(target, draft=draft, draft_vocabulary=wrong, max_num_seqs=1)
+            Engine.from_pretrained(target, draft_model=draft, draft_vocabulary=wrong, max_num_seqs=1)
     with pytest.raises(IncompatibleError, match="expected a compiled one"):
-        Engine.from_pretrained(target, draft=draft, draft_vocabulary=64, backend="transformers", max_num_seqs=1)
+        Engine.from_pretrained(target, draft_model=draft, draft_vocabulary=64, backend="transformers", max_num_seqs=1)
     model = load.load_model(draft, max_num_seqs=1)
     model.prefill([0], [[1]])
     with pytest.raises(InvalidInputError, match="Do it before the first request"):

@@ -289,7 +289,7 @@ def test_a_draft_file_of_another_vocabulary_is_refused_with_the_first_token_that
     target = write(tmp_path / "m.gguf", small("llama"), tokenizer=words_with_a_template)
     draft = write(tmp_path / "d.gguf", small("llama"), tokenizer=other_words)
     with pytest.raises(IncompatibleError, match=r"2 tokens differ, the first is 'c', id 2 in the target and None in the draft"):
-        Engine.from_pretrained(target, draft=draft, device="cpu", max_num_seqs=1)
+        Engine.from_pretrained(target, draft_model=draft, device="cpu", max_num_seqs=1)
 
 
 class Renamed:

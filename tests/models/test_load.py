@@ -233,7 +233,11 @@ def test_padding_beyond_the_tokenizer_is_never_emitted_with_or_without_a_draft(t
         small_model(config).save_pretrained(tmp_path / name)
         tokenizer().save_pretrained(tmp_path / name)
     params = SamplingParams(temperature=3.0, max_tokens=40, seed=1, ignore_eos=True)
-    for options in ({}, {"draft": str(tmp_path / "draft")}, {"draft": str(tmp_path / "draft"), "backend": "transformers"}):
+    for options in (
+        {},
+        {"draft_model": str(tmp_path / "draft")},
+        {"draft_model": str(tmp_path / "draft"), "backend": "transformers"},
+    ):
         engine = Engine.from_pretrained(str(tmp_path / "target"), max_model_len=64, **options)
         (result,) = engine.generate("a b", params)
         assert len(result.token_ids) == 40

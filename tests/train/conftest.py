@@ -10,7 +10,7 @@ from polydraft.train.conversations import TrainingText
 
 @pytest.fixture(scope="package")
 def engine():
-    return Engine.embedded(draft=None, drafter=None, max_num_seqs=8, max_model_len=512)
+    return Engine.embedded(draft_model=None, drafter=None, max_num_seqs=8, max_model_len=512)
 
 
 @pytest.fixture(scope="package")

@@ -34,7 +34,7 @@ class BenchOptions(Config):
 @configured
 def bench(
     *,
-    config: Annotated[EngineConfig, Only("target", "draft", "device", "dtype", "backend")],
+    config: Annotated[EngineConfig, Only("target", "draft_model", "device", "dtype", "backend")],
     measurement: MeasurementOptions,
     options: BenchOptions,
     json_file: Annotated[
@@ -52,7 +52,7 @@ def bench(
         Way.parse(text)
     suite = Bench(
         target=config.target,
-        draft=config.draft,
+        draft=config.draft_model,
         device=config.device,
         dtype=config.dtype,
         backend=config.backend,

@@ -55,7 +55,7 @@ class CheckOptions(Config):
 def check(
     *,
     config: Annotated[
-        EngineConfig, Only("target", "draft", "drafter", "verifier", "depth", "num_paths", "dtype", "device", "backend")
+        EngineConfig, Only("target", "draft_model", "drafter", "verifier", "depth", "num_paths", "dtype", "device", "backend")
     ],
     measurement: Annotated[MeasurementOptions, Only("temperature", "prompts", "max_tokens", max_tokens=32)],
     options: CheckOptions,

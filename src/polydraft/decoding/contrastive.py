@@ -75,7 +75,7 @@ class Contrastive:
         if model is None:
             raise InvalidInputError(
                 "the decoding method 'contrastive' was asked for without an amateur; give a weaker model of the same vocabulary: amateur=... or "
-                "draft=... (--amateur, --draft-model)."
+                "draft_model=... (--amateur, --draft-model)."
             )
         return cls(model, alpha, beta)
 

@@ -16,7 +16,6 @@ from typing import Any, cast
 
 from polydraft.config import EngineConfig, SpeculationConfig
 from polydraft.core import Budget, EncoderDecoder, NamedDecoding, Request, SamplingParams, Target
-from polydraft.deprecation import keywords
 from polydraft.drafters.base import Parts
 from polydraft.engine.loop import Inbox, Loop, step_overhead
 from polydraft.engine.output import StepOutput
@@ -59,7 +58,7 @@ class Engine(Loop):
     def from_pretrained(cls, target: str, **fields: Any) -> "Engine":
         """An engine on models by name: folders, GGUF files, names of `polydraft models list`, or `OWNER/NAME` of the Hugging Face hub.
 
-        fields: of `polydraft.config.EngineConfig`, such as draft="...", depth=4 and quantization="int8"; the reference page lists all.
+        fields: of `polydraft.config.EngineConfig`, such as draft_model="...", depth=4 and quantization="int8"; the reference page lists all.
         The KV cache entries of finished requests stay for requests with the same prefix, such as the next turn of a chat.
 
         Target and draft model have the same vocabulary, and are both causal models or both encoder-decoders (T5, BART, Marian), whose source the
@@ -70,19 +69,19 @@ class Engine(Loop):
         Raises:
             ModelLoadError, IncompatibleError, CapacityError, UnknownNameError, InvalidInputError: each says what to do.
         """
-        return cls.from_config(EngineConfig(target=target, **keywords(fields)))
+        return cls.from_config(EngineConfig.of(target=target, **fields))
 
     @classmethod
     def embedded(cls, **fields: Any) -> "Engine":
         """An engine on the pair of small models inside the package; fields as in `from_pretrained`."""
-        fields.setdefault("draft", str(pair.draft_folder()))
+        fields.setdefault("draft_model", str(pair.draft_folder()))
         return cls.from_pretrained(str(pair.target_folder()), **fields)
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> "Engine":
         """An engine on models by name; without a target on the embedded pair."""
         if config.target is None:
-            config = config.with_(target=str(pair.target_folder()), draft=config.draft or str(pair.draft_folder()))
+            config = config.with_(target=str(pair.target_folder()), draft_model=config.draft_model or str(pair.draft_folder()))
         models, cache_bytes = load_models(config), config.prefix_cache_bytes
         speculation: dict[str, Any] = config.part(SpeculationConfig) | {
             "amateur": None,
@@ -122,7 +121,7 @@ class Engine(Loop):
         sampling_defaults: fields of `SamplingParams` for requests that name none, see `default_params`.
         fields: of `polydraft.config.SpeculationConfig`.
         """
-        config = SpeculationConfig(**keywords(fields))
+        config = SpeculationConfig.of(**fields)
         eos = tuple(target.eos_token_ids if eos_token_ids is None else eos_token_ids)
         parts = Parts(target, draft_model, tokenizer, eos, draft_tokenizer)
         parts = replace(parts, decoding=decoding(config.decoding, parts, config.all_decoding_options))

@@ -28,7 +28,7 @@ def load_models(config: EngineConfig) -> Models:
         config = config.with_(threads=1)  # the other core is the draft's
     slots: dict[str, Any] = {"max_num_seqs": config.max_num_seqs * parts.slots(config.decoding)}
     target = load.load_model(name, plain=_is_plain(config), **config.part(ModelConfig) | slots)
-    tokenizer, options, draft_name, role = load.load_tokenizer(name), config.all_decoding_options, config.draft, "draft"
+    tokenizer, options, draft_name, role = load.load_tokenizer(name), config.all_decoding_options, config.draft_model, "draft"
     if isinstance(amateur := options.get("amateur"), str):
         if draft_name is None and (_is_plain(config) or config.drafter == "auto" or _method(config).startswith("model")):
             draft_name, role = options.pop("amateur"), "amateur"

@@ -1,4 +1,4 @@
-"""Inside transformers: `model.generate(**inputs, custom_generate=polydraft.custom_generate(draft=small_model))`.
+"""Inside transformers: `model.generate(**inputs, custom_generate=polydraft.custom_generate(draft_model=small_model))`.
 
 `generate` prepares inputs, logits processors and stopping criteria as always; only its decoding loop is replaced. Every logits
 processor sees every drafted node with the node's own text, so the output has the law of plain `generate`, and at
@@ -101,7 +101,7 @@ class CustomGenerate:
             load_config(draft)  # refused here, before `generate` runs
         elif draft is not None and not isinstance(draft, PreTrainedModel):
             raise InvalidInputError(
-                f"draft={draft!r} was given; expected a smaller model of transformers, its folder, or None to copy earlier text."
+                f"draft_model={draft!r} was given; expected a smaller model of transformers, its folder, or None to copy earlier text."
             )
         self._draft, self._options = draft, options
         self._built: tuple[Any, Engine] | None = None
@@ -126,7 +126,7 @@ class CustomGenerate:
         streamer = streamer if streamer is not None else arguments.get("streamer")
         for option in ("assistant_model", "synced_gpus"):
             if arguments.get(option):
-                raise refused(option, "...", "Give the draft to custom_generate(draft=...), and run on one device.")
+                raise refused(option, "...", "Give the draft to custom_generate(draft_model=...), and run on one device.")
         if streamer is not None and len(input_ids) > 1:
             advice = f"It takes one text and {len(input_ids)} were given; stream them one by one."
             raise refused("streamer", type(streamer).__name__, advice)
@@ -289,7 +289,7 @@ def _arguments_of_generate(loop: CustomGenerate) -> dict[str, Any]:
 
 
 def custom_generate(
-    draft: Any = None,
+    draft_model: Any = None,
     *,
     drafter: str | Drafter | None = "auto",
     verifier: str | Verifier = "auto",
@@ -298,7 +298,7 @@ def custom_generate(
 ) -> Callable[..., Any]:
     """A decoding loop for `model.generate(**inputs, custom_generate=...)`; keep it and use it again, it keeps its caches.
 
-    draft: a smaller model of transformers with the same vocabulary, or its folder; without one earlier text is copied (n-grams).
+    draft_model: a smaller model of transformers with the same vocabulary, or its folder; without one earlier text is copied (n-grams).
     drafter, verifier, depth, num_paths: as for `Engine.from_pretrained`.
 
     Honoured: all parameters of the generation config that become logits processors or stopping criteria, `do_sample`,
@@ -323,4 +323,4 @@ def custom_generate(
         >>> torch.equal(ours, model.generate(prompt, max_new_tokens=8, do_sample=False))
         True
     """
-    return CustomGenerate(draft, drafter=drafter, verifier=verifier, depth=depth, num_paths=num_paths)
+    return CustomGenerate(draft_model, drafter=drafter, verifier=verifier, depth=depth, num_paths=num_paths)

@@ -119,7 +119,7 @@ class AmusdDrafter:
         """
         if parts.draft_model is None:
             raise InvalidInputError(
-                "asynchronous drafting was asked for without a draft model; give draft=..., a smaller model with the same vocabulary."
+                "asynchronous drafting was asked for without a draft model; give draft_model=..., a smaller model with the same vocabulary."
             )
         if parts.draft_model is parts.target or parts.draft_model is parts.second_model:
             raise IncompatibleError(

@@ -131,7 +131,7 @@ class ModelDrafter:
         """For the engine: draft with its draft model."""
         if parts.draft_model is None:
             raise InvalidInputError(
-                "drafter 'model' was asked for without a draft model; give draft=..., or use drafter='ngram'."
+                "drafter 'model' was asked for without a draft model; give draft_model=..., or use drafter='ngram'."
             )
         drafter_class = AmateurDrafter if parts.draft_model is parts.second_model else cls
         return drafter_class(parts.draft_model, kind, stop_ids=parts.eos_token_ids)

@@ -71,7 +71,7 @@ class SeveralDrafter:
         heads = () if head is None else (head,)
         if len(models) + len(heads) < 2:
             raise InvalidInputError(
-                f"{len(models) + len(heads)} draft model was given to the drafter 'several'; expected two or more. Give draft=... and "
+                f"{len(models) + len(heads)} draft model was given to the drafter 'several'; expected two or more. give draft_model=... and "
                 "drafter_options={'models': [...]} or {'head': FOLDER}, or use drafter='model'."
             )
         self.members = *heads, *(ModelDrafter(model, "chain", stop_ids=stop_ids) for model in models)

@@ -64,5 +64,5 @@ def check_parts(parts: Parts, name: str) -> None:
     if missing:
         raise InvalidInputError(
             f"drafter {name!r} was asked for without {' and '.join(missing)}; expected a draft model and both tokenizers. "
-            "Build the engine with from_pretrained(target, draft=...), or give them to Engine.of."
+            "Build the engine with from_pretrained(target, draft_model=...), or give them to Engine.of."
         )

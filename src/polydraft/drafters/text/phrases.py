@@ -97,7 +97,7 @@ class PhraseDrafter(TextDrafter[PhraseState]):
         """
         if parts.draft_model is None:
             raise InvalidInputError(
-                "drafter 'phrases' was asked for without a draft model; give draft=..., or use drafter='lookahead', which keeps phrases too."
+                "drafter 'phrases' was asked for without a draft model; give draft_model=..., or use drafter='lookahead', which keeps phrases too."
             )
         return cls(parts.draft_model, eos_token_ids=parts.eos_token_ids, **options)
 

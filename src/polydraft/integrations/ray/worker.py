@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from polydraft.config import EngineConfig
 from polydraft.core import SamplingParams
-from polydraft.deprecation import keywords
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError, PolydraftError
 from polydraft.params import MOST_SAMPLES
@@ -52,7 +51,7 @@ class EngineWorker:
 
             self._store = SuffixStore()
             options |= {"drafter": "suffix", "drafter_options": {"store": self._store}}
-        self._engine = Engine.from_config(EngineConfig(**keywords({"target": model, **options})))
+        self._engine = Engine.from_config(EngineConfig.of(target=model, **options))
         SamplingParams(**(params or {}))  # refused before the first row
         self._params, self._seed, self._seen = dict(params or {}), seed, 0
 
