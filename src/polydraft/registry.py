@@ -45,13 +45,13 @@ MADE: dict[str, str] = {"latent": "polydraft.verifiers.lossy.latent:INFO"}
 DRAFTERS: dict[str, str] = {
     "model": "polydraft.drafters.model.paths:ModelDrafter",
     "amusd": "polydraft.drafters.amusd.drafter:AmusdDrafter",
-    "eagle": "polydraft.heads.eagle.drafter:EagleDrafter",
-    "early-exit": "polydraft.heads.early_exit.drafter:EarlyExitDrafter",
-    "medusa": "polydraft.heads.medusa.drafter:MedusaDrafter",
-    "hidden-transfer": "polydraft.heads.hidden_transfer.drafter:TransferDrafter",
-    "mtp": "polydraft.heads.mtp.drafter:MtpDrafter",
-    "diffusion": "polydraft.heads.diffusion.drafter:DiffusionDrafter",
-    "mask-query": "polydraft.heads.mask_query.drafter:MaskQueryDrafter",
+    "eagle": "polydraft.heads.eagle:EagleDrafter",
+    "early-exit": "polydraft.heads.early_exit:EarlyExitDrafter",
+    "medusa": "polydraft.heads.medusa:MedusaDrafter",
+    "hidden-transfer": "polydraft.heads.hidden_transfer:TransferDrafter",
+    "mtp": "polydraft.heads.mtp:MtpDrafter",
+    "diffusion": "polydraft.heads.diffusion:DiffusionDrafter",
+    "mask-query": "polydraft.heads.mask_query:MaskQueryDrafter",
     "ngram": "polydraft.drafters.text.ngram:NgramDrafter",
     "several": "polydraft.drafters.model.paths_of_models:SeveralDrafter",
     "tli": "polydraft.drafters.model.tli:TliDrafter",
@@ -67,13 +67,13 @@ DRAFTERS: dict[str, str] = {
 """name -> "module:object", a class whose instances are `core.Drafter` and whose `methods` attribute lists what it can make."""
 
 RECIPES: dict[str, str] = {
-    "eagle": "polydraft.heads.eagle.recipe:EagleRecipe",
-    "early-exit": "polydraft.heads.early_exit.recipe:ExitRecipe",
-    "medusa": "polydraft.heads.medusa.recipe:MedusaRecipe",
-    "hidden-transfer": "polydraft.heads.hidden_transfer.recipe:TransferRecipe",
-    "mtp": "polydraft.heads.mtp.recipe:MtpRecipe",
+    "eagle": "polydraft.heads.eagle.network:EagleRecipe",
+    "early-exit": "polydraft.heads.early_exit.network:ExitRecipe",
+    "medusa": "polydraft.heads.medusa.network:MedusaRecipe",
+    "hidden-transfer": "polydraft.heads.hidden_transfer.network:TransferRecipe",
+    "mtp": "polydraft.heads.mtp.network:MtpRecipe",
     "model": "polydraft.train.small_model:ModelRecipe",
-    "diffusion": "polydraft.heads.diffusion.recipe:DiffusionRecipe",
+    "diffusion": "polydraft.heads.diffusion.network:DiffusionRecipe",
 }
 """kind -> "module:object", a `heads.recipe.Recipe`: what `polydraft train` can train."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from polydraft import Engine, SamplingParams, registry
-from polydraft.heads.mask_query.drafter import MaskQueryDrafter
+from polydraft.heads.mask_query import MaskQueryDrafter
 from polydraft.heads.mask_query.network import MaskQueries
 from polydraft.models.seq2seq import Seq2SeqTarget
 from polydraft.verifiers.lossy.top_beta import TopBeta

@@ -10,7 +10,7 @@ from polydraft import Engine, FixedPolicy, registry
 from polydraft.core import Budget, TokenTree
 from polydraft.drafters.base import Parts
 from polydraft.heads.checkpoint import embeddings, output_rows
-from polydraft.heads.hidden_transfer.recipe import TransferRecipe
+from polydraft.heads.hidden_transfer.network import TransferRecipe
 from polydraft.heads.recipe import Material
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.tree import chain, paths

@@ -12,11 +12,9 @@ from polydraft import Engine, registry, tree
 from polydraft.core import Budget, Draft, DraftSampling, Outcome, TreeShape
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.heads.checkpoint import embeddings, output_rows
-from polydraft.heads.diffusion.checkpoint import DiffusionCheckpoint
+from polydraft.heads.diffusion import ORDERS, DiffusionDrafter, revealed
 from polydraft.heads.diffusion.compiled import CompiledDiffusion
-from polydraft.heads.diffusion.drafter import ORDERS, DiffusionDrafter, revealed
-from polydraft.heads.diffusion.network import DiffusionModel
-from polydraft.heads.diffusion.recipe import DiffusionRecipe
+from polydraft.heads.diffusion.network import DiffusionCheckpoint, DiffusionModel, DiffusionRecipe
 from polydraft.heads.recipe import Material
 from polydraft.models import load, pair
 from polydraft.verifiers import pairing

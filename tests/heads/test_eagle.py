@@ -16,14 +16,11 @@ from polydraft import Engine, FixedPolicy, tree
 from polydraft.core import Budget, Request, SamplingParams
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.checkpoint import head_config, kind_of
-from polydraft.heads.eagle.checkpoint import EagleCheckpoint
+from polydraft.heads.eagle import EagleDrafter
 from polydraft.heads.eagle.compiled import CompiledEagle
-from polydraft.heads.eagle.drafter import EagleDrafter
-from polydraft.heads.eagle.network import EagleHead, EagleModel
-from polydraft.heads.eagle.recipe import EagleRecipe
-from polydraft.heads.mtp.drafter import MtpDrafter
-from polydraft.heads.mtp.network import MtpModel
-from polydraft.heads.mtp.recipe import MtpRecipe
+from polydraft.heads.eagle.network import EagleCheckpoint, EagleHead, EagleModel, EagleRecipe
+from polydraft.heads.mtp import MtpDrafter
+from polydraft.heads.mtp.network import MtpModel, MtpRecipe
 from polydraft.heads.recipe import Material
 from polydraft.models import load, pair
 from tests.support.damage import cut, flipped, mutated_json, read_apart

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from polydraft.heads.checkpoint import head_config
-from polydraft.heads.eagle.network import EagleHead
-from polydraft.heads.eagle.recipe import EagleRecipe
+from polydraft.heads.eagle.network import EagleHead, EagleRecipe
 from polydraft.heads.recipe import Batch, Material
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}

@@ -7,7 +7,7 @@ from polydraft import SamplingParams
 from polydraft.core import Budget
 from polydraft.drafters.base import Parts
 from polydraft.errors import InvalidInputError
-from polydraft.heads.early_exit.drafter import EarlyExitDrafter
+from polydraft.heads.early_exit import EarlyExitDrafter
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.hf import HFTarget
 from polydraft.tree import chain

@@ -7,10 +7,9 @@ import torch
 
 from polydraft.core import Budget, TokenTree
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
-from polydraft.heads.hidden_transfer.checkpoint import TransferCheckpoint
+from polydraft.heads.hidden_transfer import TransferDrafter
 from polydraft.heads.hidden_transfer.compiled import CompiledTransfer
-from polydraft.heads.hidden_transfer.drafter import TransferDrafter
-from polydraft.heads.hidden_transfer.network import TransferModel
+from polydraft.heads.hidden_transfer.network import TransferCheckpoint, TransferModel
 from polydraft.models.hf import HFTarget
 from polydraft.tree import chain
 from tests.heads import layered

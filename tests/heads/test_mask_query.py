@@ -6,7 +6,7 @@ import torch
 from polydraft import Engine, SamplingParams, registry
 from polydraft.core import Budget, Request
 from polydraft.errors import DrafterWarning, IncompatibleError, InvalidInputError, ModelLoadError
-from polydraft.heads.mask_query.drafter import MaskQueryDrafter
+from polydraft.heads.mask_query import MaskQueryDrafter
 from polydraft.heads.mask_query.network import MaskQueries, QuerySizes
 from polydraft.models.seq2seq import Seq2SeqTarget
 from polydraft.tree import chain

@@ -12,11 +12,9 @@ from polydraft import tree
 from polydraft.core import Budget, Outcome, Request, SamplingParams
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.checkpoint import head_config, kind_of, output_rows
-from polydraft.heads.medusa.checkpoint import MedusaCheckpoint
+from polydraft.heads.medusa import MedusaDrafter
 from polydraft.heads.medusa.compiled import CompiledMedusa
-from polydraft.heads.medusa.drafter import MedusaDrafter
-from polydraft.heads.medusa.network import MedusaHeads, MedusaModel
-from polydraft.heads.medusa.recipe import MedusaRecipe
+from polydraft.heads.medusa.network import MedusaCheckpoint, MedusaHeads, MedusaModel, MedusaRecipe
 from polydraft.heads.recipe import Material
 from polydraft.models import load, pair
 from tests.heads.test_eagle import spoil, text

@@ -16,7 +16,7 @@ import torch
 
 from polydraft.atomic import replacing
 from polydraft.errors import InvalidInputError
-from polydraft.heads.eagle.checkpoint import EagleCheckpoint
+from polydraft.heads.eagle.network import EagleCheckpoint
 from polydraft.models.hub import located
 from polydraft.models.load import load_module, load_tokenizer
 

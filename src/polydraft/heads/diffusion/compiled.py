@@ -20,7 +20,7 @@ from torch import Tensor
 
 from polydraft.heads.checkpoint import embeddings
 from polydraft.heads.depth_compiled import DepthLaws
-from polydraft.heads.diffusion.checkpoint import DiffusionCheckpoint
+from polydraft.heads.diffusion.network import DiffusionCheckpoint
 from polydraft.models.checkpoint import EMBEDDING, HEAD, Checkpoint, head_width
 from polydraft.models.compiled.cache import new_memory, whole
 from polydraft.models.compiled.forward import compiled_pass

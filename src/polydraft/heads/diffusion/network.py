@@ -6,22 +6,54 @@ some layers there, and the block x[n+1], MASK, ..., MASK at positions n+1 .. n+1
     KV cache   in every layer keys and values of norm(fc(g[0 .. n]))
     block      x[n+1] sees these; places behind it see these, x[n+1] and each other
     place k    distribution of x[n+1+k]
+
+Training is with all places masked, and time-sampled:
+
+    loss       sum over k of 0.8^(k-1) times -sum_v p(v) ln q_k(v) with all places masked, p the target's distribution there; and, time-sampled:
+               at t ~ U(0, 1) each place is masked with chance t, else it shows its token; the masked ones count 1/t
+
+Blocks stand at every `EVERY`-th position, another set each time. Trap: trained with all places masked alone, it has never read a revealed token.
+
+On disk, see `heads.checkpoint`, are a few layers of the Llama family that read blocks of masks, and what the target's states enter by:
+
+    config.json          a Llama configuration, `block_size` (masks of a block), `diffusion_layers` (of the target, whose states are injected)
+    model.safetensors    fc, hidden_norm: from states to what keys and values are made of; mask: its embedding; layers.*, norm
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from polydraft.heads.diffusion.checkpoint import DiffusionCheckpoint
+from polydraft.heads.checkpoint import HeadCheckpoint
 from polydraft.heads.network import DepthModel, HeadNetwork, Material
+from polydraft.heads.recipe import Batch, Figures, Recipe, fresh_config, unrolled
+from polydraft.models.checkpoint import layer_shapes
 from polydraft.models.llama_layer import KeyValues, LlamaLayer, Norm
 from polydraft.models.slots import TREE_ROOM
 
-__all__ = ["DiffusionModel", "DiffusionNet"]
+__all__ = ["DiffusionCheckpoint", "DiffusionModel", "DiffusionNet", "DiffusionRecipe"]
+
+
+class DiffusionCheckpoint(HeadCheckpoint):
+    """A block diffusion drafter."""
+
+    kind = "diffusion"
+    LAYERS = "diffusion_layers"
+
+    @property
+    def block(self) -> int:
+        """Masks of a block, the most that it was trained with."""
+        return int(self.config.block_size)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the tensors that a drafter of this configuration has."""
+        h, layer = self.config.hidden_size, layer_shapes(self.config)
+        vectors = {"fc.weight": (h, len(self.layers) * h), "hidden_norm.weight": (h,), "norm.weight": (h,), "mask": (h,)}
+        return vectors | {f"layers.{i}.{name}": s for i in range(self.config.num_hidden_layers) for name, s in layer.items()}
 
 
 class DiffusionNet(HeadNetwork):
@@ -116,3 +148,51 @@ class DiffusionModel(DepthModel):
     def foretold(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> Float[Tensor, "B X D"]:
         """One pass over a block of masks. The states are injected already."""
         return self._block_logits(slots, np.full((len(slots), self.depths), self.mask))
+
+
+EVERY = 5
+"""Positions of a text for one from which a block goes out."""
+LEAST = 0.05
+"""Of t: the weight 1/t is bounded."""
+
+
+class DiffusionRecipe(Recipe):
+    """See the module. sizes: layers, and places of a block."""
+
+    checkpoint, network = DiffusionCheckpoint, DiffusionNet
+    sizes: ClassVar = {"layers": 2, "block": 4}
+    settings = ("block_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+                "rope_theta", "rms_norm_eps")  # fmt: skip
+
+    def layers(self, last: int) -> tuple[int, ...]:
+        """A low, a middle and the last."""
+        return max(1, last // 4), last // 2 + 1, last
+
+    def fresh(self, material: Material) -> DiffusionNet:
+        """A drafter of its target's width, whose layers add nothing yet."""
+        sizes = {"block_size": material.sizes["block"], "num_hidden_layers": material.sizes["layers"]}
+        config: Any = fresh_config(material.hidden_size, **sizes)
+        if config.num_attention_heads % 3 == 0:
+            config.num_key_value_heads = config.num_attention_heads // 3
+        return DiffusionNet(config, material)
+
+    def loss(self, network: DiffusionNet, batch: Batch, *, steps: int, tv_weight: float) -> Figures:
+        """Of all places: those of blocks of masks, whose figures these are, and time-sampled."""
+        X, T = network.num_depths, batch.tokens.shape[1]
+        at = torch.arange(int(torch.randint(EVERY, ())), T - 1 - X, EVERY, device=batch.tokens.device)
+        places = at[:, None] + 1 + torch.arange(X + 1, device=at.device)
+        blocks, laws, counted = batch.tokens[:, places], batch.laws[:, places[:, :-1]], batch.counted[:, places[:, 1:]]
+        masked = torch.ones_like(blocks, dtype=torch.bool)
+        masked[..., 0] = False
+        logits = network.logits(batch.states, blocks, masked, at)
+        whole = unrolled(
+            ((logits[:, :, k][counted[:, :, k]], laws[:, :, k][counted[:, :, k]]) for k in range(X)), tv_weight=tv_weight
+        )
+        if not torch.is_grad_enabled():
+            return whole
+        times = torch.rand(*blocks.shape[:2], 1, device=at.device).clamp(min=LEAST)
+        masked = masked & (torch.rand(blocks.shape, device=at.device) < times)
+        log_q = network.logits(batch.states, blocks, masked, at).float().log_softmax(-1)
+        counted_masks = masked[..., 1:] & counted
+        sampled = (-(laws * log_q).sum(-1) * counted_masks / times).sum() / counted.sum().clamp(min=1)
+        return whole._replace(loss=whole.loss + sampled)

@@ -8,7 +8,7 @@ Li, Wei, Zhang & Zhang 2025 (arXiv 2503.01840). A slot's column belongs to a com
 EAGLE-3's attention reads the pair; in an MTP module (arXiv 2412.19437), which has no fc, a projection of the pair is the row that the layer reads.
 
 A row attends to the columns of committed tokens, which all were given rows, and to its own path. So every committed token is read once more with
-the target's states after it was drafted with the head's own: `heads.eagle.drafter` keeps nothing of a proposal but its root.
+the target's states after it was drafted with the head's own: `heads.eagle` keeps nothing of a proposal but its root.
 The law of a row is over the draft vocabulary and lies in rows of all the target's tokens, with nothing elsewhere.
 """
 
@@ -25,7 +25,7 @@ from torch import Tensor
 from polydraft.core import TokenTree
 from polydraft.heads.checkpoint import embeddings
 from polydraft.heads.compiled import HEADS, CompiledHead, run_rows
-from polydraft.heads.eagle.checkpoint import EagleCheckpoint
+from polydraft.heads.eagle.network import EagleCheckpoint
 from polydraft.models.checkpoint import head_width, rotary
 from polydraft.models.compiled.cache import SlotMemory, move_columns, new_memory, token_bytes, whole
 from polydraft.models.compiled.kernels import add, copy_row, rms_norm, swiglu

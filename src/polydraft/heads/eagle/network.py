@@ -7,25 +7,78 @@ Li, Wei, Zhang & Zhang 2025 (arXiv 2503.01840). At index t, with g[t] the target
 
 In step k index t attends to the first step's keys up to t and, of its own line, to those of steps 2 .. k: what it will see when it drafts.
 Tensors are named as the authors name them, so that what is exported is what published checkpoints look like.
+
+Training unrolls the loss over the head's own outputs:
+
+    loss   = sum over k of decay^(k-1) times -sum_v p(v) ln q_k(v), over the draft vocabulary, p the target's distribution
+
+Trap: a head trained with k = 1 alone has never read its own output, and its second draft is poor.
+
+On disk, see `heads.checkpoint`, with the authors' tensor names, of what is trained here and of what others published:
+
+    config.json          a Llama configuration of one layer, with `draft_vocab_size` and `eagle_aux_hidden_state_layer_ids`
+    model.safetensors    fc, midlayer.*, norm; lm_head of the draft vocabulary where it has its own
+
+Read are the layout of the authors and SGLang (pytorch_model.bin too; layers 2, L/2 and L-3 where none are named) and of vLLM's speculators.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from polydraft.core import Scores, TokenTree
-from polydraft.heads.checkpoint import HeadCheckpoint
+from polydraft.core import Scores, Target, TokenTree
+from polydraft.heads.checkpoint import HeadCheckpoint, stored
 from polydraft.heads.network import HeadModel, HeadNetwork, Material
-from polydraft.heads.recipe import Batch
+from polydraft.heads.recipe import Batch, Figures, Recipe, fresh_config, unrolled
+from polydraft.models.checkpoint import layer_shapes
 from polydraft.models.llama_layer import KeyValues, LlamaLayer, Norm, attend
+from polydraft.models.rotary import head_width, rope_parameters
 from polydraft.models.slots import TREE_ROOM
 from polydraft.models.tree_attention import node_mask
 
-__all__ = ["EagleHead", "EagleModel"]
+__all__ = ["EagleCheckpoint", "EagleHead", "EagleModel", "EagleRecipe"]
+
+
+class EagleCheckpoint(HeadCheckpoint):
+    """An EAGLE-3 head."""
+
+    kind = "eagle"
+    projects: ClassVar[bool] = False
+    """Whether its layer reads a projection of the pair of an embedding and a state, else its attention reads the pair."""
+
+    @classmethod
+    def read(cls, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+        """The authors' and SGLang's layout, or vLLM's speculators', which nests the layer's configuration and calls the layer layers.0."""
+        tensors = stored(folder, "model.safetensors", "pytorch_model.bin")
+        settings = {**settings.get("transformer_layer_config", {}), **settings}
+        return settings | {cls.LAYERS: settings.get(cls.LAYERS) or []}, {
+            f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name: tensor
+            for name, tensor in tensors.items()
+        }
+
+    @property
+    def norm_before_residual(self) -> bool:
+        """Whether the layer adds to the normed state, as speculators may."""
+        return bool(getattr(self.config, "norm_before_residual", False))
+
+    def layers_of(self, target: Target) -> tuple[int, ...]:
+        """Where the folder does not say them: those of the authors' code."""
+        last = max(target.offers.hidden, default=0)
+        return self.layers or ((last,) if self.projects else (2, last // 2, last - 3))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the tensors that a head of this configuration has."""
+        h = self.config.hidden_size
+        own_head = {"lm_head.weight": (len(self.ids), h)} if "lm_head.weight" in self.tensors else {}
+        first = {"project.weight": (h, 2 * h)} if self.projects else {"fc.weight": (h, (len(self.layers) or 3) * h)}
+        layer = layer_shapes(self.config, h if self.projects else 2 * h) | {"hidden_norm.weight": (h,)}
+        layer |= {"attention_norm.weight": (h,)} if self.projects else {}
+        return {**first, "norm.weight": (h,), **own_head} | {f"midlayer.{name}": shape for name, shape in layer.items()}
 
 
 class EagleHead(HeadNetwork):
@@ -190,3 +243,36 @@ class EagleModel(HeadModel):
         (slots, columns), (to_slots, to_columns) = (torch.from_numpy(x.T.copy()).to(self.device) for x in (source, target))
         for store in self._cache:
             store[to_slots, to_columns] = store[slots, columns]
+
+
+class EagleRecipe(Recipe):
+    """See the module."""
+
+    checkpoint, network = EagleCheckpoint, EagleHead
+    decay: ClassVar[float] = 0.8
+    """Of the weights of the steps in the loss."""
+    settings = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps")
+    published: ClassVar[dict[str, Any]] = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
+    """What other engines ask for in a configuration."""
+
+    def layers(self, last: int) -> tuple[int, ...]:
+        """A low, a middle and the last."""
+        return max(1, last // 4), last // 2 + 1, last
+
+    def fresh(self, material: Material) -> EagleHead:
+        """A head of its target's widths."""
+        return self.network(fresh_config(material.hidden_size), material)
+
+    def loss(self, network: EagleHead, batch: Batch, *, steps: int, tv_weight: float) -> Figures:
+        """Of as many steps over the head's own output."""
+        return unrolled(network.depths(batch, steps), decay=self.decay, tv_weight=tv_weight)
+
+    def more(self, network: Any) -> dict[str, Any]:
+        """The rotation, and what other engines ask for."""
+        config, rope = network.config, rope_parameters(network.config)
+        rotation = {"rope_parameters": dict(rope)} if rope else {"rope_theta": config.rope_theta}
+        norm_first = bool(getattr(config, "norm_before_residual", False))
+        return {**self.published, **rotation, "head_dim": head_width(config), "norm_before_residual": norm_first} | {
+            "num_hidden_layers": 1,
+            "tie_word_embeddings": False,
+        }

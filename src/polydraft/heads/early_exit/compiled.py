@@ -17,7 +17,7 @@ from numba import njit
 from numba.extending import overload
 
 from polydraft.heads.compiled import HEADS, CompiledHead, compiled, run_rows
-from polydraft.heads.early_exit.checkpoint import ExitCheckpoint
+from polydraft.heads.early_exit.network import ExitCheckpoint
 from polydraft.heads.network import TargetSlots
 from polydraft.models.compiled.cache import SlotMemory
 from polydraft.models.compiled.kernels import add, copy_row, rms_norm, swiglu

@@ -3,9 +3,20 @@
     q(x[t+1]) = softmax(H norm(h^E[t] + feed_forward(h^E[t])))        h^E[t]: the target's state at t behind layer E
 
 As a draft model it runs the target's first layers over drafted nodes, which attend to the target's own KV cache and to each other.
+
+Training leaves the target as it is; LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710) trains the target itself to exit early. A draft's KV
+cache entries are the target's own, whatever its depth: one distribution is learnt for all depths.
+
+On disk, see `heads.checkpoint`, is what stands between a layer of a target and the target's own output rows:
+
+    config.json          `exit_layers`: the layer behind which it exits
+    model.safetensors    mlp_norm, mlp.*: a feed-forward beside the state; norm
+
+A target that was trained to exit early (LayerSkip) needs none of it: its own norm and head serve behind any layer.
 """
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,14 +24,49 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from polydraft.core import Scores, TokenTree
-from polydraft.heads.early_exit.checkpoint import ExitCheckpoint
+from polydraft.core import Scores, Target, TokenTree
+from polydraft.errors import InvalidInputError
+from polydraft.heads.checkpoint import HeadCheckpoint
 from polydraft.heads.network import HeadModel, HeadNetwork, Material, TargetSlots, llama_checkpoint
+from polydraft.heads.recipe import Batch, Figures, Recipe, fresh_config, unrolled
 from polydraft.models.llama_layer import FeedForward, KeyValues, Norm, rms_norm, target_layer
 from polydraft.models.slots import TREE_ROOM
 from polydraft.models.tree_attention import node_mask
 
-__all__ = ["ExitHead", "ExitModel"]
+__all__ = ["ExitCheckpoint", "ExitHead", "ExitModel", "ExitRecipe"]
+
+
+class ExitCheckpoint(HeadCheckpoint):
+    """An early exit; without tensors it is the target's own norm and head."""
+
+    kind = "early-exit"
+    LAYERS = "exit_layers"
+
+    @classmethod
+    def untrained(cls, layer: int, target: Target) -> "ExitCheckpoint":
+        """The target's own norm and head behind a layer."""
+        return cls(SimpleNamespace(), (layer,), {}, np.arange(target.vocab_size))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the tensors that an exit of this configuration has."""
+        h, inner = self.config.hidden_size, self.config.intermediate_size
+        matrices = {"gate_proj": (inner, h), "up_proj": (inner, h), "down_proj": (h, inner)}
+        return {"norm.weight": (h,), "mlp_norm.weight": (h,)} | {f"mlp.{name}.weight": s for name, s in matrices.items()}
+
+    def check(self, target: Target) -> None:
+        """Refuse another target than the exit was trained for, and layers that are not there or are all of them.
+
+        Raises:
+            IncompatibleError: another width, vocabulary or model.
+            InvalidInputError: a layer out of range.
+        """
+        if self.tensors:
+            super().check(target)
+        last = max(target.offers.hidden, default=0)
+        if len(self.layers) != 1 or not 1 <= self.layers[0] < last:
+            raise InvalidInputError(
+                f"an exit behind layer {', '.join(map(str, self.layers))} was given; expected one of 1 to {last - 1}: the target has {last} layers."
+            )
 
 
 class ExitHead(HeadNetwork):
@@ -84,3 +130,29 @@ class ExitModel(TargetSlots, HeadModel):
             for entries, states in zip(self._entries, new, strict=False):
                 entries[l, rows, since : tree.num_nodes] = states[:, 0].to(entries.dtype)
         return self._scores(slots, tree, since, self.network(x[:, 0].float()))
+
+
+class ExitRecipe(Recipe):
+    """See the module."""
+
+    checkpoint, network = ExitCheckpoint, ExitHead
+    settings = ("intermediate_size", "rms_norm_eps")
+
+    def layers(self, last: int) -> tuple[int, ...]:
+        """A sixth of the layers draft."""
+        return (max(1, last // 6),)
+
+    def fresh(self, material: Material) -> ExitHead:
+        """An exit that does nothing yet to the state."""
+        exit_ = ExitHead(fresh_config(material.hidden_size), material)
+        checkpoint, norm = material.target.checkpoint, "model.norm.weight"
+        if checkpoint is not None and norm in checkpoint.outlines:
+            exit_.norm.weight.data.copy_(checkpoint.read(norm))
+        return exit_
+
+    def loss(self, network: ExitHead, batch: Batch, *, steps: int, tv_weight: float) -> Figures:
+        """Of all depths, which are one."""
+        counted = batch.counted[:, 1:]
+        logits, laws = network(batch.states[:, :-1][counted].float()), batch.laws[:, :-1][counted]
+        figures = unrolled([(logits, laws)], tv_weight=tv_weight)
+        return Figures(figures.loss, figures.acceptance * steps, figures.agreement * steps)

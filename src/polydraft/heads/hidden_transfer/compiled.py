@@ -19,7 +19,7 @@ from torch import Tensor
 
 from polydraft.heads.compiled import compiled
 from polydraft.heads.depth_compiled import DepthLaws
-from polydraft.heads.hidden_transfer.checkpoint import TransferCheckpoint
+from polydraft.heads.hidden_transfer.network import TransferCheckpoint
 from polydraft.models.compiled.kernels import copy_row, rms_norm
 from polydraft.models.compiled.layers import CHUNK, ModelArrays, cut_runs, multiply_shared, run_layer
 from polydraft.models.compiled.products import FORMATS, Packed, packed

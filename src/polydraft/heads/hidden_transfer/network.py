@@ -6,6 +6,15 @@ Wu et al. 2024 (arXiv 2404.12022). At position n, with h^l[n] the target's state
 
 In training, rows of the text go through the remaining layers once, without a gradient, and pseudo rows stand at every `EVERY`-th position, another
 set each time. Drafted rows attend to the target's own KV cache.
+
+The loss of training, the target as it is:
+
+    sum over i of 0.8^(i-1) times -sum_v p(v) ln q_i(v), p the target's distribution there, q_i: of row i
+
+On disk, see `heads.checkpoint`:
+
+    config.json          `transfer_layers`: t_1 .. t_k, rising: map i takes the target's state behind layer t_i
+    model.safetensors    maps.{i}.weight: [h, h]
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +24,41 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from polydraft.heads.checkpoint import HeadCheckpoint
+from polydraft.core import Target
+from polydraft.errors import InvalidInputError
+from polydraft.heads.checkpoint import HeadCheckpoint, head_config
 from polydraft.heads.network import DepthModel, HeadNetwork, Material, llama_checkpoint
-from polydraft.heads.recipe import Batch
+from polydraft.heads.recipe import Batch, Figures, Recipe, unrolled
 from polydraft.models.llama_layer import KeyValues, rms_norm, target_layer
 
-__all__ = ["TransferModel", "TransferNet"]
+__all__ = ["TransferCheckpoint", "TransferModel", "TransferNet", "TransferRecipe"]
+
+
+class TransferCheckpoint(HeadCheckpoint):
+    """Maps of a target's states to those of the next positions."""
+
+    kind = "hidden-transfer"
+    LAYERS = "transfer_layers"
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the maps."""
+        h = self.config.hidden_size
+        return {f"maps.{i}.weight": (h, h) for i in range(len(self.layers))}
+
+    def check(self, target: Target) -> None:
+        """Refuse another target than the maps were trained for, and layers that are not there or fall.
+
+        Raises:
+            IncompatibleError: another width, vocabulary or model.
+            InvalidInputError: layers out of range or order.
+        """
+        super().check(target)
+        last = max(target.offers.hidden, default=0)
+        if not self.layers or list(self.layers) != sorted(set(self.layers)) or not 1 <= self.layers[0] <= self.layers[-1] <= last:
+            raise InvalidInputError(
+                f"hidden transfer behind layers {self.layers} was given; expected rising ones of 1 to {last}, which the target has."
+            )
+
 
 EVERY = 8
 """Positions of a text for one from which pseudo rows go out."""
@@ -101,3 +139,22 @@ class TransferModel(DepthModel):
         visible = (torch.arange(int(lengths.max()), device=states.device) < lengths)[:, None, None]
         rows = self.network.pseudo(states[:, None], lengths, lambda l: KeyValues(*self.target.cached(l, slots), visible))
         return self.network.vocabulary(rows[:, 0])
+
+
+class TransferRecipe(Recipe):
+    """See the module. `layers` of the options are t_1 .. t_k."""
+
+    checkpoint, network = TransferCheckpoint, TransferNet
+
+    def layers(self, last: int) -> tuple[int, ...]:
+        """Three rows, each a layer behind the one before; the first one behind four fifths of all."""
+        first = max(1, min(4 * last // 5, last - 3))
+        return first, first + 1, first + 2
+
+    def fresh(self, material: Material) -> TransferNet:
+        """Maps that change nothing."""
+        return TransferNet(head_config({"hidden_size": material.hidden_size}), material)
+
+    def loss(self, network: TransferNet, batch: Batch, *, steps: int, tv_weight: float) -> Figures:
+        """Of all rows."""
+        return unrolled(network.depths(batch), tv_weight=tv_weight)

@@ -1,1 +1,27 @@
-"""Medusa: what is stored, the network in torch, its training, its compiled form, and the drafter."""
+"""Medusa: heads on the target's last state, each for a token so far ahead, draft chains and trees of independent guesses.
+
+Cai et al. 2024 (arXiv 2401.10774). The heads see nothing of what is drafted, so that one product with the output rows serves all depths;
+`heads.medusa.compiled` computes, `heads.depth_drafter` drafts. Trap: the authors' typical acceptance changes the law, as does a redraw after a
+failed match; here any rule that is exact for the draws verifies them.
+"""
+
+from polydraft.core import DraftSampling
+from polydraft.drafters.model.paths import FIXED
+from polydraft.heads.depth_drafter import DepthDrafter
+from polydraft.heads.medusa.network import MedusaCheckpoint
+from polydraft.papers import method
+
+__all__ = ["MedusaDrafter"]
+
+
+class MedusaDrafter(DepthDrafter):
+    """Medusa's heads as a drafter; kinds as for `ModelDrafter`.
+
+    Example:
+        >>> MedusaDrafter.methods[0].name
+        'medusa'
+    """
+
+    methods = (method("medusa", "Medusa heads", "2401.10774", {DraftSampling.IID}, FIXED),)
+    checkpoint = MedusaCheckpoint
+    forms = "polydraft.heads.medusa.compiled:CompiledMedusa", "polydraft.heads.medusa.network:MedusaModel"

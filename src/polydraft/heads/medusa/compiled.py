@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polydraft.exponential import exp
 from polydraft.heads.depth_compiled import DepthLaws
-from polydraft.heads.medusa.checkpoint import MedusaCheckpoint
+from polydraft.heads.medusa.network import MedusaCheckpoint
 from polydraft.models.compiled.kernels import copy_row
 from polydraft.models.compiled.layers import CHUNK, multiply
 from polydraft.models.compiled.products import FORMATS, Packed, packed

@@ -6,21 +6,77 @@ Cai et al. 2024 (arXiv 2401.10774). At index t, with h[t] the target's last stat
 
 All heads share the target's output rows, or each has its own, as the authors'. At first a block does nothing: every head says what the target
 says of the next token.
+
+Training is Medusa-1 of the paper, the target as it is, against the target's distributions:
+
+    loss   = sum over k of 0.8^(k-1) times -sum_v p(v) ln q_k(v)     p: the target's distribution there, q_k: of head k
+
+On disk, see `heads.checkpoint`, with the authors' tensor names, of what is trained here and of what others published:
+
+    config.json          medusa_num_heads, medusa_num_layers (blocks of each head)
+    model.safetensors    {k}.{l}.linear.weight and .bias: block l of head k; {k}.{blocks}.weight: output rows of head k
+
+Where there are no output rows, all heads use `lm_head.weight`, or the target's own rows.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from polydraft.heads.checkpoint import HeadCheckpoint
+from polydraft.errors import IncompatibleError
+from polydraft.heads.checkpoint import HeadCheckpoint, head_config, stored
 from polydraft.heads.network import DepthModel, HeadNetwork, Material
-from polydraft.heads.recipe import Batch
+from polydraft.heads.recipe import Batch, Figures, Recipe, unrolled
 
-__all__ = ["MedusaHeads", "MedusaModel"]
+__all__ = ["MedusaCheckpoint", "MedusaHeads", "MedusaModel", "MedusaRecipe"]
+
+
+class MedusaCheckpoint(HeadCheckpoint):
+    """Heads of Medusa."""
+
+    kind = "medusa"
+
+    @classmethod
+    def read(cls, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+        """What is written here, or the authors' medusa_lm_head, whose configuration leaves out the target's widths."""
+        files = stored(folder, "model.safetensors", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
+        tensors = {name.removeprefix("medusa_head."): tensor for name, tensor in files.items()}
+        settings = {cls.LAYERS: [], "medusa_num_layers": 1, **settings}
+        if "0.0.linear.weight" in tensors:
+            settings = {"hidden_size": len(tensors["0.0.linear.weight"]), **settings}
+        if (rows := tensors.get(f"0.{settings['medusa_num_layers']}.weight")) is not None:
+            settings = {"vocab_size": len(rows), **settings}
+        return settings, tensors
+
+    @property
+    def num_heads(self) -> int:
+        """Depths that are drafted."""
+        return int(self.config.medusa_num_heads)
+
+    @property
+    def num_blocks(self) -> int:
+        """Residual blocks of each head."""
+        return int(self.config.medusa_num_layers)
+
+    @property
+    def has_own_rows(self) -> bool:
+        """Whether each head has output rows of its own."""
+        return f"0.{self.num_blocks}.weight" in self.tensors
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the tensors that heads of this configuration have."""
+        h, L, shape_of = self.config.hidden_size, self.num_blocks, dict[str, tuple[int, ...]]()
+        for k in range(self.num_heads):
+            for l in range(L):
+                shape_of |= {f"{k}.{l}.linear.weight": (h, h), f"{k}.{l}.linear.bias": (h,)}
+            if self.has_own_rows:
+                shape_of[f"{k}.{L}.weight"] = (len(self.ids), h)
+        return shape_of
 
 
 class MedusaHeads(HeadNetwork):
@@ -75,3 +131,32 @@ class MedusaModel(DepthModel):
     def foretold(self, slots: Sequence[int], states: Float[Tensor, "B h"]) -> Float[Tensor, "B K D"]:
         """What the heads say of these states."""
         return torch.stack([self.network.logits(states.float(), k) for k in range(self.depths)], 1)
+
+
+class MedusaRecipe(Recipe):
+    """See the module. sizes: heads, and blocks of each."""
+
+    checkpoint, network = MedusaCheckpoint, MedusaHeads
+    sizes: ClassVar = {"heads": 4, "blocks": 1}
+    settings = ("medusa_num_heads", "medusa_num_layers")
+
+    def fresh(self, material: Material) -> MedusaHeads:
+        """Heads that say what the target says of the next token."""
+        sizes = {"medusa_num_heads": material.sizes["heads"], "medusa_num_layers": material.sizes["blocks"]}
+        return MedusaHeads(head_config(sizes), material)
+
+    def started(self, material: Material, first: MedusaCheckpoint) -> MedusaHeads:
+        """Heads that were trained before.
+
+        Raises:
+            IncompatibleError: heads with output rows of their own.
+        """
+        if first.has_own_rows:
+            raise IncompatibleError(
+                "heads with output rows of their own were given to begin with; expected heads that use the target's. Begin with none."
+            )
+        return MedusaHeads.of(first, material)
+
+    def loss(self, network: MedusaHeads, batch: Batch, *, steps: int, tv_weight: float) -> Figures:
+        """Of as many depths as there are heads."""
+        return unrolled(network.depths(batch), tv_weight=tv_weight)

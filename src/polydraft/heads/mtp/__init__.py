@@ -1,1 +1,26 @@
-"""Multi-token prediction: the module in torch, its training, and the drafter; the rest is EAGLE-3's."""
+"""Multi-token prediction: a module that reads the target's last state and the next token, and then its own output, drafts.
+
+DeepSeek-AI 2024, DeepSeek-V3 (arXiv 2412.19437); Cai et al. 2025, FastMTP (arXiv 2509.18362): the same module at every depth. It is run as
+an EAGLE-3 head is: `heads.eagle.compiled` computes, and what was accepted is read again with the target's states.
+"""
+
+from polydraft.core import DraftSampling
+from polydraft.drafters.model.paths import FIXED
+from polydraft.heads.eagle import EagleDrafter
+from polydraft.heads.mtp.network import MtpCheckpoint
+from polydraft.papers import method
+
+__all__ = ["MtpDrafter"]
+
+
+class MtpDrafter(EagleDrafter):
+    """A module for multi-token prediction as a drafter; kinds as for `ModelDrafter`.
+
+    Example:
+        >>> MtpDrafter.methods[0].name
+        'mtp'
+    """
+
+    methods = (method("mtp", "Multi-token prediction", "2412.19437 2509.18362", {DraftSampling.IID}, FIXED),)
+    checkpoint = MtpCheckpoint
+    forms = "polydraft.heads.eagle.compiled:CompiledEagle", "polydraft.heads.mtp.network:MtpModel"

@@ -6,15 +6,28 @@ DeepSeek-AI 2024, DeepSeek-V3, section 2.2 (arXiv 2412.19437); Cai et al. 2025, 
     a_k[t] = block(P [norm(embedding of x[t+k]); norm(a_(k-1)[t])])     of x[t+k+1]
 
 Trap: x[t+1] belongs to h[t], the state that it was drawn from: off by one, the module learns to repeat a token.
+
+Training is EAGLE-3's, with weights 0.6^(k-1) of the steps (FastMTP, arXiv 2509.18362).
+
+On disk it is an EAGLE-3 head, but for what its layer reads.
 """
+
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from polydraft.heads.eagle.network import EagleHead, EagleModel
+from polydraft.heads.eagle.network import EagleCheckpoint, EagleHead, EagleModel, EagleRecipe
 from polydraft.models.llama_layer import LlamaLayer, Norm
 
-__all__ = ["MtpHead", "MtpModel"]
+__all__ = ["MtpCheckpoint", "MtpHead", "MtpModel", "MtpRecipe"]
+
+
+class MtpCheckpoint(EagleCheckpoint):
+    """A module for multi-token prediction."""
+
+    kind = "mtp"
+    projects = True
 
 
 class MtpHead(EagleHead):
@@ -46,3 +59,14 @@ class MtpModel(EagleModel):
     """The module as a draft model; see `EagleModel`."""
 
     network_class = MtpHead
+
+
+class MtpRecipe(EagleRecipe):
+    """See the module."""
+
+    checkpoint, network, decay = MtpCheckpoint, MtpHead, 0.6
+    published: ClassVar = {}
+
+    def layers(self, last: int) -> tuple[int, ...]:
+        """The last."""
+        return (last,)
