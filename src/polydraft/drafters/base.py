@@ -9,21 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polydraft.core import (
-    AuxRows,
-    Decoding,
-    Draft,
-    Drafter,
-    EncoderDecoder,
-    NoiseKey,
-    Outcome,
-    Request,
-    Scores,
-    SecondSequenceDecoding,
-    Target,
-    TokenTree,
-    TreeShape,
-)
+from polydraft.budget import TreeShape
+from polydraft.core.decodings import Decoding, SecondSequenceDecoding
+from polydraft.core.drafts import Draft
+from polydraft.core.methods import Drafter
+from polydraft.core.outcomes import Outcome
+from polydraft.core.requests import Request
+from polydraft.core.targets import AuxRows, EncoderDecoder, Scores, Target
+from polydraft.core.trees import NoiseKey, TokenTree
 
 
 @dataclass(frozen=True)

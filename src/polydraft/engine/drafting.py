@@ -23,20 +23,12 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from polydraft.core import (
-    AuxRows,
-    Budget,
-    Draft,
-    Drafter,
-    DraftSampling,
-    Mixing,
-    Outcome,
-    Scores,
-    Target,
-    TokenTree,
-    TreeShape,
-    Verifier,
-)
+from polydraft.budget import Budget, TreeShape
+from polydraft.core.drafts import Draft, DraftSampling
+from polydraft.core.methods import Drafter, Verifier
+from polydraft.core.outcomes import Outcome
+from polydraft.core.targets import AuxRows, Mixing, Scores, Target
+from polydraft.core.trees import TokenTree
 from polydraft.drafters.base import Auxiliary, Reading, ReadingOn, Reporting, as_one_round, interleaved, teach_each
 from polydraft.engine.batch import some
 from polydraft.engine.sequence import Sequence

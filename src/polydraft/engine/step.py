@@ -21,23 +21,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft import sampling
-from polydraft.core import (
-    AuxRows,
-    Budget,
-    Decoding,
-    Draft,
-    Drafter,
-    Mixing,
-    NoiseKey,
-    Outcome,
-    SamplingParams,
-    Scores,
-    Target,
-    TokenTree,
-    TreeShape,
-    Verifier,
-    Walking,
-)
+from polydraft.budget import Budget, TreeShape
+from polydraft.core.decodings import Decoding
+from polydraft.core.drafts import Draft
+from polydraft.core.methods import Drafter, Verifier, Walking
+from polydraft.core.outcomes import Outcome
+from polydraft.core.targets import AuxRows, Mixing, Scores, Target
+from polydraft.core.trees import NoiseKey, TokenTree
 from polydraft.engine import drafting
 from polydraft.engine.batch import joined, some
 from polydraft.engine.second import Second
@@ -45,6 +35,7 @@ from polydraft.engine.sequence import Sequence
 from polydraft.engine.stats import Stopwatch
 from polydraft.engine.ties import rescored
 from polydraft.models.slots import TREE_ROOM
+from polydraft.params import SamplingParams
 from polydraft.policy.fixed import Policy
 from polydraft.tree import Dedup, chain, dedup
 from polydraft.verifiers import greedy as greedy_verifier

@@ -24,22 +24,12 @@ import torch
 from torch import Tensor
 
 from polydraft import tree
-from polydraft.core import (
-    FIXED,
-    Budget,
-    Draft,
-    DraftSampling,
-    Needs,
-    NoiseKey,
-    Outcome,
-    Proposing,
-    Request,
-    SamplingParams,
-    Scores,
-    Target,
-    TokenTree,
-    TreeShape,
-)
+from polydraft.budget import Budget, TreeShape
+from polydraft.core.drafts import FIXED, Draft, DraftSampling
+from polydraft.core.outcomes import Outcome
+from polydraft.core.requests import Request
+from polydraft.core.targets import Needs, Proposing, Scores, Target
+from polydraft.core.trees import NoiseKey, TokenTree
 from polydraft.drafters.base import Parts, interleaved, read_source
 from polydraft.drafters.model.best_first import grow
 from polydraft.drafters.model.by_depth import Growth, ModelState
@@ -47,6 +37,7 @@ from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
 from polydraft.models.compiled.proposals import Proposal
 from polydraft.models.slots import Slots, given_back_on_error
 from polydraft.papers import method
+from polydraft.params import SamplingParams
 
 ProposePaths = Callable[..., Proposal | None]
 _METHODS = (

@@ -1,0 +1,25 @@
+"""The nouns of polydraft: token trees, drafts, verdicts, and what a drafter, a verifier and a target promise.
+
+A node is a context. Node 0 is the last committed token; row n of every [B, N, V] tensor is the distribution of the next token
+given the path 0..n. A chain of gamma drafted tokens has N = gamma + 1 nodes and row gamma of the target distribution is the bonus
+row. Every tensor has a leading batch dimension B; trees are padded to N nodes and padding cannot be reached.
+
+    p  target distribution      q  draft distribution      both after sampling parameters, summing to one
+"""
+
+from polydraft.budget import Budget, TreeShape
+from polydraft.core.decodings import Decoding, DecodingMethod, NamedDecoding, SecondSequenceDecoding
+from polydraft.core.drafts import FIXED, Draft, DraftSampling
+from polydraft.core.methods import Drafter, Method, Verifier, Walking
+from polydraft.core.outcomes import Outcome, Verdict
+from polydraft.core.requests import Request
+from polydraft.core.targets import AuxRows, BlockCopying, EncoderDecoder, Mixing, Needs, Proposing, Scores, Target
+from polydraft.core.trees import NoiseKey, TokenTree
+from polydraft.params import SamplingParams
+
+__all__ = [
+    "FIXED", "AuxRows", "BlockCopying", "Budget", "Decoding", "DecodingMethod", "Draft", "DraftSampling", "Drafter",
+    "EncoderDecoder", "Method", "Mixing", "NamedDecoding", "Needs", "NoiseKey", "Outcome", "Proposing", "Request",
+    "SamplingParams", "Scores", "SecondSequenceDecoding", "Target", "TokenTree", "TreeShape", "Verdict", "Verifier",
+    "Walking",
+]  # fmt: skip

@@ -1,0 +1,75 @@
+"""What a step accepts: the verdict of a verifier, before any randomness, and the outcome that is drawn from it."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft.core.trees import NoiseKey, TokenTree
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a round keeps.
+
+    path: [B, A] accepted nodes below the root, padded with -1.
+    num_accepted: [B]; row b emits num_accepted[b] + 1 tokens, never zero.
+    token: [B] the extra token.
+    """
+
+    path: Int[Tensor, "B A"]
+    num_accepted: Int[Tensor, " B"]
+    token: Int[Tensor, " B"]
+
+    @classmethod
+    def of(cls, path: np.ndarray, num_accepted: np.ndarray, token: np.ndarray) -> "Outcome":
+        """From int64 arrays on the host, which the outcome shares.
+
+        Example:
+            >>> Outcome.of(np.array([[1, -1]]), np.array([1]), np.array([9])).lists
+            ([[1]], [9])
+        """
+        outcome = cls(*map(torch.from_numpy, (path, num_accepted, token)))
+        outcome.__dict__["host"] = path, num_accepted, token
+        return outcome
+
+    @cached_property
+    def host(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """`path`, `num_accepted` and `token` as arrays on the host."""
+        return self.path.cpu().contiguous().numpy(), self.num_accepted.cpu().numpy(), self.token.cpu().numpy()
+
+    @cached_property
+    def lists(self) -> tuple[list[list[int]], list[int]]:
+        """Accepted nodes without padding, and the extra tokens, as plain integers."""
+        path, counts, token = (x.tolist() for x in self.host)
+        return [nodes[:count] for nodes, count in zip(path, counts, strict=True)], token
+
+    def emitted(self, tree: TokenTree) -> list[list[int]]:
+        """The tokens that each row emits: accepted path, then the extra token."""
+        tokens = tree.host[0]
+        path, counts, extra = self.host
+        return [
+            [*tokens[b].take(path[b, :count]).tolist(), last] if count else [last]
+            for b, (count, last) in enumerate(zip(counts.tolist(), extra.tolist(), strict=True))
+        ]
+
+
+class Verdict(Protocol):
+    """What a rule decides, before any randomness; randomness then is two draws: stop node and extra token."""
+
+    @property
+    def stop(self) -> Float[Tensor, "B N"]:
+        """P(the last accepted node is n); rows sum to 1; padding 0; equal siblings: on the first copy."""
+        ...
+
+    def after(self, node: Int[Tensor, " B"]) -> Float[Tensor, "B V"]:
+        """Distribution of the one extra token once stopped at `node`."""
+        ...
+
+    def sample(self, key: NoiseKey) -> Outcome:
+        """Draw the stop node and the extra token."""
+        ...

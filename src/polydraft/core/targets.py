@@ -1,0 +1,218 @@
+"""What a target model promises: scores of token trees in slots, and what it offers beyond logits."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from polydraft.core.outcomes import Outcome
+from polydraft.core.trees import TokenTree
+
+
+@dataclass(frozen=True)
+class AuxRows:
+    """Extra rows of a scoring pass, returned and never committed; real rows never see them.
+
+    inputs: [B, X] token ids or [B, X, D] embeddings.  positions: [B, X] below the root (root = 0).
+    nodes: [B, X] tree node whose path each row sees.  mask: [B, X, X] which aux rows see which.
+    """
+
+    inputs: Tensor
+    positions: Int[Tensor, "B X"]
+    nodes: Int[Tensor, "B X"]
+    mask: Bool[Tensor, "B X X"]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What one pass of the target returns.
+
+    logits: [B, N, V] in float32; row n is for the token after node n of `tree`.
+    hidden: layer index -> [B, T, D], only the layers asked for: T = N, after a prefill all tokens that it was given, zero behind
+        the end of a shorter text.  aux_logits: [B, X, V] for auxiliary rows.
+    second: the same tree in the second sequence of each request, where a decoding method reads one.
+    """
+
+    tree: TokenTree
+    logits: Float[Tensor, "B N V"]
+    hidden: Mapping[int, Float[Tensor, "B T D"]] = field(default_factory=dict[int, Tensor])
+    aux_logits: Float[Tensor, "B X V"] | None = None
+    second: "Scores | None" = None
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a drafter or a decoding method asks of the target beyond its distributions, or what a target has to offer.
+
+    hidden: layers whose states are wanted of every committed token: 0 is the embedding, l what layer l puts out, the last one
+        after the final norm, as in transformers' `hidden_states`.
+    embeddings: `target.embed(token_ids) -> [..., D]`.  head: `target.head(hidden) -> [..., V]`, logits of last states.
+    logits: those of the rounds that it drafts for.  aux: auxiliary rows in the pass, see `AuxRows`.
+    every_round: to be told of rounds without drafts too, one by one.
+
+    Example:
+        >>> Needs(hidden=(2,)) | Needs(hidden=(0, 2), head=True)
+        Needs(hidden=(0, 2), embeddings=False, head=True, logits=False, aux=False, every_round=False)
+    """
+
+    hidden: tuple[int, ...] = ()
+    embeddings: bool = False
+    head: bool = False
+    logits: bool = False
+    aux: bool = False
+    every_round: bool = False
+
+    def __or__(self, other: "Needs") -> "Needs":
+        """What either asks for."""
+        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
+        hidden = tuple(sorted({*self.hidden, *other.hidden}))
+        return Needs(**{name: a or b for name, (a, b) in pairs.items() if name != "hidden"}, hidden=hidden)
+
+    @property
+    def each_round(self) -> bool:
+        """Whether what is needed of a round cannot be had later, from its tokens alone."""
+        return self.every_round or bool(self.hidden)
+
+
+class Target(Protocol):
+    """A model that scores token trees in slots; a slot holds the keys and values of committed tokens and nothing else.
+
+    Node 0 of a tree is committed by the text but not yet in the cache: `score` feeds all nodes and `commit` keeps the
+    rows of the root and of the accepted path. The extra token is the root of the next tree.
+
+    Derive from this class: what has a value here is optional.
+
+    name: that it is known by again.  eos_token_ids, bos_token_id: that end and begin a text.  rolls_back: whether `cut` is cheap.
+    draft_ids: tokens that a draft model has logits of, where they are not all.  pool: entered around each pass.
+    checkpoint: where its weights can be read again.  weight_bytes, cache_bytes: of its weights and of a full cache, 0 where nobody says.
+    weight_format, quantization_error, activations, rounded_again, draft_vocabulary: see `models.compiled.llama`.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    name: str = ""
+    eos_token_ids: Sequence[int] = ()
+    bos_token_id: int | None = None
+    device: torch.device = torch.device("cpu")
+    dtype: torch.dtype = torch.float32
+    rolls_back: bool = True
+    draft_ids: np.ndarray = np.empty(0, np.int64)
+    pool: Any = nullcontext()
+    checkpoint: Any = None
+    weight_bytes: int = 0
+    cache_bytes: int = 0
+    cache_grows: bool = False
+    weight_format: str | None = None
+    quantization_error: float | None = None
+    activations: str | None = None
+    rounded_again: Mapping[str, set[str]] = MappingProxyType({})
+    draft_vocabulary: int | None = None
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that a pass runs on."""
+        return torch.get_num_threads()
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[slots] committed tokens in each cache, to be read; see `models.slots`."""
+        ...
+
+    @property
+    def offers(self) -> Needs:
+        """What it can give beyond logits; a bit that is set stands for the method of that name."""
+        return Needs()
+
+    def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
+        """Append committed tokens to the slots' caches, in chunks; logits of the last row only ([B, 1, V]), hidden states of all."""
+        ...
+
+    def score(
+        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None, since: int = 0
+    ) -> Scores:
+        """One pass over the nodes `since` .. N-1, whose ancestors the last calls on these slots scored (a tree that grows).
+
+        The committed cache is not changed. hidden: layers whose states are wanted, as in transformers' `hidden_states`.
+        """
+        ...
+
+    def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
+        """Keep the rows of the root and the path of the last `score`; drop the siblings."""
+        ...
+
+    def cut(self, slot: int, length: int) -> None:
+        """Forget all committed tokens of a slot but the first `length`."""
+        ...
+
+    def copy(self, source: int, slot: int, length: int) -> None:
+        """The first `length` committed tokens of a slot into an empty one: a prefix that two sequences share."""
+        ...
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Empty the slots."""
+        ...
+
+
+@runtime_checkable
+class Proposing(Protocol):
+    """A draft model that makes whole proposals in one call, None where it does not apply; see `models.compiled.proposals`.
+
+    What it scored is committed like any tree.
+    """
+
+    def propose_paths(self, *arguments: Any, **options: Any) -> Any: ...
+
+    def propose_tree(self, *arguments: Any, **options: Any) -> Any: ...
+
+
+@runtime_checkable
+class EncoderDecoder(Target, Protocol):
+    """A target that reads a source before it writes: each slot holds one, beside the committed tokens of the output.
+
+    decoder_prompt: ids with which every output begins.  max_source_len: most tokens of a source.
+    """
+
+    decoder_prompt: tuple[int, ...]
+    max_source_len: int
+
+    def check_source(self, ids: Sequence[int], whose: str) -> None:
+        """Refuse a source that is empty or too long."""
+        ...
+
+    def encode(self, slots: Sequence[int], sources: Sequence[Sequence[int]]) -> None:
+        """Read the source of each slot once; it stays until the slot is released."""
+        ...
+
+
+@runtime_checkable
+class BlockCopying(Target, Protocol):
+    """A target whose KV cache entries can be copied out of a slot, and back into any, in blocks of `block_tokens` tokens; 0 where it cannot now."""
+
+    block_tokens: int
+    bytes_per_token: int
+
+    def read_block(self, slot: int, start: int) -> Any:
+        """A copy of the entries of a block of committed tokens; start: a multiple of `block_tokens`."""
+        ...
+
+    def write_block(self, slot: int, entries: Any) -> None:
+        """Append a block to a slot that holds whole blocks; its tokens are committed."""
+        ...
+
+
+@runtime_checkable
+class Mixing(Target, Protocol):
+    """A target whose passes take pieces of prompts beside the trees of others."""
+
+    def score_mixed(
+        self, slots: Sequence[int], tree: TokenTree, pieces: Mapping[int, Sequence[int]], *, hidden: Sequence[int] = ()
+    ) -> tuple[Scores, Scores]:
+        """`Target.score` of the tree in the same pass as a `prefill` of each piece, by slot: the results of both, the second without logits."""
+        ...

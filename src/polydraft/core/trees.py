@@ -1,0 +1,102 @@
+"""A batch of token trees, and the noise that each row of it meets."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """A batch of token trees: topological order, siblings in draw order, duplicates kept, padding last.
+
+    tokens: [B, N] token ids; tokens[:, 0] is the last committed token; padding: 0.
+    parents: [B, N] node indices, parents[:, 0] == -1 and parents[:, n] < n; padding: -1.
+
+    Example:
+        >>> chain = TokenTree.chain(torch.tensor([[5, 7, 9]]))
+        >>> chain.parents.tolist()
+        [[-1, 0, 1]]
+    """
+
+    tokens: Int[Tensor, "B N"]
+    parents: Int[Tensor, "B N"]
+
+    @cached_property
+    def host(self) -> tuple[np.ndarray, np.ndarray]:
+        """`tokens` and `parents` as arrays on the host, for compiled walks."""
+        return self.tokens.cpu().contiguous().numpy(), self.parents.cpu().contiguous().numpy()
+
+    @cached_property
+    def lists(self) -> tuple[list[list[int]], list[list[int]]]:
+        """`tokens` and `parents` as plain integers."""
+        tokens, parents = self.host
+        return tokens.tolist(), parents.tolist()
+
+    @classmethod
+    def of(cls, tokens: np.ndarray, parents: np.ndarray) -> "TokenTree":
+        """From int64 arrays on the host, which the tree shares.
+
+        Example:
+            >>> TokenTree.of(np.array([[5, 7]]), np.array([[-1, 0]])).num_nodes
+            2
+        """
+        tree = cls(torch.from_numpy(tokens), torch.from_numpy(parents))
+        tree.__dict__["host"] = tokens, parents
+        return tree
+
+    @property
+    def batch_size(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def num_nodes(self) -> int:
+        """N, padding included."""
+        return self.tokens.shape[1]
+
+    @property
+    def is_node(self) -> Bool[Tensor, "B N"]:
+        """True where there is a node, False where there is padding."""
+        mask = self.parents >= 0
+        mask[:, 0] = True
+        return mask
+
+    @classmethod
+    def chain(cls, tokens: Int[Tensor, "B N"]) -> "TokenTree":
+        """One path: node n hangs on node n-1."""
+        return cls(tokens, torch.arange(-1, tokens.shape[1] - 1, device=tokens.device).expand_as(tokens).contiguous())
+
+    @classmethod
+    def roots(cls, tokens: Int[Tensor, " B"]) -> "TokenTree":
+        """Trees with no draft at all: plain decoding."""
+        return cls(tokens[:, None], tokens.new_full((len(tokens), 1), -1))
+
+
+@dataclass(frozen=True)
+class NoiseKey:
+    """Which noise a row of the batch meets; see `polydraft.noise` for the draws made with it.
+
+    seed: [B] the request's seed.  sample: [B] sample index, for n > 1.
+    position: [B] committed length at the start of the round (absolute position for the race stream).
+    """
+
+    seed: Int[Tensor, " B"]
+    sample: Int[Tensor, " B"]
+    position: Int[Tensor, " B"]
+
+    @cached_property
+    def host(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """`seed`, `sample` and `position` as arrays on the host, for compiled walks."""
+        return self.seed.cpu().numpy(), self.sample.cpu().numpy(), self.position.cpu().numpy()
+
+    @classmethod
+    def of(cls, seeds: Sequence[int], samples: Sequence[int], positions: Sequence[int]) -> "NoiseKey":
+        """A key from plain integers, one each per row."""
+        rows = np.array([list(seeds), list(samples), list(positions)], np.int64)
+        key = cls(*torch.from_numpy(rows).unbind())
+        key.__dict__["host"] = tuple(rows)
+        return key
