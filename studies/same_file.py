@@ -1,6 +1,7 @@
-"""A GGUF file in this library and in llama.cpp, on the same prompts: every mode of both by turns, each engine in a process of its own.
+"""A GGUF file in this library, in llama.cpp and in transformers, on the same prompts: every mode by turns, each engine in a process of its own.
 
-modes     polydraft plain, auto and fixed chains; llama.cpp plain, with the same draft model, and with its own n-gram lookups
+modes     polydraft plain, auto and fixed chains; llama.cpp plain, with the same draft model, and with its own n-gram lookups;
+          with `--transformers` its `generate`, plain and assisted by the same draft model, of the file's weights in bfloat16
 speed     tokens after those of the first step, over the seconds since then, of all prompts together
 interval  95%, bootstrap over prompts
 
@@ -21,6 +22,7 @@ from time import perf_counter
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import torch
 import typer
 
 from polydraft.bench.record import command_line, markdown_table, processor, write_texts
@@ -41,7 +43,7 @@ WARM_UP_TOKENS = 8
 PEER_MODES = ("plain", "draft", "ngram_simple", "ngram_map_k", "ngram_map_k4v", "ngram_mod", "ngram_cache")
 """What llama.cpp offers: no drafts, the draft model, and lookups in the text so far."""
 PROGRAM = "python -m studies.same_file"
-OURS, PEER = "polydraft", "llama.cpp"
+OURS, PEER, TRANSFORMERS = "polydraft", "llama.cpp", "transformers"
 RESAMPLES = 2000
 Progress = Callable[[int, int], object]
 
@@ -88,10 +90,10 @@ class Job(NamedTuple):
 
 
 class FileComparison:
-    """Modes of both engines on one file.
+    """Modes of all engines on one file.
 
     model, draft: names as of `hub.located`; without a draft model, that of the file's entry in `polydraft models list`.
-    chains: lengths of fixed chains of drafts.  peer_modes: of `PEER_MODES`.
+    chains: lengths of fixed chains of drafts.  peer_modes: of `PEER_MODES`.  transformers: whether its modes run, too.
     results: file of continuations; those that are in it are not measured again.
 
     Raises:
@@ -106,6 +108,7 @@ class FileComparison:
         *,
         chains: Sequence[int] = (3,),
         peer_modes: Sequence[str] = PEER_MODES[:3],
+        transformers: bool = False,
         num_tokens: int = 64,
         results: Path | None = None,
     ) -> None:
@@ -116,7 +119,9 @@ class FileComparison:
         self.num_tokens, self._results = num_tokens, results
         ours = ["plain", "auto", *(f"chain of {n}" for n in chains if self.draft)]
         peers = [mode for mode in peer_modes if mode != "draft" or self.draft]
-        self.modes = [f"{OURS}, {mode}" for mode in ours] + [f"{PEER}, {mode}" for mode in peers]
+        assisted = ["plain", *(["assisted"] if self.draft else [])] if transformers else []
+        by_engine = {OURS: ours, PEER: peers, TRANSFORMERS: assisted}
+        self.modes = [f"{engine}, {mode}" for engine, modes in by_engine.items() for mode in modes]
         self.settings = {"file": self.file.name, "draft": self.draft and self.draft.name, "tokens": num_tokens}
         self.continuations, self.starts = list[Continuation](), list[Start]()
         self._read_results()
@@ -212,15 +217,18 @@ class FileComparison:
 
     @contextmanager
     def _workers(self, threads: int) -> Iterator[dict[str, Callable[[Job], tuple[float, float, int]]]]:
-        """By mode, what answers jobs: one process of this library for all of its modes, one of llama.cpp for each of its own."""
-        ours = [mode.partition(", ")[2] for mode in self.modes if mode.startswith(OURS)]
-        engines: dict[str, tuple[Any, ...]] = {OURS: (_ours, str(self.file), threads, self.draft, ours)}
-        for mode in self.modes:
-            if mode.startswith(PEER):
-                engines[mode] = (_llama_cpp, str(self.file), threads, self.draft, mode.partition(", ")[2])
+        """By mode, what answers jobs: one process of this library for all of its modes, one of transformers, one of llama.cpp for each of its own."""
+        options, names = (str(self.file), threads, self.draft), [mode.partition(", ") for mode in self.modes]
+        engines: dict[str, tuple[Any, ...]] = {OURS: (_ours, *options, [mode for engine, _, mode in names if engine == OURS])}
+        for engine, _, mode in names:
+            if engine == PEER:
+                engines[f"{engine}, {mode}"] = (_llama_cpp, *options, mode)
+            elif engine == TRANSFORMERS:
+                engines[engine] = (_transformers, *options)
         with ExitStack() as stack:
             pipes = {name: stack.enter_context(_worker(threads, *engine)) for name, engine in engines.items()}
-            yield {mode: lambda job, pipe=pipes[mode if mode in pipes else OURS][0]: _answered(pipe, job) for mode in self.modes}
+            of_mode = {mode: pipes.get(mode) or pipes[mode.partition(", ")[0]] for mode in self.modes}
+            yield {mode: lambda job, pipe=pipe: _answered(pipe, job) for mode, (pipe, _) in of_mode.items()}
             for name, (pipe, seconds) in pipes.items():
                 pipe.send(None)
                 start = Start(name, threads, seconds, pipe.recv())
@@ -302,6 +310,50 @@ def _llama_cpp(file: str, threads: int, draft: Path | None, mode: str) -> Any:
         params = SamplingParams(temperature=job.temperature, max_tokens=job.num_tokens, seed=job.seed)
         server.stream(job.token_ids, params, lambda: times.append(perf_counter()))
         return times[0] - begin, times[-1] - times[0], 1
+
+    return generate
+
+
+def _transformers(file: str, threads: int, draft: Path | None) -> Any:
+    """`generate` of the files' weights in bfloat16, plain and assisted."""
+    from transformers.generation.streamers import BaseStreamer
+
+    from polydraft.models.folder import load_module
+
+    torch.set_num_threads(threads)
+    model = load_module(file, dtype=torch.bfloat16, device="cpu")
+    small = load_module(draft, dtype=torch.bfloat16, device="cpu") if draft else None
+
+    class Deliveries(BaseStreamer):
+        """When tokens came, and how many; the first delivery is the prompt."""
+
+        def __init__(self) -> None:
+            self.times = list[tuple[float, int]]()
+
+        def put(self, value: torch.Tensor) -> None:
+            self.times.append((perf_counter(), value.numel()))
+
+        def end(self) -> None:
+            pass
+
+    def generate(job: Job) -> tuple[float, float, int]:
+        T, ids, deliveries = job.temperature, torch.tensor([job.token_ids]), Deliveries()
+        sampling = {"do_sample": True, "temperature": T, "top_k": 0, "top_p": 1.0} if T else {"do_sample": False}
+        torch.manual_seed(job.seed)
+        begin = perf_counter()
+        with torch.inference_mode():
+            model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=job.num_tokens,
+                eos_token_id=None,
+                pad_token_id=0,
+                streamer=deliveries,
+                assistant_model=small if job.mode == "assisted" else None,
+                **sampling,
+            )
+        (first, count), last = deliveries.times[1], deliveries.times[-1][0]
+        return first - begin, last - first, count
 
     return generate
 
@@ -403,7 +455,7 @@ def _table(speeds: Speeds) -> str:
     plain = f"{OURS}, plain"
     categories = {name: prompts for name, prompts in speeds.categories.items() if prompts}
     lines = list[list[str]]()
-    for mode in sorted(speeds.modes, key=lambda mode: (mode.startswith(PEER), mode)):
+    for mode in sorted(speeds.modes, key=lambda mode: (not mode.startswith(OURS), mode)):
         line = [mode + (" (fastest of its modes)" if mode == fastest else "")]
         line += [_with_interval(speeds.speed(mode, prompts), speeds.interval(mode, prompts)) for prompts in categories.values()]
         line.append(_with_interval(speeds.speed(mode, every), speeds.interval(mode, every)))
@@ -449,6 +501,9 @@ def main(
             help="Mode of llama.cpp: plain, draft, or an n-gram type such as ngram_mod; may be repeated. Default plain, draft, ngram_simple."
         ),
     ] = None,
+    transformers: Annotated[
+        bool, typer.Option("--transformers", help="Run generate of transformers, too, plain and assisted by the draft model.")
+    ] = False,
     max_tokens: Annotated[int, typer.Option(min=2, help="Number of new tokens of each continuation.")] = 64,
     repetitions: Annotated[int, typer.Option(min=1, help="Number of measured repetitions of every prompt.")] = 1,
     out: Annotated[
@@ -468,6 +523,7 @@ def main(
         draft_model,
         chains=chain or (3,),
         peer_modes=peer_mode or PEER_MODES[:3],
+        transformers=transformers,
         num_tokens=max_tokens,
         results=out and out.with_suffix(".jsonl"),
     )

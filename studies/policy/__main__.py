@@ -110,7 +110,7 @@ def main(
     """Adaptive policy and fixed shapes in turn."""
     options: dict[str, Any] = {"max_num_seqs": batch, "threads": 1}
     if model:
-        options |= {"target": model, "draft": draft_model, "quantization": quantization, "max_model_len": 1024}
+        options |= {"target": model, "draft_model": draft_model, "quantization": quantization, "max_model_len": 1024}
         options |= {"draft_quantization": quantization} if draft_model else {}
     runs = settings(options, drafter, temperature == 0)
     texts = [t for t in list(questions(prompts, runs[0].engine, model is not None))[::every] if len(t[1]) < 600][: count * batch]

@@ -1,29 +1,33 @@
 """`python -m studies.several_drafts --target FILE --draft FILE`: where does a second path of drafts pay?
 
 Contexts are places in the target's own answers. At each, trees of every kind of drafts are drawn from the draft model and from weaker ones, which are
-the same model without some of its layers, and scored by the target, each context's nodes in few forward passes; every verifier's expected tokens per step
+the same model without some of its layers, in two bits or both, and scored by the target, each context's nodes in few forward passes; every verifier's expected tokens per step
 follow without another one. Speed is tokens over the seconds of a step, from passes measured by rows. A cut-off run keeps its contexts: the same command
-goes on with the next one.
+goes on with the next one, and adds draft models that it lacks. `--costs`
+measures only seconds, for a machine that does nothing else; `--report` writes the page from what is stored.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from polydraft.engine.api import Engine
 from polydraft.models import load, pair
-from studies.options import Out, Quick
+from polydraft.models.compiled.llama import CompiledLlama
+from studies.options import Out, Quick, write_json
 from studies.several_drafts.costs import TARGET, measured_passes
-from studies.several_drafts.measure import measure, without_layers
+from studies.several_drafts.measure import checkpoint_of, measure, missing_drafts, stored_context, without_layers
 from studies.several_drafts.picture import picture
 from studies.several_drafts.report import markdown
 from studies.several_drafts.rows import RowStore
-from studies.several_drafts.texts import COMPLETE_FUNCTION, CONTEXTS, answers, packaged_prompts, read_prompts
+from studies.several_drafts.texts import COMPLETE_FUNCTION, CONTEXTS, Context, answers, packaged_prompts, read_prompts
+from studies.several_drafts.two_bits import in_two_bits
 from studies.several_drafts.verified import read_values
 
 __all__ = ["main", "size_name"]
@@ -40,11 +44,16 @@ def _models(target: str, draft: str) -> tuple[Any, Any, dict[str, Any]]:
     tokenizer = load.load_tokenizer(target)
     shared = load.check_same_vocabulary(tokenizer, load.load_tokenizer(draft), big.vocab_size, small.vocab_size)
     big.vocab_size = small.vocab_size = shared
-    layers = len(small.arrays.weights.attention_norm)
-    drafts = {size_name(draft): small}
-    for first, count in ((layers // 3, layers // 4), (layers // 4, layers // 2)):
-        drafts[f"{layers - count} of {layers} layers"] = without_layers(draft, range(first, first + count), **options)
-    return big, tokenizer, drafts
+    files = checkpoint_of(draft)
+    coarse, layers = in_two_bits(files), files.config.num_hidden_layers
+    few = f"{layers - layers // 2} of {layers} layers"
+    weaker = {
+        f"{layers - layers // 4} of {layers} layers": without_layers(files, range(layers // 3, layers // 3 + layers // 4)),
+        few: without_layers(files, middle := range(layers // 4, layers // 4 + layers // 2)),
+        "two bits": coarse,
+        f"two bits, {few}": without_layers(coarse, middle),
+    }
+    return big, tokenizer, {size_name(draft): small} | {name: CompiledLlama(model, **options) for name, model in weaker.items()}
 
 
 def size_name(model: str) -> str:
@@ -68,41 +77,62 @@ def main(
     out: Out = Path("build/several_drafts"),
     page: Annotated[Path, typer.Option(help="Markdown page that is written.")] = PAGE,
     plot: Annotated[Path, typer.Option(help="Picture that is written.")] = PLOT,
+    only_costs: Annotated[
+        bool, typer.Option("--costs", help="Only the seconds of forward passes, measured anew, and the page.")
+    ] = False,
+    only_report: Annotated[bool, typer.Option("--report", help="Only the page and the plot, from what is in --out.")] = False,
     quick: Quick = False,
 ) -> None:
     """Write the page and the plot; rows, values and seconds stay in `--out`."""
     if quick:
         num_answers, page, plot = 2, out / "several-drafts.md", out / "several-drafts.png"
-    rows = out / "rows"
+    rows, passes = out / "rows", out / "passes.json"
     rows.mkdir(parents=True, exist_ok=True)
-    big, tokenizer, drafts = _models(target, draft)
-    prompts: dict[str, Any] = packaged_prompts()
-    prompts |= {"code": read_prompts(code, COMPLETE_FUNCTION)} if code else {}
-    prompts |= {"chat": read_prompts(chat)} if chat else {}
-    engine = Engine.of(big, tokenizer=tokenizer, draft_model=next(iter(drafts.values())), draft_tokenizer=tokenizer)
-    stores = RowStore(big, big.vocab_size), {name: RowStore(model, big.vocab_size) for name, model in drafts.items()}
+    if not only_report:
+        big, tokenizer, drafts = _models(target, draft)
+        if not only_costs:
+            prompts: dict[str, Any] = packaged_prompts()
+            prompts |= {"code": read_prompts(code, COMPLETE_FUNCTION)} if code else {}
+            prompts |= {"chat": read_prompts(chat)} if chat else {}
+            _write_rows(rows, big, tokenizer, drafts, prompts, num_answers, temperature or (0.7, 1.0))
+        models = {TARGET: big, **drafts}
+        if only_costs or not passes.exists() or set(models) - set(json.loads(passes.read_text(encoding="utf-8"))):
+            write_json(measured_passes(models, 2 if quick else 9), passes)
+    values, seconds = read_values(rows), json.loads(passes.read_text(encoding="utf-8"))
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(markdown(values, seconds, Path(target).name), encoding="utf-8")
+    picture(values, seconds, plot)
+    typer.echo(f"wrote {page} and {plot}", err=True)
+
+
+def _write_rows(
+    rows: Path,
+    target: Any,
+    tokenizer: Any,
+    drafts: Mapping[str, Any],
+    prompts: dict[str, Any],
+    num_answers: int,
+    temperatures: Sequence[float],
+) -> None:
+    """The contexts that are there with the draft models that they lack, then further ones."""
+    engine = Engine.of(target, tokenizer=tokenizer, draft_model=next(iter(drafts.values())), draft_tokenizer=tokenizer)
+    stores = RowStore(target, target.vocab_size), {name: RowStore(model, target.vocab_size) for name, model in drafts.items()}
     begin = perf_counter()
+
+    def add(context: Context, file: Path) -> None:
+        measure(context, *stores, temperatures, context.answer, file)
+        typer.echo(f"{file.name} of {2 * num_answers} answers, {perf_counter() - begin:.0f} s", err=True)
+
+    for file in sorted(rows.glob("*.npz")):
+        if missing_drafts(drafts, np.load(file).files):
+            add(stored_context(file), file)
     for contexts in answers(engine, tokenizer, prompts, num_answers, lambda answer: _file(rows, answer, CONTEXTS - 1).exists()):
         for number, context in enumerate(contexts):
-            measure(context, *stores, temperature or (0.7, 1.0), context.answer, _file(rows, context.answer, number))
-        typer.echo(f"answer {contexts[0].answer + 1} of {2 * num_answers}, {perf_counter() - begin:.0f} s", err=True)
-    passes = _passes(out / "passes.json", {TARGET: big, **drafts}, 2 if quick else 9)
-    values = read_values(rows)
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(markdown(values, passes, Path(target).name), encoding="utf-8")
-    picture(values, passes, plot)
-    typer.echo(f"wrote {page} and {plot}", err=True)
+            add(context, _file(rows, context.answer, number))
 
 
 def _file(rows: Path, answer: int, number: int) -> Path:
     return rows / f"{answer:03}-{number}.npz"
-
-
-def _passes(file: Path, models: Mapping[str, Any], repetitions: int) -> dict[str, list[float]]:
-    """Those of an earlier run, else measured now."""
-    if not file.exists():
-        file.write_text(json.dumps(measured_passes(models, repetitions)), encoding="utf-8")
-    return json.loads(file.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

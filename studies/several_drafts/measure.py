@@ -1,29 +1,27 @@
 """Rows of one context: all trees of all draft models, and what target and draft say at their nodes, in one file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from polydraft.models import checkpoint, load
-from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.gguf import GgufFile, is_gguf
 from polydraft.models.hub import located
 from studies.several_drafts.draws import DraftTree, draw_trees, lookup, side_by_side, with_spares
 from studies.several_drafts.rows import RowStore, joined
 from studies.several_drafts.texts import Context
 
-__all__ = ["LOOKUP", "Group", "measure", "without_layers"]
+__all__ = ["LOOKUP", "Group", "checkpoint_of", "measure", "missing_drafts", "stored_context", "without_layers"]
 
 LOOKUP = "n-gram"
 Key = tuple[str, int]
 """How a tree was drawn, and its number of paths."""
 
 
-def without_layers(name: str, layers: Sequence[int], **options: Any) -> CompiledLlama:
-    """A model of a folder or GGUF file whose other layers follow each other: a weaker draft model of the same vocabulary.
+def checkpoint_of(name: str) -> checkpoint.Checkpoint:
+    """The weights of a folder or GGUF file.
 
     Raises:
         ModelLoadError: of a family that is not compiled.
@@ -32,6 +30,11 @@ def without_layers(name: str, layers: Sequence[int], **options: Any) -> Compiled
     files = checkpoint.of_file(GgufFile(place)) if is_gguf(place) else checkpoint.of_folder(place)
     if files is None:
         raise load.ModelLoadError(f"{name!r} was given; expected a model of the Llama family, whose layers can be left out.")
+    return files
+
+
+def without_layers(files: checkpoint.Checkpoint, layers: Sequence[int]) -> checkpoint.Checkpoint:
+    """The model whose other layers follow each other: a weaker draft model of the same vocabulary."""
     stay = [i for i in range(files.config.num_hidden_layers) if i not in layers]
 
     def original(weight: str) -> str:
@@ -40,7 +43,7 @@ def without_layers(name: str, layers: Sequence[int], **options: Any) -> Compiled
         return f"model.layers.{stay[int(number)]}.{part}" if not head and rest else weight
 
     blocks, rows, read = files.blocks, files.rows, files.read
-    few = replace(
+    return replace(
         files,
         config=replace(files.config, num_hidden_layers=len(stay)),
         outlines={w: files.outlines[original(w)] for w in files.outlines if _layer(w) < len(stay)},
@@ -49,7 +52,6 @@ def without_layers(name: str, layers: Sequence[int], **options: Any) -> Compiled
         rows=None if rows is None else lambda weight, part: rows(original(weight), part),
         forget=lambda weights, part: None,
     )
-    return CompiledLlama(few, **options)
 
 
 def _layer(weight: str) -> int:
@@ -111,11 +113,22 @@ def measure(
 ) -> None:
     """Draw all trees behind a context, score them with the target in as few forward passes as fit, and write the file.
 
-    The first draft model also drafts beside the second one, and beside an n-gram lookup in the context.
+    Draft models that the file has already are left out. The first draft model also drafts beside the second one, and beside an n-gram lookup in the context.
     """
+    arrays: dict[str, np.ndarray] = (
+        dict(np.load(file))
+        if file.exists()
+        else {
+            "answer": np.array(context.answer),
+            "text": np.array(context.text),
+            "token_ids": np.array(context.token_ids),
+        }
+    )
     target.open(context.token_ids)
     groups: dict[tuple[str, float], Group] = {}
-    for name, rows in drafts.items():
+    first, *others = drafts
+    for name in missing_drafts(drafts, arrays):
+        rows = drafts[name]
         rows.open(context.token_ids)
         for (T, kind, paths), tree in draw_trees(rows, name, temperatures, seed).items():
             groups.setdefault((name, T), Group(target, [rows], T)).trees[kind, paths] = tree
@@ -123,9 +136,8 @@ def measure(
             chain = _path(groups[name, T].trees["iid", 4], 0)
             for kind, distinct in (("iid spares", False), ("distinct spares", True)):
                 groups[name, T].trees[kind, 4] = with_spares(rows, name, T, seed, chain, distinct)
-    first, *others = drafts
     copied = lookup(context.token_ids)
-    for T in temperatures:
+    for T in temperatures if (first, temperatures[0]) in groups else ():
         chain = _path(groups[first, T].trees["iid", 4], 0)
         for other in others[:1]:
             second = _path(groups[other, T].trees["iid", 4], 0)
@@ -139,13 +151,25 @@ def measure(
         for draft in group.drafts:
             if draft is not None:
                 draft.fill(inner)
-    arrays: dict[str, np.ndarray] = {"answer": np.array(context.answer), "text": np.array(context.text)}
     for (name, T), group in groups.items():
         arrays |= {f"{name}|{T}|{key}": value for key, value in group.arrays().items()}
     partial = file.with_suffix(".part")
     with partial.open("wb") as out:
         np.savez(out, **arrays)  # type: ignore[arg-type]
     partial.rename(file)
+    file.with_suffix(".json").unlink(missing_ok=True)
+
+
+def missing_drafts(drafts: Iterable[str], stored: Iterable[str]) -> list[str]:
+    """Draft models of which a file of rows has none. stored: names of its arrays."""
+    measured = {name.split("|")[0] for name in stored}
+    return [name for name in drafts if name not in measured]
+
+
+def stored_context(file: Path) -> Context:
+    """The context whose rows a file has."""
+    with np.load(file) as stored:
+        return Context(str(stored["text"]), int(stored["answer"]), tuple(stored["token_ids"].tolist()))
 
 
 def _path(tree: DraftTree, path: int) -> list[int]:

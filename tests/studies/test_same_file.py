@@ -42,6 +42,19 @@ def test_every_mode_continues_every_prompt_and_a_cut_off_run_goes_on(model, tmp_
         FileComparison(model, model, num_tokens=9, results=results)
 
 
+def test_transformers_runs_beside_plain_and_assisted(model):
+    pytest.importorskip("xllamacpp")
+    comparison = FileComparison(model, model, peer_modes=["plain"], transformers=True, num_tokens=8)
+    assert comparison.modes[-2:] == ["transformers, plain", "transformers, assisted"]
+    comparison.run(ASKED[:1], temperatures=(0.0, 1.0))
+    plain, assisted = (
+        [c for c in comparison.continuations if c.mode == f"transformers, {mode}"] for mode in ("plain", "assisted")
+    )
+    assert [c.first_tokens for c in plain] == [1, 1] and all(c.seconds > 0 for c in plain)
+    assert assisted[0].first_tokens > 1  # greedy drafts of the model itself are accepted
+    assert "| transformers, assisted |" in markdown(comparison)
+
+
 def test_without_a_draft_model_there_are_no_chains(model):
     pytest.importorskip("xllamacpp")
     modes = FileComparison(model, None).modes

@@ -10,13 +10,15 @@ import torch
 from polydraft import registry
 from polydraft.core import TreeShape
 from polydraft.models import load, pair
+from polydraft.models.compiled.llama import CompiledLlama
 from studies.several_drafts import verified
 from studies.several_drafts.__main__ import main, size_name
 from studies.several_drafts.costs import NUM_ROWS, TARGET, StepCosts
 from studies.several_drafts.draws import MAX_DEPTH, DraftTree, draw_trees, side_by_side, with_spares
-from studies.several_drafts.measure import Group, measure, without_layers
+from studies.several_drafts.measure import Group, checkpoint_of, measure, stored_context, without_layers
 from studies.several_drafts.rows import RowStore, joined
 from studies.several_drafts.texts import Context
+from studies.several_drafts.two_bits import in_two_bits, two_bit_blocks, zero_padded
 from studies.theory import efficiency
 
 OPTIONS: dict[str, Any] = {"max_model_len": 160, "max_num_seqs": 2, "threads": 1}
@@ -141,12 +143,45 @@ def _siblings(tree: DraftTree):
 
 
 def test_a_model_without_its_last_layers_is_the_model_that_ends_there():
-    few = without_layers(str(pair.target_folder()), [3, 4, 5, 6, 7], **OPTIONS)
+    few = CompiledLlama(without_layers(checkpoint_of(str(pair.target_folder())), [3, 4, 5, 6, 7]), **OPTIONS)
     whole: Any = load.load_model(str(pair.target_folder()), **OPTIONS)
     layers = len(whole.arrays.weights.attention_norm)
     assert len(few.arrays.weights.attention_norm) == layers - len(set(range(3, 8)) & set(range(layers)))
     states = [m.prefill([0], [[5, 6, 7]], hidden=[2]).hidden[2] for m in (few, whole)]
     assert torch.equal(*states)
+
+
+def test_blocks_of_two_bits_are_read_as_the_gguf_package_reads_them_and_lose_little():
+    from gguf import GGMLQuantizationType, quants
+
+    weights = torch.randn(5, 512, generator=torch.Generator().manual_seed(0))
+    raw = two_bit_blocks(weights)
+    assert raw.shape == (5, 2) and 8 * raw.itemsize / 256 == 2.625
+    read = torch.from_numpy(quants.dequantize(raw.view(np.uint8).reshape(5, -1), GGMLQuantizationType.Q2_K))
+    assert float((read - weights).norm() / weights.norm()) < 0.29  # the best four values of a normal distribution: 0.34
+    exact = 0.25 * torch.randint(0, 4, (3, 256), generator=torch.Generator().manual_seed(1)) - 0.25
+    raw = two_bit_blocks(exact)
+    read = torch.from_numpy(quants.dequantize(raw.view(np.uint8).reshape(3, -1), GGMLQuantizationType.Q2_K))
+    torch.testing.assert_close(read, exact, atol=1e-3, rtol=0)
+
+
+def test_dimensions_of_zeros_change_no_logit():
+    files = checkpoint_of(str(pair.draft_folder()))
+    padded = zero_padded(files, 384)
+    assert {padded.config.hidden_size % 384, padded.config.intermediate_size % 384} == {0}
+    assert padded.outlines["model.layers.0.self_attn.o_proj.weight"].shape[1] % 384 == 0
+    logits = [CompiledLlama(model, **OPTIONS).prefill([0], [[5, 6, 7, 8]]).logits for model in (files, padded)]
+    torch.testing.assert_close(*logits, atol=2e-4, rtol=1e-4)
+
+
+def test_a_model_of_two_bits_has_them_in_every_matrix_and_stays_near():
+    files = checkpoint_of(str(pair.target_folder()))
+    coarse, whole = (CompiledLlama(model, **OPTIONS) for model in (in_two_bits(files), files))
+    assert (
+        coarse.arrays.weights.down.formats == coarse.arrays.weights.qkv.formats == coarse.arrays.weights.head.formats == {"Q2_K"}
+    )
+    p, q = (model.prefill([0], [list(range(40, 72))]).logits[0, -1].softmax(-1) for model in (whole, coarse))
+    assert 0.5 < float(torch.minimum(p, q).sum()) < 0.999
 
 
 def test_seconds_of_a_step_are_draft_passes_and_one_pass_of_all_rows():
@@ -169,10 +204,26 @@ def test_a_quick_run_writes_page_and_plot_and_keeps_what_is_there(tmp_path: Path
     times = [file.stat().st_mtime_ns for file in rows]
     assert len(rows) == 8
     main(out=tmp_path, quick=True)
+    (tmp_path / "several-drafts.md").unlink()
+    main(out=tmp_path, quick=True, only_report=True)
     assert times == [file.stat().st_mtime_ns for file in rows]
     page = (tmp_path / "several-drafts.md").read_text()
-    assert "| systematic | flow |" in page and "Where does the second path pay?" in page
+    assert "| two bits |" in page and "| systematic | flow |" in page and "Where does the second path pay?" in page
     assert (tmp_path / "several-drafts.png").stat().st_size > 10_000
+
+
+def test_draft_models_that_a_file_lacks_are_added_to_its_context(stores, tmp_path: Path):
+    context, target, draft = stores
+    file = tmp_path / "000-0.npz"
+    measure(Context("code", 0, context), target, {"draft": draft}, (1.0,), 0, file)
+    before = dict(np.load(file))
+    assert stored_context(file) == Context("code", 0, context)
+    measure(stored_context(file), target, {"draft": draft, "other": draft}, (1.0,), 0, file)
+    after = dict(np.load(file))
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    assert {name for name in after if name not in before} == {
+        n.replace("draft|", "other|") for n in before if n.startswith("draft|")
+    }
 
 
 def test_a_context_is_written_whole_or_not_at_all(stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

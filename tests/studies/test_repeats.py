@@ -1,0 +1,49 @@
+"""The study of repeats of the text, on the embedded pair, and its arithmetic."""
+
+from pathlib import Path
+
+import pytest
+
+from studies.repeats import WITH, WITHOUT, Answer, edits, main, markdown, ratio
+
+
+def _answer(mode: str, number: int, tokens: int, cpu: float) -> Answer:
+    return Answer(mode, "chat", 1.0, number, tokens, 3, tokens // 2, cpu, 2 * cpu)
+
+
+ANSWERS = [
+    answer
+    for number, seconds in enumerate((1.0, 2.0, 4.0))
+    for answer in (_answer(WITH, number, 80, seconds / 1.1), _answer(WITHOUT, number, 80, seconds))
+]
+
+
+def test_a_ratio_of_speeds_is_paired_by_prompt_and_has_its_interval():
+    """Every prompt is faster by the same factor: resampling prompts changes neither ratio."""
+    for median in (False, True):
+        assert ratio(ANSWERS, lambda a: a.cpu, median) == pytest.approx((1.1, 1.1, 1.1))
+    slower = [*ANSWERS, _answer(WITH, 3, 80, 8.0), _answer(WITHOUT, 3, 80, 4.0)]
+    of_totals, low, high = ratio(slower, lambda a: a.cpu, median=False)
+    assert of_totals == pytest.approx(11 / (7 / 1.1 + 8)) and low < of_totals < high
+
+
+def test_prompts_that_one_mode_has_not_answered_are_left_out():
+    assert markdown([*ANSWERS, _answer(WITH, 9, 80, 50.0)], "pair") == markdown(ANSWERS, "pair")
+
+
+def test_edits_ask_for_different_pieces_of_code():
+    prompts = list(edits(20))
+    assert len(set(prompts)) == 20 and all(
+        "Answer with all of the code." in prompt and prompt.count("\n") > 30 for prompt in prompts
+    )
+
+
+def test_a_quick_run_writes_the_page_and_goes_on_where_it_was_cut_off(tmp_path: Path):
+    main(out=tmp_path, quick=True)
+    stored = tmp_path / "repeats.jsonl"
+    lines = stored.read_text().splitlines()
+    page = (tmp_path / "repeats.md").read_text()
+    assert len(lines) == 2 * 2 * 2 * 2 and "| edits | 0 | 2 |" in page and "| functions | 1 | 2 |" in page
+    stored.write_text("\n".join(lines[:5]) + "\n")
+    main(out=tmp_path, quick=True)
+    assert stored.read_text().splitlines()[:5] == lines[:5] and len(stored.read_text().splitlines()) == len(lines)
