@@ -3,17 +3,20 @@
 The pair is a small random one with the vocabulary of Qwen2.5, whose logits spread like those of real models; so passes are cheap, and what is left of a step
 is sampling parameters, draws, verification and Python. Passes are taken off: those of the target as they are timed, those inside a compiled
 proposal as one pass of as many rows costs. Drafters are those that a user may name, each with the verifier that `auto` chooses for it.
+
+Each cell has two numbers: the median of the steps' processor time, all threads together, and the fastest step by the wall clock, which is what
+several threads shorten and what neighbours on the machine disturb least.
 """
 
 import copy
 import platform
 from collections.abc import Iterable
 from pathlib import Path
-from statistics import median
-from time import thread_time
-from typing import Any
+from time import perf_counter, process_time
+from typing import Annotated, Any, NamedTuple
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import typer
 
@@ -34,6 +37,7 @@ PASS = 78.0
 SHARE = 0.05
 """Of a step that may lie outside of its passes; here of one pass, and a step has more."""
 STEPS = 24
+"""Of a cell by default; the first four are not counted."""
 _CHAINS = Budget.fixed(chain(3)), Budget.fixed(chain(7))
 _TREES = Budget.fixed(paths(3, 1)), Budget.fixed(paths(2, 3))
 BUDGETS = {
@@ -55,7 +59,22 @@ PARAMS = {
 }
 
 
-def _models(vocab_size: int) -> tuple[CompiledLlama, CompiledLlama]:
+class Milliseconds(NamedTuple):
+    """Of steps outside of their passes: the median by the processor's clock, the least by the wall's."""
+
+    processor: float
+    wall: float
+
+
+Rows = list[tuple[str, str, int, list[Milliseconds]]]
+"""Drafter, verifier, rows, and a cell for each of PARAMS."""
+
+
+def _now() -> np.ndarray:
+    return np.array([process_time(), perf_counter()])
+
+
+def _models(vocab_size: int, threads: int) -> tuple[CompiledLlama, CompiledLlama]:
     """Target and draft model: one network, whose output layers differ by a fifth of their spread; later tokens are rarer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -70,86 +89,92 @@ def _models(vocab_size: int) -> tuple[CompiledLlama, CompiledLlama]:
         target.lm_head.weight[FIRST_TOKENS:] *= 0.3
         draft = copy.deepcopy(target)
         draft.lm_head.weight += 0.2 * draft.lm_head.weight * torch.randn_like(draft.lm_head.weight)
-    models = CompiledLlama(target, max_num_seqs=1), CompiledLlama(draft, max_num_seqs=2)
+    models = CompiledLlama(target, max_num_seqs=1, threads=threads), CompiledLlama(draft, max_num_seqs=2, threads=threads)
     models[1].draft_over(FIRST_TOKENS)
     return models
 
 
-def _seconds_of_a_pass(model: CompiledLlama, rows: int) -> float:
-    """The median of ten, in the last slot."""
-    tree, seconds = TokenTree(torch.ones(1, rows, dtype=torch.int64), torch.tensor([[-1, *[0] * (rows - 1)]])), list[float]()
+def _seconds_of_a_pass(model: CompiledLlama, rows: int) -> np.ndarray:
+    """The median of ten, in the last slot, by each clock."""
+    tree, seconds = TokenTree(torch.ones(1, rows, dtype=torch.int64), torch.tensor([[-1, *[0] * (rows - 1)]])), list[np.ndarray]()
     for _ in range(10):
-        start = thread_time()
+        start = _now()
         model.score([1], tree)
-        seconds.append(thread_time() - start)
+        seconds.append(_now() - start)
         model.cut(1, 0)
-    return median(seconds)
+    return np.median(seconds, 0)
 
 
 def outside(
-    models: tuple[CompiledLlama, CompiledLlama], drafter: str, budget: Budget, params: SamplingParams
-) -> tuple[str, float]:
-    """The verifier that `auto` takes, and the median of a step's milliseconds outside of the forward passes."""
+    models: tuple[CompiledLlama, CompiledLlama], drafter: str, budget: Budget, params: SamplingParams, steps: int = STEPS
+) -> tuple[str, Milliseconds]:
+    """The verifier that `auto` takes, and what a step takes outside of the forward passes."""
     target, draft = models
     per_pass = _seconds_of_a_pass(draft, budget.width)
     engine = Engine.of(target, draft_model=draft, drafter=drafter, policy=FixedPolicy(budget))
     engine.add_request(Request("outside", (1, 2, 3), params.with_(ignore_eos=True, max_tokens=None), 0, 0))
-    score, timed_passes, steps = CompiledLlama.score, list[tuple[CompiledLlama, float]](), list[float]()
+    score, passes, seconds = CompiledLlama.score, list[tuple[CompiledLlama, np.ndarray]](), list[np.ndarray]()
 
     def timed(model: CompiledLlama, *args: Any, **options: Any) -> Any:
-        start = thread_time()
+        start = _now()
         scores = score(model, *args, **options)
-        timed_passes.append((model, thread_time() - start))
+        passes.append((model, _now() - start))
         return scores
 
     with patch.object(CompiledLlama, "score", timed):
-        for _ in range(STEPS):
-            timed_passes.clear()
-            before, start = draft.passes, thread_time()
+        for _ in range(steps):
+            passes.clear()
+            before, start = draft.passes, _now()
             engine.step()
-            seconds = thread_time() - start - sum(length for _, length in timed_passes)
-            in_proposals = draft.passes - before - sum(model is draft for model, _ in timed_passes)
-            steps.append(seconds - per_pass * in_proposals)
+            whole = _now() - start - sum(length for _, length in passes)
+            in_proposals = draft.passes - before - sum(model is draft for model, _ in passes)
+            seconds.append(whole - per_pass * in_proposals)
     engine.discard(["outside"])
-    return engine.verifier.info.name, 1e3 * median(steps[4:])
+    counted = 1e3 * np.array(seconds[4:])
+    return engine.verifier.info.name, Milliseconds(float(np.median(counted[:, 0])), float(counted[:, 1].min()))
 
 
-def measured(vocab_size: int = VOCABULARY, drafters: Iterable[str] = BUDGETS) -> list[tuple[str, str, int, list[float]]]:
-    """Drafter, verifier, rows, and milliseconds by sampling parameters, on as many threads as torch has."""
-    models, rows = _models(vocab_size), list[tuple[str, str, int, list[float]]]()
+def measured(vocab_size: int = VOCABULARY, drafters: Iterable[str] = BUDGETS, *, threads: int = 1, steps: int = STEPS) -> Rows:
+    """A row for each drafter and budget. Helper threads stay: measure with fewer threads first."""
+    torch.set_num_threads(threads)
+    models, rows = _models(vocab_size, threads), Rows()
     for drafter in drafters:
         for budget in BUDGETS[drafter]:
-            cells = [outside(models, drafter, budget, params) for params in PARAMS.values()]
-            rows.append((drafter, cells[0][0], 1 + budget.max_nodes, [ms for _, ms in cells]))
+            cells = [outside(models, drafter, budget, params, steps) for params in PARAMS.values()]
+            rows.append((drafter, cells[0][0], 1 + budget.max_nodes, [cell for _, cell in cells]))
     return rows
 
 
-def page(tables: dict[int, list[tuple[str, str, int, list[float]]]]) -> str:
+def page(tables: dict[int, Rows], steps: int = STEPS) -> str:
     """The page of the documentation, from tables by number of threads."""
     lines = [
         "# Outside of the forward passes", "",
-        f"`python -m studies.large_vocabulary` on {platform.processor() or platform.machine()}: milliseconds of processor time of a step outside of its forward passes, at a vocabulary",
-        f"of {VOCABULARY:,} tokens. A pass of Qwen2.5-Coder-1.5B takes {PASS:.0f} ms on one thread: {SHARE:.0%} of it are {SHARE * PASS:.1f} ms, and a step has several passes.", "",
+        f"`python -m studies.large_vocabulary --threads {' --threads '.join(map(str, tables))} --steps {steps}` on {platform.processor() or platform.machine()}: milliseconds of a step outside of",
+        f"its forward passes at a vocabulary of {VOCABULARY:,} tokens: the median of processor time, all threads together, and the fastest step by the wall clock. A pass of Qwen2.5-Coder-1.5B takes {PASS:.0f} ms on one thread: {SHARE:.0%} of it are {SHARE * PASS:.1f} ms, and a step has several passes.", "",
         "```text",
-        f"threads  {'drafter':26}{'verifier':22}rows" + "".join(f"{name:>11}" for name in PARAMS),
+        f"threads  {'drafter':26}{'verifier':22}rows" + "".join(f"{name:>15}" for name in PARAMS),
     ]  # fmt: skip
     for threads, rows in tables.items():
         lines += [
-            f"{threads:<9}{drafter:26}{verifier:22}{num_rows:4}" + "".join(f"{ms:11.2f}" for ms in cells)
+            f"{threads:<9}{drafter:26}{verifier:22}{num_rows:4}"
+            + "".join(f"{cell.processor:9.2f}{cell.wall:6.2f}" for cell in cells)
             for drafter, verifier, num_rows, cells in rows
         ]
     return "\n".join([*lines, "```", ""])
 
 
-def main(out: Out = Path("build/large-vocabulary"), quick: Quick = False) -> None:
+def main(
+    out: Out = Path("build/large-vocabulary"),
+    threads: Annotated[list[int], typer.Option(help="Threads of an engine, one table each.")] = [1, 2],  # noqa: B006
+    steps: Annotated[int, typer.Option(min=6, help="Steps of a cell.")] = STEPS,
+    quick: Quick = False,
+) -> None:
     """Write large-vocabulary.md."""
-    tables: dict[int, list[tuple[str, str, int, list[float]]]] = {}
-    for threads in (1,) if quick else (1, 2):
-        torch.set_num_threads(threads)
-        tables[threads] = measured(4096 if quick else VOCABULARY)
+    tables = {count: measured(4096 if quick else VOCABULARY, threads=count, steps=steps) for count in sorted(threads)}
+    text = page(tables, steps)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "large-vocabulary.md").write_text(page(tables), encoding="utf-8")
-    typer.echo(page(tables))
+    (out / "large-vocabulary.md").write_text(text, encoding="utf-8")
+    typer.echo(text)
 
 
 if __name__ == "__main__":

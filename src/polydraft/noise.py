@@ -161,6 +161,65 @@ def clock_at(seed: int, sample: int, position: int, index: int) -> float:
     return _clock(w2, w3) if index & 1 else _clock(w0, w1)
 
 
+SPAN = 256
+"""Tokens whose clocks are bounded at once."""
+
+
+@njit(error_model="numpy")
+def _fill_least(seed, sample, position, index, least):
+    """Numbers just below the clocks from an even index on, in vector lanes."""
+    key, position, sample, block = _U(seed), _U(position) & _LOW, _U(sample) & _LOW, index >> 1
+    for j in range(SPAN // 2):
+        w0, w1, w2, w3 = _philox(key & _LOW, key >> _U(32), _U(block + j) & _LOW, position, _U(_RACE), sample)
+        least[2 * j], least[2 * j + 1] = _least_clock(w0, w1), _least_clock(w2, w3)
+
+
+@njit(error_model="numpy")
+def _has_any(rates):
+    count = 0
+    for t in range(rates.size):
+        count += rates[t] > 0.0
+    return count > 0
+
+
+@njit(error_model="numpy")
+def _num_possible(rates, least, bound):
+    """How many tokens may arrive before the bound."""
+    count = 0
+    for t in range(rates.size):
+        count += least[t] < bound * rates[t]
+    return count
+
+
+@njit(cache=True, error_model="numpy")
+def arrivals(rates, begin, end, seed, sample, position, start, least, arrival, drawn):
+    """The first arrivals of the tokens begin .. end-1, as many as there is room for; returns how many there are.
+
+    arrival, drawn: times and tokens, in their order.  start: as of `first_arrivals`.  least: [SPAN] room.
+    """
+    count, bound, first = 0, np.inf, (start + begin) // 2 * 2
+    for index in range(first, start + end, SPAN):
+        low, high = max(index - start, begin), min(index + SPAN - start, end)
+        part = rates[low:high]
+        if not _has_any(part):
+            continue
+        _fill_least(seed, sample, position, index, least)
+        if _num_possible(part, least[low + start - index :], bound) == 0:
+            continue
+        for t in range(low, high):
+            if not least[t + start - index] < bound * rates[t]:
+                continue
+            at, j = clock_at(seed, sample, position, start + t) / np.float64(rates[t]), min(count, drawn.size - 1)
+            if count < drawn.size or at < bound:
+                while j > 0 and arrival[j - 1] > at:
+                    arrival[j], drawn[j] = arrival[j - 1], drawn[j - 1]
+                    j -= 1
+                arrival[j], drawn[j] = at, t
+                count = min(count + 1, drawn.size)
+                bound = arrival[count - 1] if count == drawn.size else np.inf
+    return count
+
+
 @njit(cache=True, error_model="numpy")
 def first_arrivals(rates: np.ndarray, seed: int, sample: int, position: int, drawn: np.ndarray, start: int = 0) -> None:
     """The winners of the race at a position: token ids in the order of clock / rate, into `drawn`; equal arrivals: lowest id first.
@@ -175,29 +234,8 @@ def first_arrivals(rates: np.ndarray, seed: int, sample: int, position: int, dra
         >>> sorted(set(drawn.tolist()))
         [1, 2]
     """
-    count, V = 0, rates.size
-    arrival = np.empty(drawn.size)
-    odd = start & 1
-    for block in range((V + odd + 1) // 2):
-        begin, end = max(2 * block - odd, 0), min(2 * block - odd + 2, V)
-        if rates[begin] <= 0.0 and rates[end - 1] <= 0.0:
-            continue
-        w0, w1, w2, w3 = _words(seed, sample, position, _RACE, start // 2 + block)
-        for i in range(begin, end):
-            rate = np.float64(rates[i])
-            high, low = (w2, w3) if (i + odd) & 1 else (w0, w1)
-            if rate <= 0.0 or (count == drawn.size and _least_clock(high, low) >= arrival[count - 1] * rate):
-                continue
-            at = _clock(high, low) / rate
-            if count < drawn.size or at < arrival[count - 1]:
-                j = count if count < drawn.size else count - 1
-                while j > 0 and arrival[j - 1] > at:
-                    arrival[j], drawn[j] = arrival[j - 1], drawn[j - 1]
-                    j -= 1
-                arrival[j], drawn[j] = at, i
-                count = min(count + 1, drawn.size)
-    for j in range(count, drawn.size):
-        drawn[j] = drawn[count - 1]
+    count = arrivals(rates, 0, rates.size, seed, sample, position, start, np.empty(SPAN), np.empty(drawn.size), drawn)
+    drawn[count:] = drawn[count - 1]
 
 
 @njit(cache=True, error_model="numpy")

@@ -26,6 +26,7 @@ from polydraft import tree as trees
 from polydraft.core import TokenTree
 from polydraft.errors import InvalidInputError
 from polydraft.params import Constraint, SamplingParams
+from polydraft.threads import ROWS, sync
 from polydraft.truncation import truncate
 
 
@@ -187,13 +188,13 @@ def _min_p(x: Float[Tensor, "B N V"], min_p: list[float]) -> Float[Tensor, "B N 
     return x.masked_fill(probs < _column(min_p, x) * probs.amax(-1, keepdim=True), -torch.inf)
 
 
-def _temper(x: Float[Tensor, "B N V"], temperatures: list[float], out: Tensor | None = None) -> Float[Tensor, "B N V"]:
+def _temper(x: Float[Tensor, "B N V"], temperatures: list[float]) -> Float[Tensor, "B N V"]:
     if all(t in (0, 1) for t in temperatures):
         return x
     tiny = torch.finfo(x.dtype).tiny
     if any(0 < t < 1e-3 for t in temperatures):
-        x = torch.sub(x, x.amax(-1, keepdim=True), out=out)  # the quotients could overflow
-    return torch.div(x, _column([max(t, tiny) if t else 1.0 for t in temperatures], x), out=out)
+        x = x - x.amax(-1, keepdim=True)  # the quotients could overflow
+    return x / _column([max(t, tiny) if t else 1.0 for t in temperatures], x)
 
 
 def _where(params: Sequence[SamplingParams], asks: Callable[[SamplingParams], bool]) -> list[int]:
@@ -249,18 +250,18 @@ def process(
     if all(map(is_plain, params)):
         x = _temper(x, [row.temperature for row in params])
         return _checked(x, tree) if checked else x
-    x = _process_context(x, tree, contexts, prompt_lengths, params, stop_ids)
+    if any(map(_depends_on_context, params)):
+        x = _process_context(x, tree, contexts, prompt_lengths, params, stop_ids)
     return _truncated(x, tree, params, checked)
 
 
 def _truncated(
     x: Float[Tensor, "B N V"], tree: TokenTree, params: Sequence[SamplingParams], checked: bool
 ) -> Float[Tensor, "B N V"]:
-    """What follows the parameters that depend on token ids; x, which is nobody else's, may change."""
-    x = _temper(x, [row.temperature for row in params], x)
-    rows = _where(params, _truncates)
-    if x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous():
-        return _truncated_here(x, tree, params, rows, checked)
+    """What follows the parameters that depend on token ids."""
+    if x.device.type == "cpu" and x.dtype == torch.float32:
+        return _truncated_here(x.contiguous(), tree, params)
+    x, rows = _temper(x, [row.temperature for row in params]), _where(params, _truncates)
     if checked or x.device.type == "cpu":
         x = _checked(x, tree)
     return _on_rows(x, rows, lambda part: _truncated_there(part, [params[b] for b in rows]))
@@ -278,17 +279,20 @@ def _truncated_there(x: Float[Tensor, "B N V"], params: list[SamplingParams]) ->
     return part(_min_p, [row.min_p for row in params], 0)
 
 
-def _truncated_here(
-    x: Float[Tensor, "B N V"], tree: TokenTree, params: Sequence[SamplingParams], rows: list[int], checked: bool
-) -> Float[Tensor, "B N V"]:
-    """By compiled code, in place."""
-    every = x.numpy()
-    sound = True
-    for b in rows:
-        N, row = x.shape[1], params[b]
-        top_k, share, min_p = np.full(N, max(row.top_k, 0)), np.full(N, _share(row.top_p, x.dtype)), np.full(N, row.min_p)
-        sound &= bool(truncate(every[b], top_k, share, min_p).all())
-    return x if sound and not (checked and len(rows) < len(x)) else _checked(x, tree)
+def _truncated_here(x: Float[Tensor, "B N V"], tree: TokenTree, params: Sequence[SamplingParams]) -> Float[Tensor, "B N V"]:
+    """By compiled code, several rows at a time."""
+    temperatures = [row.temperature or 1.0 for row in params]
+    if min(temperatures) < 1e-3:
+        x, temperatures = _temper(x, temperatures), [1.0] * len(params)
+    rules = [
+        (temperature, max(row.top_k, 0), _share(row.top_p, x.dtype), row.min_p) if _truncates(row) else (temperature, 0, 0.0, 0.0)
+        for temperature, row in zip(temperatures, params, strict=True)
+    ]
+    columns = (np.repeat(column, x.shape[1]) for column in zip(*rules, strict=True))
+    out = torch.empty_like(x)
+    with ROWS:
+        sound = truncate(sync, x.flatten(0, 1).numpy(), out.flatten(0, 1).numpy(), np.float32(next(columns)), *columns)
+    return out if sound.all() else _checked(out, tree)
 
 
 def distributions(

@@ -26,7 +26,22 @@ from numba.extending import intrinsic
 
 from polydraft.compile_time import inner
 
-__all__ = ["MAX_THREADS", "Pool", "default_threads", "share", "shared_arguments", "shared_code", "sync", "usable_cores"]
+__all__ = [
+    "MAX_THREADS",
+    "PIECE",
+    "ROWS",
+    "Pool",
+    "default_threads",
+    "num_pieces",
+    "num_threads",
+    "share",
+    "share_kept",
+    "share_row",
+    "shared_arguments",
+    "shared_code",
+    "sync",
+    "usable_cores",
+]
 
 MAX_THREADS = 64
 _LINE = 8
@@ -267,7 +282,7 @@ def _help(sync, thread):
 @intrinsic
 def shared_code(typingctx, function, arguments):
     """What `share` runs: the addresses of code that calls function(arguments, begin, end, thread), and of the arguments, see `shared_arguments`;
-    numbers and arrays, read again by each unit. `function` allocates nothing and raises nothing."""
+    numbers and arrays, read again by each unit. `function` raises nothing, as nobody would see it: what it allocates is small."""
     argument_types = arguments, types.int64, types.int64, types.int64
     typingctx.resolve_function_type(function, argument_types, {})
     called = function.dispatcher.overloads[argument_types]
@@ -377,6 +392,36 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         with _HELPERS_OF_PROCESS.guard:
             sync[_PASSES] -= 1
+
+
+PIECE = 1 << 14
+"""Tokens of a row of logits that a thread takes at a time. Bounds of pieces are the same whatever the number of threads: so are the bits of their sums."""
+ROWS = Pool(1)
+"""Entered around work on rows of a vocabulary, which takes the helpers that passes have started."""
+
+
+@inner
+def num_threads(sync):
+    """Of the process, at most: the caller and the helpers that there are now."""
+    return 1 + _load(sync, _HELPERS)
+
+
+@inner
+def num_pieces(size):
+    """Of a row."""
+    return -(-size // PIECE)
+
+
+@inner
+def share_kept(sync, threads, code, arguments, count, grain):
+    """`share`, for arguments that the caller has no further use for: they live until it is done."""
+    share(sync, threads, code, count, grain)
+
+
+@inner
+def share_row(sync, code, arguments, size):
+    """Do all tokens of a row, on the threads of the process; one call of the function may be for several pieces. arguments: as of `share_kept`."""
+    share(sync, np.int64(MAX_THREADS), code, np.int64(size), np.int64(PIECE))
 
 
 class _Helpers:

@@ -10,10 +10,12 @@ import numpy as np
 from numba import njit
 
 from polydraft.exponential import exp
+from polydraft.threads import PIECE, num_threads, share_kept, shared_code
 
 __all__ = ["drop_tail", "highest", "keep_top", "sift", "total_mass", "truncate"]
 
 _f32 = np.float32
+LANES = 64
 _BUCKETS = 1 << 12
 _BITS_OF_A_BUCKET = 18
 """Of a mass in (0, 1], as the bits of a float32: 32 buckets for each power of two, 4,065 in all."""
@@ -37,17 +39,34 @@ def sift(heap, x, at, size):
 @njit(cache=True)
 def highest(x):
     """max(x) without a look at NaN; the comparisons run in vector lanes."""
-    top, whole = np.empty(16, x.dtype), x.size // 16 * 16
-    for j in range(16):
+    top, whole = np.empty(LANES, x.dtype), x.size // LANES * LANES
+    for j in range(LANES):
         top[j] = -np.inf
-    for i in range(0, whole, 16):
-        for j in range(16):
+    for i in range(0, whole, LANES):
+        for j in range(LANES):
             top[j] = x[i + j] if x[i + j] > top[j] else top[j]
     for i in range(whole, x.size):
         top[0] = x[i] if x[i] > top[0] else top[0]
-    for j in range(1, 16):  # `top.max()` would compile for half a second
+    for j in range(1, LANES):  # `top.max()` would compile for half a second
         top[0] = top[j] if top[j] > top[0] else top[0]
     return top[0]
+
+
+@njit(cache=True)
+def first_place(x, value):
+    """The first place of a value, -1 where there is none; spans of a fixed length are compared in vector lanes."""
+    whole = x.size // LANES * LANES
+    for start in range(0, whole, LANES):
+        count = 0
+        for i in range(LANES):
+            count += x[start + i] == value
+        if count:
+            whole = start
+            break
+    for i in range(whole, x.size):
+        if x[i] == value:
+            return i
+    return -1
 
 
 @njit(cache=True)
@@ -140,27 +159,43 @@ def _masses(x, top, out):
     return faults == 0
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
-def truncate(x, top_k, shares, min_p):
-    """x = -inf for tokens of rows [R, V] that top_k [R] (0: all), top-p and min_p [R] remove; which rows were sound, others are left as they are.
+@njit(cache=True, error_model="numpy")
+def _truncate_row(x, out, rule, masses, ids):
+    """`truncate` for one row; whether it was sound. rule: temperature, top_k, share and min_p."""
+    temperature, top_k, share, min_p = rule
+    for i in range(x.size):
+        out[i] = x[i] / temperature
+    top = highest(out)
+    if not -np.inf < top < np.inf or not _masses(out, top, masses):
+        return False
+    if 0 < top_k < x.size:
+        keep_top(out, top_k, _f32(-np.inf))
+        if share > 0.0:
+            _masses(out, top, masses)
+    if share > 0.0:
+        drop_tail(masses, share, ids)
+    least = max(_f32(min_p), _f32(1e-37) if share > 0.0 else _f32(0.0))
+    if least > 0.0:
+        for i in range(x.size):
+            out[i] = out[i] if masses[i] >= least else _f32(-np.inf)
+    return True
 
-    shares: [R] of the mass that top-p may remove, 0: none.
+
+@njit(cache=True, error_model="numpy")
+def _truncate_rows(arguments, begin, end, thread):
+    x, out, temperatures, top_k, shares, min_p, sound, masses, ids = arguments
+    for r in range(begin, end):
+        sound[r] = _truncate_row(x[r], out[r], (temperatures[r], top_k[r], shares[r], min_p[r]), masses[thread], ids[thread])
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def truncate(sync, x, out, temperatures, top_k, shares, min_p):
+    """out = x / temperature of rows [R, V], -inf for tokens that top_k [R] (0: all), top-p and min_p [R] remove; which rows were sound.
+
+    Rows that are not keep all tokens. shares: [R] of the mass that top-p may remove, 0: none.  A caller has entered `threads.ROWS`.
     """
-    R, V = x.shape
-    sound, masses, ids = np.zeros(R, np.bool_), np.empty(V, _f32), np.empty(V, np.int32)
-    for r in range(R):
-        row = x[r]
-        top = highest(row)
-        sound[r] = -np.inf < top < np.inf and _masses(row, top, masses)
-        if not sound[r]:
-            continue
-        if 0 < top_k[r] < V:
-            keep_top(row, top_k[r], _f32(-np.inf))
-            _masses(row, top, masses)
-        if shares[r] > 0.0:
-            drop_tail(masses, shares[r], ids)
-        least = max(_f32(min_p[r]), _f32(1e-37) if shares[r] > 0.0 else _f32(0.0))
-        if least > 0.0:
-            for i in range(V):
-                row[i] = row[i] if masses[i] >= least else _f32(-np.inf)
+    (R, V), threads = x.shape, num_threads(sync)
+    sound, masses, ids = np.zeros(R, np.bool_), np.empty((min(R, threads), V), _f32), np.empty((min(R, threads), V), np.int32)
+    arguments = x, out, temperatures, top_k, shares, min_p, sound, masses, ids
+    share_kept(sync, min(R, threads), shared_code(_truncate_rows, arguments), arguments, R, max(1, PIECE // V))
     return sound

@@ -13,6 +13,7 @@ from polydraft import tree as trees
 from polydraft.core import NoiseKey, TokenTree
 from polydraft.errors import InvalidInputError
 from polydraft.params import SamplingParams
+from polydraft.threads import sync
 
 V = 40
 EOS = 3
@@ -140,17 +141,18 @@ def test_compiled_truncation_keeps_what_a_full_sort_keeps(top_p, more):
         logits = spread * random_logits(7, 3, 2, 5000, dtype=torch.float32)
         logits[0, 0, ::3] = -torch.inf
         slow = sampling._truncated_there(logits, params)
-        fast, share = logits.flatten(0, 1).numpy().copy(), sampling._share(top_p, torch.float32)
-        assert truncation.truncate(fast, np.full(6, params[0].top_k), np.full(6, share), np.full(6, params[0].min_p)).all()
+        fast, share = np.empty((6, 5000), np.float32), sampling._share(top_p, torch.float32)
+        rule = np.ones(6, np.float32), np.full(6, params[0].top_k), np.full(6, share), np.full(6, params[0].min_p)
+        assert truncation.truncate(sync, logits.flatten(0, 1).numpy(), fast, *rule).all()
         assert np.array_equal(fast, slow.flatten(0, 1).numpy())
 
 
 def test_a_row_that_is_faulty_is_left_as_it_is_by_compiled_truncation():
     x = np.zeros((4, 50), np.float32)
     x[0, 7], x[1, 7], x[2] = np.nan, np.inf, -np.inf
-    before = x.copy()
-    assert truncation.truncate(x, np.full(4, 3), np.full(4, 0.5), np.zeros(4)).tolist() == [False, False, False, True]
-    assert np.array_equal(x[:3], before[:3], equal_nan=True) and np.isinf(x[3]).any()
+    out, rule = np.empty_like(x), (np.ones(4, np.float32), np.full(4, 3), np.full(4, 0.5), np.zeros(4))
+    assert truncation.truncate(sync, x, out, *rule).tolist() == [False, False, False, True]
+    assert np.array_equal(out[:3], x[:3], equal_nan=True) and np.isinf(out[3]).any()
 
 
 def test_top_p_keeps_the_smallest_set_with_that_mass():

@@ -14,28 +14,9 @@ from torch import Tensor
 from polydraft import tree
 from polydraft.core import Draft, NoiseKey, Outcome
 from polydraft.params import SamplingParams
-from polydraft.truncation import highest
+from polydraft.truncation import first_place, highest
 from polydraft.verifiers.walks.rounds import arrays, child, outcome
 from polydraft.verifiers.walks.rows import compiled
-
-_SPAN = 64
-
-
-@compiled
-def _first(x: np.ndarray, value: np.float32) -> int:
-    """The first place of a value, -1 where there is none; spans of a fixed length are compared in vector lanes."""
-    whole = x.size // _SPAN * _SPAN
-    for start in range(0, whole, _SPAN):
-        count = 0
-        for i in range(_SPAN):
-            count += x[start + i] == value
-        if count:
-            whole = start
-            break
-    for i in range(whole, x.size):
-        if x[i] == value:
-            return i
-    return -1
 
 
 @compiled
@@ -44,11 +25,11 @@ def _largest(x: np.ndarray) -> int:
     top, faults = highest(x), 0
     for i in range(x.size):
         faults += x[i] != x[i]
-    return _first(x, top) if not faults and -np.inf < top < np.inf else -1
+    return first_place(x, top) if not faults and -np.inf < top < np.inf else -1
 
 
 @compiled
-def _walk(logits, draft_probs, first, tokens, parents, seed, sample, position, node, token):
+def _walk(sync, logits, draft_probs, first, tokens, parents, seed, sample, position, node, token):
     for b in range(len(node)):
         n, following = 0, 0
         while following >= 0:

@@ -18,6 +18,7 @@ from torch import Tensor
 from polydraft import tree
 from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome
 from polydraft.papers import method
+from polydraft.threads import ROWS
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.walks.rounds import EXTRA, STOP, arrays, drawn, outcome
 from polydraft.verifiers.walks.rows import compiled, soften
@@ -37,7 +38,7 @@ def emitted_probs(
 
 
 @compiled
-def _walk(logits, draft_probs, first, tokens, parents, seed, sample, position, node, token):
+def _walk(sync, logits, draft_probs, first, tokens, parents, seed, sample, position, node, token):
     """Stop node and extra token of every batch row; p = softmax(logits) is made at nodes that have children."""
     N, V = logits.shape[1:]
     p, here = np.empty((N, V), np.float32), np.empty(V, np.float32)
@@ -50,14 +51,14 @@ def _walk(logits, draft_probs, first, tokens, parents, seed, sample, position, n
                 continue
             u = first[b, parents[b, n]]
             if scale[u] == 0.0:
-                scale[u] = 1.0 / soften(logits[b, u], p[u])
+                scale[u] = 1.0 / soften(sync, logits[b, u], p[u])
             reach[n] = stop[n] = reach[u] * p[u, tokens[b, n]] * scale[u]
             stop[u] -= reach[n]
         n = node[b] = drawn(np.maximum(stop, 0.0), seed[b], sample[b], position[b], STOP)
         if n < 0:
             continue
         if scale[n] == 0.0:
-            scale[n] = 1.0 / soften(logits[b, n], p[n])
+            scale[n] = 1.0 / soften(sync, logits[b, n], p[n])
         for v in range(V):
             here[v] = p[n, v]
         if not scale[n] > 0.0:
@@ -76,7 +77,8 @@ class Match(PerNode):
         """The verdict's outcome for p = softmax(logits), float32, in one call; None where logits are faulty."""
         done = arrays(draft, logits, key)
         first = tree.first_copies(draft.tree).numpy()
-        _walk(*done._replace(draft_probs=done.logits[:, :0], rows=first))
+        with ROWS:
+            _walk(*done._replace(draft_probs=done.logits[:, :0], rows=first))
         return outcome(draft, done)
 
 

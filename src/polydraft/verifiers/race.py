@@ -24,32 +24,47 @@ from polydraft import noise, tree
 from polydraft.core import Draft, DraftSampling, Method, NoiseKey, Outcome, TokenTree
 from polydraft.errors import InvalidInputError
 from polydraft.papers import method
+from polydraft.threads import PIECE, ROWS, num_pieces, share_row, shared_code, sync
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.walks.rounds import arrays, child, outcome
 from polydraft.verifiers.walks.rows import soften
 
 
 @njit(cache=True, error_model="numpy")
-def _first_arrival(rates, active, seed, sample, position):
+def _run_pieces(arguments, begin, end, thread):
+    """Races among the tokens of some pieces of the rows of clocks, all rows in one."""
+    rates, clocks, key, least, arrival, drawn = arguments
+    seed, sample, position = key
+    width = num_pieces(rates.size) * PIECE
+    for at in range(begin, end, PIECE):
+        piece, first = at // PIECE, at % width
+        arrival[piece, 0] = np.inf
+        last, start = min(first + PIECE, rates.size), clocks[at // width] * rates.size
+        noise.arrivals(rates, first, last, seed, sample, position, start, least[piece], arrival[piece], drawn[piece])
+
+
+@njit(cache=True, error_model="numpy")
+def _first_arrival(sync, rates, active, seed, sample, position):
     """The token with the first arrival over the active clocks, the lowest id among equals."""
-    V, best, least = rates.size, -1, np.inf
-    pick = np.empty(1, np.int64)
-    for k in range(len(active)):
-        if active[k]:
-            noise.first_arrivals(rates, seed, sample, position, pick, k * V)
-            at = noise.clock_at(seed, sample, position, k * V + pick[0]) / rates[pick[0]]
-            if at < least or (at == least and pick[0] < best):
-                best, least = pick[0], at
-    return best
+    clocks = np.flatnonzero(active)
+    many = len(clocks) * num_pieces(rates.size)
+    least, arrival, drawn = np.empty((many, noise.SPAN)), np.empty((many, 1)), np.empty((many, 1), np.int64)
+    arguments = rates, clocks, (seed, sample, position), least, arrival, drawn
+    share_row(sync, shared_code(_run_pieces, arguments), arguments, many * PIECE)
+    best = 0
+    for i in range(many):
+        if arrival[i, 0] < arrival[best, 0] or (arrival[i, 0] == arrival[best, 0] and drawn[i, 0] < drawn[best, 0]):
+            best = i
+    return drawn[best, 0]
 
 
 @njit(cache=True)
-def _fill_picks(p, depth, active, seed, sample, position, picks):
+def _fill_picks(sync, p, depth, active, seed, sample, position, picks):
     """picks[b, n] at every context; padding has depth -1, copies may have no active clocks."""
     for b in range(picks.shape[0]):
         for n in range(picks.shape[1]):
             if depth[b, n] >= 0 and active[b, n].any():
-                picks[b, n] = _first_arrival(p[b, n], active[b, n], seed[b], sample[b], position[b] + depth[b, n])
+                picks[b, n] = _first_arrival(sync, p[b, n], active[b, n], seed[b], sample[b], position[b] + depth[b, n])
 
 
 def _picks(
@@ -57,7 +72,7 @@ def _picks(
 ) -> Int[Tensor, "B N"]:
     """The target's pick at every context: argmin E / p over the active clocks, the lowest id among equals."""
     picks = np.zeros(depth.shape, np.int64)
-    _fill_picks(p.cpu().contiguous().numpy(), depth.numpy(), active, *key.host, picks)
+    _fill_picks(sync, p.cpu().contiguous().numpy(), depth.numpy(), active, *key.host, picks)
     return torch.from_numpy(picks).to(p.device)
 
 
@@ -84,17 +99,17 @@ def follow(drafted: TokenTree, picks: Int[Tensor, "B N"]) -> Int[Tensor, " B"]:
 
 
 @njit(cache=True, error_model="numpy")
-def _walk(logits, draft_probs, first, tokens, parents, seed, sample, position, node, token, active):
+def _walk(sync, logits, draft_probs, first, tokens, parents, seed, sample, position, node, token, active):
     """The race at the nodes that the walk visits, with rates exp(logits): the pick needs no normaliser."""
     rates = np.empty(logits.shape[2], np.float32)
     for b in range(len(node)):
         n, following, depth, pick = 0, 0, 0, -1
         while following >= 0:
             n = following
-            if not soften(logits[b, n], rates) > 0.0:
+            if not soften(sync, logits[b, n], rates) > 0.0:
                 n = -1
                 break
-            pick = _first_arrival(rates, active[b, n], seed[b], sample[b], position[b] + depth)
+            pick = _first_arrival(sync, rates, active[b, n], seed[b], sample[b], position[b] + depth)
             following, depth = child(first[b], tokens[b], parents[b], n, pick), depth + 1
         node[b], token[b] = n, pick
 
@@ -132,7 +147,9 @@ class Race:
             return None
         done = arrays(draft, logits, draft.noise)
         first = tree.first_copies(draft.tree).numpy()
-        _walk(*done._replace(draft_probs=done.logits[:, :0], rows=first), self.active(draft.tree))
+        active = self.active(draft.tree)
+        with ROWS:
+            _walk(*done._replace(draft_probs=done.logits[:, :0], rows=first), active)
         return outcome(draft, done)
 
 

@@ -113,7 +113,7 @@ class Growth:
         may_end = depth == 0 or self.fixed[b].shape in _ENDING
         live, self.live[b] = self.live[b], set()
         for n in (node[u] for u in range(starts[0, depth], inner[0, depth]) if node.get(u) in live):
-            allowed = first[n] == n and bool(probs[n - since].any())
+            allowed = first[n] == n and float(probs[n - since].numpy().max()) > 0.0
             if first[n] == n and (allowed or not may_end):
                 self.row_of[b][n] = len(self.draft_rows[b])
                 self.draft_rows[b].append(probs[n - since] if allowed else logits[n - since].softmax(-1))
@@ -152,14 +152,14 @@ class Growth:
         return [self._choose(b, q, u) for u in children]
 
     def _distinct(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:
-        remaining, drawn = q.double().clone(), []
-        for u in children[: int((q > 0).sum())]:
+        remaining, drawn = q.clone(), list[int]()
+        for u in children[: np.count_nonzero(q.numpy())]:
             drawn.append(self._choose(b, remaining, u))
             remaining[drawn[-1]] = 0.0
         return drawn
 
     def _greedy_plus_one(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:
-        rest, top = q.double().numpy().copy(), list[int]()
+        rest, top = q.numpy().copy(), list[int]()
         for _ in children[1:]:
             top.append(int(rest.argmax()))
             rest[top[-1]] = -1.0

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from polydraft.core import Draft, DraftSampling, Method, NoiseKey, Outcome
 from polydraft.errors import InvalidInputError
+from polydraft.threads import ROWS
 from polydraft.verifiers.lift.contexts import Contexts, Decision, heights, lifted
 from polydraft.verifiers.lift.draws import draws_at
 from polydraft.verifiers.lift.verdict import TreeVerdict
@@ -162,5 +163,6 @@ class LeafToRoot:
             return None
         done, draws = arrays(draft, logits, key), draws_at(draft.tree, self.merged).numpy()
         sampling = DraftSampling.WITHOUT_REPLACEMENT if self.merged else draft.sampling
-        self.compiled_walk(Trees(done, sampling.value, draws, heights(draft).numpy()))
+        with ROWS:
+            self.compiled_walk(Trees(done, sampling.value, draws, heights(draft).numpy()))
         return outcome(draft, done)

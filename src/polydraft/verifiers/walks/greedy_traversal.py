@@ -3,7 +3,8 @@
 import numpy as np
 from numba import njit
 
-from polydraft.verifiers.walks.rows import compiled, copy_normalised, keep, reject
+from polydraft.threads import PIECE, num_pieces, share_row, shared_code
+from polydraft.verifiers.walks.rows import compiled, copy_normalised, keep, reject, total
 from polydraft.verifiers.walks.visits import visit_trees
 
 PER_OCTAVE, HALF, GATE = 16.0, 128, 0.2
@@ -17,21 +18,24 @@ _LOG2 = tuple(np.float32(2.0 / np.log(2.0) / k) for k in (1, 3, 5, 7))  # log2(m
 
 
 @compiled
-def order_by_ratio(p, q, n, buckets, ratio):
-    """Bucket of every token, rint(16 log2(p/q)) about the middle one; all in one where there is one draw or the gate is closed.
+def _overlap(arguments, begin, end, thread):
+    p, q, sums = arguments
+    for start in range(begin, end, PIECE):
+        s, last = 0.0, min(start + PIECE, end)
+        target, draft = p[start:last], q[start:last]
+        for t in range(target.size):
+            s += min(target[t], draft[t])
+        sums[start // PIECE] = s
 
-    In float32 and by a series, so that it runs in vector registers: any function of the rows is a legal order.
-    """
-    shared = 0.0
-    for t in range(p.size):
-        shared += min(p[t], q[t])
-    if n == 1 or shared > 1.0 - GATE / n:
-        buckets[:] = 0
-        return
+
+@compiled
+def _fill_buckets(arguments, begin, end, thread):
+    p, q, buckets, ratio = arguments
+    p, q, buckets, ratio = p[begin:end], q[begin:end], buckets[begin:end], ratio[begin:end]
     whole, half, low, high = np.float32(1.0), np.float32(0.5), np.float32(-HALF), np.float32(HALF)
+    bits = ratio.view(np.int32)
     for t in range(p.size):
         ratio[t] = np.float32(p[t]) / np.float32(q[t]) if p[t] * q[t] > 0.0 else np.float32(0.0)
-    bits = ratio.view(np.int32)
     for t in range(p.size):
         exponent = (bits[t] - _SQRT_HALF) >> np.int32(_FRACTION_BITS)
         buckets[t] = exponent
@@ -45,18 +49,41 @@ def order_by_ratio(p, q, n, buckets, ratio):
 
 
 @compiled
-def _first_of_highest(q, n, buckets, distribution):
+def order_by_ratio(sync, p, q, n, buckets, ratio):
+    """Bucket of every token, rint(16 log2(p/q)) about the middle one; all in one where there is one draw or the gate is closed.
+
+    In float32 and by a series, so that it runs in vector registers: any function of the rows is a legal order.
+    """
+    sums = np.empty(num_pieces(p.size))
+    arguments = p, q, sums
+    share_row(sync, shared_code(_overlap, arguments), arguments, p.size)
+    if n == 1 or total(sums) > 1.0 - GATE / n:
+        buckets[:] = 0
+    else:
+        arguments = p, q, buckets, ratio
+        share_row(sync, shared_code(_fill_buckets, arguments), arguments, p.size)
+
+
+@compiled
+def _sum_buckets(arguments, begin, end, thread):
+    q, buckets, mass = arguments
+    for start in range(begin, end, PIECE):
+        here = mass[start // PIECE]
+        for t in range(start, min(start + PIECE, end)):
+            if q[t] > 0.0:
+                here[buckets[t]] += q[t]
+
+
+@compiled
+def _first_of_highest(sync, q, n, buckets, distribution):
     """distribution of the first draw, in draw order, of the highest bucket that holds one of n draws."""
-    mass = np.zeros((2, BUCKETS))
-    for t in range(0, q.size - 1, 2):  # two tables: a bucket that repeats need not wait for its last sum
-        mass[0, buckets[t]] += q[t]
-        mass[1, buckets[t + 1]] += q[t + 1]
-    if q.size % 2:
-        mass[0, buckets[q.size - 1]] += q[q.size - 1]
+    mass = np.zeros((num_pieces(q.size), BUCKETS))
+    arguments = q, buckets, mass
+    share_row(sync, shared_code(_sum_buckets, arguments), arguments, q.size)
     weight = np.zeros(BUCKETS)
     lo, s = 0.0, 0.0
     for j in range(BUCKETS):
-        inside = mass[0, j] + mass[1, j]
+        inside = total(mass[:, j])
         if inside > 0.0:
             hi = lo + inside
             for i in range(n):
@@ -123,8 +150,8 @@ def _open_bucket(u, begin, end, at):
         count += status[j] == _UNTRIED
     if count == end - begin and begin > 0:  # a new group
         copy_normalised(at.q[at.rows[at.kids[u, 0]]], untried)
-    order_by_ratio(at.p[u], untried, count, order, at.tried[d])
-    _first_of_highest(untried, count, order, at.tried[d])
+    order_by_ratio(at.sync, at.p[u], untried, count, order, at.tried[d])
+    _first_of_highest(at.sync, untried, count, order, at.tried[d])
     for j in range(begin, end):
         highest = max(highest, order[tokens[j]]) if status[j] == _UNTRIED else highest
     for j in range(begin, end):

@@ -3,6 +3,8 @@
 import numpy as np
 from numba import njit
 
+from polydraft.threads import PIECE, num_pieces, share_row, shared_code
+from polydraft.truncation import first_place, highest
 from polydraft.verifiers.walks.greedy_traversal import BUCKETS, order_by_ratio
 from polydraft.verifiers.walks.rows import compiled, keep, reject, scale, total, without
 from polydraft.verifiers.walks.visits import visit_trees
@@ -11,27 +13,43 @@ from polydraft.verifiers.walks.visits import visit_trees
 @compiled
 def _others(q):
     """The likeliest token, and the sum of the others."""
-    top = np.argmax(q)
-    rest = 0.0
-    for t in range(q.size):
-        rest += q[t] if t != top else 0.0
-    return top, rest
+    top = first_place(q, highest(q))
+    before, behind = q[:top], q[top + 1 :]
+    return top, total(before) + total(behind)
+
+
+@compiled
+def _sum_others(arguments, begin, end, thread):
+    q, buckets, top, whole, C, A = arguments
+    for start in range(begin, end, PIECE):
+        mass, ratio = C[start // PIECE], A[start // PIECE]
+        for t in range(start, min(start + PIECE, end)):
+            if q[t] > 0.0 and t != top:
+                mass[buckets[t]] += q[t]
+                ratio[buckets[t]] += q[t] / (whole - q[t])
+
+
+@compiled
+def _fill_higher(arguments, begin, end, thread):
+    q, buckets, whole, C, A, out = arguments
+    for t in range(begin, end):
+        out[t] = q[t] * (max(C[buckets[t]] - q[t], 0.0) / (whole - q[t]) + A[buckets[t]]) if q[t] > 0.0 else 0.0
 
 
 @njit(cache=True, error_model="numpy")
-def _higher(q, buckets, out):
+def _higher(sync, q, buckets, out):
     """q1."""
     top, rest = _others(q)
-    C, A, whole = np.zeros(BUCKETS), np.zeros(BUCKETS), rest + q[top]
-    for t in range(q.size):
-        C[buckets[t]] += q[t] if t != top else 0.0
-        A[buckets[t]] += q[t] / (whole - q[t]) if t != top and q[t] > 0.0 else 0.0
+    whole, sums = rest + q[top], np.zeros((2, num_pieces(q.size), BUCKETS))
+    arguments = q, buckets, top, whole, sums[0], sums[1]
+    share_row(sync, shared_code(_sum_others, arguments), arguments, q.size)
+    C, A = sums[0].sum(0), sums[1].sum(0)
     A[buckets[top]] += q[top] / rest
     C, A = C.cumsum(), A.cumsum() - A
     mass_at_top = C[buckets[top]]
     C[buckets[top] :] += q[top]
-    for t in range(q.size):
-        out[t] = q[t] * (max(C[buckets[t]] - q[t], 0.0) / (whole - q[t]) + A[buckets[t]]) if q[t] > 0.0 else 0.0
+    arguments = q, buckets, whole, C, A, out
+    share_row(sync, shared_code(_fill_higher, arguments), arguments, q.size)
     out[top] = q[top] * (mass_at_top / rest + A[buckets[top]])
     scale(out, 1.0 / total(out))
 
@@ -69,10 +87,10 @@ def try_next(u, at):
     if turn == n:
         return -1, 0.0
     if turn == n - 2:
-        order_by_ratio(p, untried, 2, at.buckets[d], tried)
+        order_by_ratio(at.sync, p, untried, 2, at.buckets[d], tried)
         order[turn] = turn + (at.buckets[d, tokens[turn + 1]] > at.buckets[d, tokens[turn]])
         order[turn + 1] = 2 * n - 3 - order[turn]
-        _higher(untried, at.buckets[d], tried)
+        _higher(at.sync, untried, at.buckets[d], tried)
     elif turn == n - 1:
         _lower(untried, at.buckets[d], tokens[order[turn - 1]], tried)
     else:

@@ -15,6 +15,7 @@ from torch import Tensor
 from polydraft import tree
 from polydraft.core import Draft, NoiseKey, Outcome
 from polydraft.noise import Stream, choose_row, uniform_at
+from polydraft.threads import sync
 from polydraft.verifiers.walks.rows import compiled
 
 STOP, EXTRA = int(Stream.STOP), int(Stream.EXTRA)
@@ -36,8 +37,9 @@ def child(first: np.ndarray, tokens: np.ndarray, parents: np.ndarray, node: int,
 
 
 class Arrays(NamedTuple):
-    """A batch in plain arrays, as compiled walks take it; `node` and `token` are theirs to fill, -1 at faulty logits."""
+    """A batch in plain arrays, as compiled walks take it; `node` and `token` are theirs to fill, -1 at faulty logits. sync: of `threads`."""
 
+    sync: np.ndarray
     logits: np.ndarray
     draft_probs: np.ndarray
     rows: np.ndarray
@@ -85,8 +87,10 @@ class Tree(NamedTuple):
     above: [N] the context it was entered from.  turn: [N] number of tries.
     untried, tried: [D, V] of the contexts being visited: distribution of what is still to be tried, and of the draw that is being tried.
     buckets: [D, V] place of each token in an order.  status, shares: [N, W] what the tries note about each draw.  work: room for flow.
+    sync: of `threads`.
     """
 
+    sync: np.ndarray
     p: np.ndarray
     q: np.ndarray
     tokens: np.ndarray
@@ -128,7 +132,7 @@ def arrays(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Array
     x = logits.contiguous().numpy()
     draft_probs = x[:, :0] if draft.probs is None else draft.probs.contiguous().numpy()
     node, token = np.empty((2, len(x)), np.int64)
-    return Arrays(x, draft_probs, draft.rows.contiguous().numpy(), *draft.tree.host, *key.host, node, token)
+    return Arrays(sync, x, draft_probs, draft.rows.contiguous().numpy(), *draft.tree.host, *key.host, node, token)
 
 
 def outcome(draft: Draft, done: Arrays) -> Outcome | None:

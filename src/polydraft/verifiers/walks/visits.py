@@ -22,7 +22,7 @@ _ALL = 2.0
 @njit(error_model="numpy")
 def _open(logits, u, at):
     """The target row of u, and the distribution of its first draw; whether the row is sound."""
-    mass = soften(logits[u], at.p[u])
+    mass = soften(at.sync, logits[u], at.p[u])
     at.scale[u], at.turn[u] = 1.0 / mass, 0
     if at.several[u]:
         scale(at.p[u], at.scale[u])
@@ -93,7 +93,7 @@ def visit_trees(try_next, needs_work, trees):
     try_next: the next child to visit where a context has several draws, and its weight; see `traversal.try_next`. Who calls this is compiled with it.
     needs_work: whether that takes `Tree.work`.
     """
-    logits, q, rows, tokens, parents, seed, sample, position, node, token = trees.arrays
+    sync, logits, q, rows, tokens, parents, seed, sample, position, node, token = trees.arrays
     kids = trees.draws
     (N, V), W = logits.shape[1:], kids.shape[2]
     depths, counts, several = np.zeros(N, np.int64), np.zeros(N, np.int64), np.zeros(N, np.bool_)
@@ -108,7 +108,7 @@ def visit_trees(try_next, needs_work, trees):
             several[n] = counts[n] > 1 or (counts[n] == 1 and rows[b, kids[b, n, 0]] < 0)
         levels = deepest + 1 if several.any() else 0
         at = Tree(
-            p, q[b], tokens[b], rows[b], kids[b], counts, depths, trees.heights[b], several, trees.sampling,
+            sync, p, q[b], tokens[b], rows[b], kids[b], counts, depths, trees.heights[b], several, trees.sampling,
             np.zeros(N), np.zeros(N), np.zeros(N), np.zeros(N), np.zeros(N, np.int64), np.zeros(N, np.int64),
             np.empty((levels, V), np.float32), np.empty((levels, V), np.float32), np.empty((levels, V), np.int32),
             np.zeros((N, W), np.int64), np.zeros((N, W)), work,

@@ -1,0 +1,95 @@
+"""Rows of a large vocabulary have the same bits on one thread and on several, whoever does which piece."""
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from polydraft import registry, sampling, threads
+from polydraft.core import Draft, DraftSampling, NoiseKey, SamplingParams, TokenTree, TreeShape
+from polydraft.threads import PIECE, Pool, sync
+from polydraft.verifiers.walks import greedy_traversal, greedy_traversal_wor
+from polydraft.verifiers.walks.rows import soften
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="helpers need POSIX threads")
+V = 4 * PIECE + 777
+
+
+def on_both(call: Callable[[], list[np.ndarray]]) -> None:
+    """The same call with helpers, and while another caller has them all."""
+    with Pool(3):
+        sync[threads._ALONE_UNTIL] = 0
+        phases = sync[threads._PHASE]
+        shared = call()
+        assert sync[threads._PHASE] > phases, "the work was shared"
+        sync[threads._OWNER], phases = 1, sync[threads._PHASE]
+        try:
+            alone = call()
+        finally:
+            sync[threads._OWNER] = 0
+        assert sync[threads._PHASE] == phases
+    for one, other in zip(shared, alone, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+def logits_of(rows: int, seed: int = 0) -> np.ndarray:
+    return 4 * np.random.default_rng(seed).standard_normal((rows, V)).astype(np.float32)
+
+
+def test_softmax_of_a_row_has_the_same_bits():
+    def call() -> list[np.ndarray]:
+        x, out = logits_of(1)[0], np.empty(V, np.float32)
+        return [np.array(soften(sync, x, out)), out]
+
+    on_both(call)
+
+
+@pytest.mark.parametrize("place", [0, PIECE, V - 1])
+def test_a_fault_in_any_piece_is_seen(place):
+    x = logits_of(1)[0]
+    x[place] = np.nan
+    with Pool(3):
+        assert np.isnan(soften(sync, x, np.empty_like(x)))
+
+
+def test_orders_and_selections_have_the_same_bits():
+    def call() -> list[np.ndarray]:
+        p, q = torch.from_numpy(logits_of(2)).softmax(-1).numpy()
+        buckets, ratio, first, higher = np.empty(V, np.int32), *np.empty((3, V), np.float32)
+        greedy_traversal.order_by_ratio(sync, p, q, 2, buckets, ratio)
+        greedy_traversal._first_of_highest(sync, q, 2, buckets, first)
+        greedy_traversal_wor._higher(sync, q, buckets, higher)
+        assert buckets.max() > buckets.min()
+        return [buckets, first, higher]
+
+    on_both(call)
+
+
+def test_truncated_rows_have_the_same_bits():
+    params = [SamplingParams(temperature=0.7, top_p=0.9, top_k=1000, min_p=0.001)]
+    tree = TokenTree.chain(torch.zeros(1, 7, dtype=torch.int64))
+    on_both(lambda: [sampling.process(torch.from_numpy(logits_of(7))[None], tree, [[0]], [1], params).numpy()])
+
+
+@pytest.mark.parametrize("name", [name for name in registry.names("verifier") if hasattr(registry.verifier(name), "walk")])
+def test_a_walk_finds_the_same(name):
+    rule = registry.verifier(name)
+    law = max(rule.info.draft_sampling - {DraftSampling.POINT_MASS}, key=lambda law: law is DraftSampling.IID)
+    shape, parents = (
+        (TreeShape.CHAIN, [-1, 0, 1]) if TreeShape.PATHS not in rule.info.shapes else (TreeShape.PATHS, [-1, 0, 0, 1, 2])
+    )
+    target = torch.from_numpy(logits_of(len(parents)))
+    q = (target + torch.from_numpy(logits_of(len(parents), 1)) / 4).softmax(-1)
+    for seed in range(10):
+        key, tokens, rows = NoiseKey.of([seed], [0], [9]), [0], [-1, *parents[1:]]
+        for parent in parents[1:]:
+            tokens.append(int(torch.multinomial(q[parent], 1, generator=torch.Generator().manual_seed(97 * seed + len(tokens)))))
+        draft = Draft(TokenTree(torch.tensor([tokens]), torch.tensor([parents])), law, shape, q[None], torch.tensor([rows]), key)
+
+        def call(draft: Draft = draft, key: NoiseKey = key) -> list[np.ndarray]:
+            outcome = rule.walk(draft, target[None], key)
+            return [x.numpy() for x in (outcome.path, outcome.num_accepted, outcome.token)]
+
+        on_both(call)
