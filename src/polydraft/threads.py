@@ -400,13 +400,13 @@ ROWS = Pool(1)
 """Entered around work on rows of a vocabulary, which takes the helpers that passes have started."""
 
 
-@inner
+@inner(error_model="numpy")
 def num_threads(sync):
     """Of the process, at most: the caller and the helpers that there are now."""
     return 1 + _load(sync, _HELPERS)
 
 
-@inner
+@inner(error_model="numpy")
 def num_pieces(size):
     """Of a row."""
     return -(-size // PIECE)

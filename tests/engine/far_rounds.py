@@ -5,11 +5,16 @@ Run by `test_device_rounds.py` in a process of its own: a device, once it is mad
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 
-from polydraft.core import SamplingParams
+from polydraft.core import DraftSampling, SamplingParams
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
+from polydraft.noise import choose_systematic
+from polydraft.verifiers import flow
+from polydraft.verifiers.lift.contexts import Contexts
 from tests.engine.tables import TableModel
 from tests.support.far_device import FAR, transfers
 
@@ -56,3 +61,25 @@ def test_a_device_writes_what_the_host_writes(drafter, verifier, options, temper
     here, there = (engine(kind, drafter, verifier, **options).generate(PROMPTS, params) for kind in (NearTables, FarTables))
     assert [r.token_ids for r in there] == [r.token_ids for r in here]
     assert transfers.read
+
+
+def test_flow_decides_where_its_rows_are_what_it_decides_on_the_host():
+    g = torch.Generator().manual_seed(0)
+    p, q = (torch.randn(50, 6, generator=g, dtype=torch.float64).softmax(-1) for _ in range(2))
+    tokens = torch.stack([at_equal_steps(row, torch.rand(1, generator=g).item()) for row in q])
+    tokens[::3, 1:], tokens[1::3, 2:] = -1, -1  # draws at equal steps of other numbers than these: any draws will do
+    parts = torch.rand(50, generator=g).double(), p, q, tokens
+    here, there = (
+        flow.tries(Contexts(*(x.to(device) for x in parts), DraftSampling.SYSTEMATIC, torch.zeros_like(tokens).to(device)))
+        for device in (torch.device("cpu"), FAR)
+    )
+    for one, other in zip(here, there, strict=True):
+        assert other.device.type == FAR.type
+        assert torch.equal(one, other.cpu())
+
+
+def at_equal_steps(row: torch.Tensor, u: float) -> torch.Tensor:
+    """Three draws at equal steps."""
+    drawn = np.zeros(3, np.int64)
+    choose_systematic(row.numpy(), u, drawn)
+    return torch.from_numpy(drawn)

@@ -11,6 +11,7 @@ from polydraft.core import DraftSampling, TreeShape
 from polydraft.registry import verifier
 from polydraft.testing import Grown, Tables, as_batch, by_position, enumerate_drafts, measure, sibling_draws
 from polydraft.verifiers import flow as module
+from polydraft.verifiers.lift.draws import without_repeats
 from tests.exactness.harness import by_depth, ragged
 
 SYS, IID, PATHS, PRODUCT = DraftSampling.SYSTEMATIC, DraftSampling.IID, TreeShape.PATHS, TreeShape.PRODUCT
@@ -149,19 +150,18 @@ def test_mass_in_the_place_of_weights_is_caught(monkeypatch):
 
 def careless(g, r, P, D, *, start=1.0, capped=True, from_marginals=False):
     """`flow.scaled` from another start, which may overshoot; wrong: without the last cap, or with E as if each token met the average of the others."""
-    new, V = module.first(D), len(g)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        a = start * np.clip(g / (r - np.minimum(g, 0.9 * r)), module.LEAST, module.MOST)
-        for turn in range(2):
-            held = a[D] * new
-            T = held / (1 + held.sum(1, keepdims=True))
-            E = np.bincount(D.ravel(), (P[:, None] * T).ravel(), V)
-            if from_marginals:
-                E = r * a / (1 + a + (r * a).sum() - r * a)
-            if turn == 0:
-                a = np.where(E > 0, np.clip(a * g / E, module.LEAST, module.MOST), a)
-        phi = np.where(capped & (g < E), g / E, 1.0)
-    return T * phi[D], np.maximum(g - phi * E, 0)
+    new = without_repeats(D) >= 0
+    a = start * (g / (r - torch.minimum(g, 0.9 * r))).clamp(module.LEAST, module.MOST)
+    for turn in range(2):
+        held = module.look_up(a, D) * new
+        T = held / (1 + held.sum(-1, keepdim=True))
+        E = module.sum_by_token(g, D, P[..., None] * T)
+        if from_marginals:
+            E = r * a / (1 + a + (r * a).nansum(1, keepdim=True) - r * a)
+        if turn == 0:
+            a = torch.where(E > 0, (a * g / E).clamp(module.LEAST, module.MOST), a)
+    phi = torch.where(g < E, g / E, 1.0) if capped else torch.ones_like(g)
+    return T * module.look_up(phi, D), (g - phi * E).clamp(min=0)
 
 
 @pytest.mark.parametrize("start", [0.01, 1.0, 10.0])

@@ -21,17 +21,17 @@ E from the marginals of the draws instead of their tuples.
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from polydraft.core import FIXED, DraftSampling
 from polydraft.papers import method
 from polydraft.verifiers.block import tries as one_draw
 from polydraft.verifiers.lift.contexts import Contexts, Decision
-from polydraft.verifiers.lift.leaf_to_root import LeafToRoot
+from polydraft.verifiers.lift.draws import without_repeats
+from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, reweight
 from polydraft.verifiers.walks.flow import walk
-from polydraft.verifiers.walks.rows import reweight
 
 STEPS = 4
 """Of the scaling; two lose 0.1 to 0.4% of the tokens."""
@@ -39,117 +39,130 @@ LEAST, MOST = 1e-12, 1e4
 """Of a."""
 
 
-def pieces(q: Float[np.ndarray, " V"], k: int) -> tuple[Float[np.ndarray, " M"], Int[np.ndarray, "M k"]]:
-    """The distribution of k systematic draws from q: probabilities, and tuples of token ids.
+def pieces(q: Float[Tensor, "M V"], k: int) -> tuple[Float[Tensor, "M P"], Int[Tensor, "M P k"]]:
+    """The distribution of k systematic draws from each row: probabilities, some of them 0, and tuples of token ids.
 
     Example:
-        >>> probability, draws = pieces(np.array([0.5, 0.25, 0.25]), 2)
-        >>> probability.tolist(), draws.tolist()
+        >>> probability, draws = pieces(torch.tensor([[0.5, 0.25, 0.25]]), 2)
+        >>> there = probability > 0
+        >>> probability[there].tolist(), draws[there].tolist()
         ([0.5, 0.5], [[0, 1], [0, 2]])
     """
-    F = np.cumsum(q, dtype=np.float64)  # one after the other, as `noise.choose_systematic` adds them up
-    F /= F[-1]
-    turns = k * F[:, None] - np.arange(k)  # where u changes draw j
-    edges = np.unique(np.concatenate([[0.0, 1.0], turns[(turns > 0) & (turns < 1)]]))
-    middle = (edges[1:] + edges[:-1]) / 2
-    draws = F.searchsorted((middle[:, None] + np.arange(k)) / k, side="right")
-    return np.diff(edges), np.minimum(draws, np.flatnonzero(q)[-1])
-
-
-def first(draws: Int[np.ndarray, "M k"]) -> Bool[np.ndarray, "M k"]:
-    """Whether a draw is the first of its token."""
-    return ~np.tril(draws[:, :, None] == draws[:, None, :], -1).any(-1)
+    j, F = torch.arange(k, device=q.device), q.cumsum(1)  # one after the other, as `noise.choose_systematic` adds them up
+    F = F / F[:, -1:]
+    turns = (k * F[:, :, None] - j).clamp(0, 1).flatten(1)  # where u changes draw j
+    edges = torch.nn.functional.pad(turns.sort(1).values, (1, 0))
+    edges = torch.nn.functional.pad(edges, (0, 1), value=1.0)
+    middle = (edges[:, 1:] + edges[:, :-1]) / 2
+    draws = torch.searchsorted(F, ((middle[:, :, None] + j) / k).flatten(1), right=True)
+    last = q.shape[1] - 1 - (q > 0).flip(1).int().argmax(1, keepdim=True)
+    return edges.diff(dim=1), torch.minimum(draws, last).unflatten(1, (-1, k))
 
 
 class Flow(NamedTuple):
-    """places: of the draws in the order of visits, each token once.  mass: T(x|D) there.  rest: what the context itself emits, unnormalised."""
+    """order: places of the draws in the order of visits.  turns: of the visits, -1 where a token was visited before.  mass: T(x|D) there, or 0.
 
-    places: Int[np.ndarray, " n"]
-    mass: Float[np.ndarray, " n"]
-    rest: Float[np.ndarray, " V"]
+    rest: what the context itself emits, unnormalised.
+    """
+
+    order: Int[Tensor, "M k"]
+    turns: Int[Tensor, "M k"]
+    mass: Float[Tensor, "M k"]
+    rest: Float[Tensor, "M V"]
+
+
+def look_up(row: Float[Tensor, "M V"], D: Int[Tensor, "M P k"]) -> Float[Tensor, "M P k"]:
+    """row[D]."""
+    return row.gather(1, D.flatten(1)).view(D.shape)
+
+
+def sum_by_token(like: Float[Tensor, "M V"], D: Int[Tensor, "M P k"], x: Float[Tensor, "M P k"]) -> Float[Tensor, "M V"]:
+    """Sums of x over the places where D holds each token."""
+    return torch.zeros_like(like).scatter_add(1, D.flatten(1), x.flatten(1))
 
 
 def scaled(
-    g: Float[np.ndarray, " V"], r: Float[np.ndarray, " V"], P: Float[np.ndarray, " M"], D: Int[np.ndarray, "M k"]
-) -> tuple[Float[np.ndarray, "M k"], Float[np.ndarray, " V"]]:
+    g: Float[Tensor, "M V"], r: Float[Tensor, "M V"], P: Float[Tensor, "M P"], D: Int[Tensor, "M P k"]
+) -> tuple[Float[Tensor, "M P k"], Float[Tensor, "M V"]]:
     """T(x|D) at the first copy of each token of each piece, and what it leaves of g = w p."""
-    new = first(D)
+    new = without_repeats(D) >= 0
 
-    def shares(a: Float[np.ndarray, " V"]) -> tuple[Float[np.ndarray, "M k"], Float[np.ndarray, " V"]]:
-        held = a[D] * new
-        part = held / (1.0 + held.sum(1, keepdims=True))
-        return part, np.bincount(D.ravel(), (P[:, None] * part).ravel(), len(g))
+    def shares(a: Float[Tensor, "M V"]) -> tuple[Float[Tensor, "M P k"], Float[Tensor, "M V"]]:
+        held = look_up(a, D) * new
+        part = held / (1.0 + held.sum(-1, keepdim=True))
+        return part, sum_by_token(g, D, P[..., None] * part)
 
-    with np.errstate(divide="ignore", invalid="ignore"):
-        a = np.clip(g / (r - np.minimum(g, 0.9 * r)), LEAST, MOST)
-        for _ in range(STEPS):
-            _, E = shares(a)
-            a = np.where(E > 0.0, np.clip(a * g / E, LEAST, MOST), a)
-        shared, E = shares(a)
-        phi = np.where(g < E, g / E, 1.0)
-    return shared * phi[D], np.maximum(g - phi * E, 0.0)
+    a = (g / (r - torch.minimum(g, 0.9 * r))).clamp(LEAST, MOST)
+    for _ in range(STEPS):
+        _, E = shares(a)
+        a = torch.where(E > 0.0, (a * g / E).clamp(LEAST, MOST), a)
+    shared, E = shares(a)
+    phi = torch.where(g < E, g / E, 1.0)
+    return shared * look_up(phi, D), (g - phi * E).clamp(min=0.0)
 
 
 def filled(
-    T: Float[np.ndarray, "M k"], rest: Float[np.ndarray, " V"], P: Float[np.ndarray, " M"], D: Int[np.ndarray, "M k"]
-) -> tuple[Float[np.ndarray, "M k"], Float[np.ndarray, " V"]]:
+    T: Float[Tensor, "M P k"], rest: Float[Tensor, "M V"], P: Float[Tensor, "M P"], D: Int[Tensor, "M P k"]
+) -> tuple[Float[Tensor, "M P k"], Float[Tensor, "M V"]]:
     """The same once the tuples, in the order of D, have given of what they have left as much as the rest allows."""
-    T, remaining = T.copy(), 1.0 - T.sum(1)
-    for j, y in enumerate(D.T):
-        offered = np.bincount(y, P * remaining, len(rest))
-        part = np.divide(rest, offered, out=np.zeros_like(rest), where=offered > 0.0).clip(max=1.0)
-        T[:, j] += part[y] * remaining
-        rest, remaining = np.maximum(rest - part * offered, 0.0), remaining * (1.0 - part[y])
-    return T, rest
+    remaining, columns = 1.0 - T.sum(-1), list[Tensor]()
+    for y, t in zip(D.split(1, -1), T.unbind(-1), strict=True):
+        offered = sum_by_token(rest, y, (P * remaining)[..., None])
+        part = torch.where(offered > 0.0, rest / offered, 0.0).clamp(max=1.0)
+        taken = look_up(part, y)[..., 0]
+        columns.append(t + taken * remaining)
+        rest, remaining = (rest - part * offered).clamp(min=0.0), remaining * (1.0 - taken)
+    return torch.stack(columns, -1), rest
 
 
-def transport(w: float, p: Float[np.ndarray, " V"], q: Float[np.ndarray, " V"], draws: Int[np.ndarray, " k"]) -> Flow:
-    """What the children are worth at a context of weight w whose draws from q these are; p and q sum to 1.
+def transport(w: Float[Tensor, " M"], p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], draws: Int[Tensor, "M k"]) -> Flow:
+    """What the children are worth at contexts of weight w whose draws from q these are; rows of p and q sum to 1.
 
     Example:
-        >>> p, q = np.array([0.2, 0.5, 0.3]), np.array([0.6, 0.2, 0.2])
-        >>> flow = transport(1.0, p, q, np.array([0, 1]))
-        >>> flow.places.tolist(), flow.mass.round(3).tolist()
-        ([1, 0], [0.974, 0.026])
+        >>> p, q = torch.tensor([[0.2, 0.5, 0.3]]).double(), torch.tensor([[0.6, 0.2, 0.2]]).double()
+        >>> flow = transport(torch.ones(1), p, q, torch.tensor([[0, 1]]))
+        >>> flow.order.tolist(), [round(x, 3) for x in flow.mass[0].tolist()]
+        ([[1, 0]], [0.974, 0.026])
     """
-    P, D = pieces(q, len(draws))
-    P, D = np.append(P, 0.0), np.vstack([D, draws])  # the last one is what was drawn
-    T, rest = scaled(w * p, np.minimum(1.0, len(draws) * q), P, D)
-    order = q[D].argsort(1, kind="stable")
-    D, T = np.take_along_axis(D, order, 1), np.take_along_axis(T, order, 1)
+    P, D = pieces(q, draws.shape[1])
+    P, D = torch.nn.functional.pad(P, (0, 1)), torch.cat([D, draws[:, None]], 1)  # the last one is what was drawn
+    T, rest = scaled(w[:, None] * p, (draws.shape[1] * q).clamp(max=1.0), P, D)
+    order = look_up(q, D).argsort(dim=-1, stable=True)
+    D, T = D.gather(-1, order), T.gather(-1, order)
     T, rest = filled(T, rest, P, D)
-    mass, new = np.bincount(D[-1], T[-1], len(p)), first(D[-1:])[0]
-    return Flow(order[-1][new], mass[D[-1][new]], rest)
+    tokens, new = D[:, -1], without_repeats(D[:, -1]) >= 0
+    mass = torch.zeros_like(p).scatter_add(1, tokens, T[:, -1]).gather(1, tokens)
+    return Flow(order[:, -1], torch.where(new, new.cumsum(1) - 1, -1), torch.where(new, mass, 0.0), rest)
 
 
-def weights(mass: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+def weights(mass: Float[Tensor, "M n"]) -> Float[Tensor, "M n"]:
     """With which the children are entered, one after the other: their mass over what those before have left.
 
     Example:
-        >>> weights(np.array([0.5, 0.25, 0.25])).tolist()
-        [0.5, 0.5, 1.0]
+        >>> weights(torch.tensor([[0.5, 0.25, 0.25]])).tolist()
+        [[0.5, 0.5, 1.0]]
     """
-    remaining = 1.0 - mass.cumsum() + mass
-    return np.divide(mass, remaining, out=np.zeros_like(mass), where=(mass > 0.0) & (remaining > 0.0)).clip(max=1.0)
+    remaining = 1.0 - mass.cumsum(1) + mass
+    return torch.where((mass <= 0.0) | (remaining <= 0.0), 0.0, mass / remaining).clamp(max=1.0)
 
 
 def tries(at: Contexts) -> Decision:
-    """One draw is block verification; several, at one context after the other, on the host."""
-    single, width = one_draw(at._replace(tokens=at.tokens[:, :1])), at.tokens.shape[1]
-    into = np.pad(single.weights.cpu().numpy(), ((0, 0), (0, width - 1)))
-    turns = np.pad(single.turns.cpu().numpy(), ((0, 0), (0, width - 1)), constant_values=-1)
-    assert at.q is not None
-    w, p, q, tokens, stops, rest = (
-        x.cpu().numpy() for x in (at.weight, at.p, at.q, at.tokens, single.stops, single.rest.clone())
-    )
-    for i in np.flatnonzero(((tokens >= 0).sum(1) > 1) & (w != 0.0)):
-        draws = tokens[i][tokens[i] >= 0]
-        weight = w[i] if (q[i, draws] > 0.0).all() else np.nan  # which no draw can do
-        flow = transport(weight, p[i], q[i], draws)
-        into[i], turns[i] = 0.0, -1
-        into[i, flow.places], turns[i, flow.places] = weights(flow.mass), np.arange(len(flow.places))
-        stops[i], rest[i] = reweight(weight, flow.rest.sum()), flow.rest
-    return Decision(*(torch.from_numpy(x).to(at.p.device) for x in (into, stops, rest, turns)))
+    """One draw is block verification; several, all contexts that have as many at a time."""
+    one, (w, p, q, tokens, *_) = one_draw(at._replace(tokens=at.tokens[:, :1])), at
+    assert q is not None
+    into, turns = torch.zeros_like(tokens, dtype=p.dtype), torch.full_like(tokens, -1)
+    into[:, :1], turns[:, :1], stops, rest = one.weights, one.turns, one.stops.clone(), one.rest.clone()
+    counts = (tokens >= 0).sum(1) * (w != 0.0)
+    for k in range(2, tokens.shape[1] + 1):
+        i = (counts == k).nonzero()[:, 0]
+        if len(i) == 0:
+            continue
+        draws = tokens[i][tokens[i] >= 0].view(-1, k)
+        weight = torch.where((q[i].gather(1, draws) > 0.0).all(1), w[i], torch.nan)  # no draw can have no mass
+        order, turn, mass, left = transport(weight, p[i], q[i], draws)
+        into[i[:, None], order], turns[i[:, None], order] = weights(mass), turn
+        stops[i], rest[i] = reweight(weight, left.sum(1)), left
+    return Decision(into, stops, rest, turns)
 
 
 flow = LeafToRoot(method("flow", "Flow verification", "", {DraftSampling.SYSTEMATIC}, FIXED), tries, walk)

@@ -43,6 +43,16 @@ def keep(w: Float[Tensor, " M"], p: Float[Tensor, "M V"], q: Float[Tensor, "M V"
     return torch.where(qx > 0, (w * px / qx).clamp(max=1), torch.nan)
 
 
+def reweight(w: Float[Tensor, " M"], S: Float[Tensor, " M"]) -> Float[Tensor, " M"]:
+    """Weight after rejections that leave S: S / (S + 1 - w); 1 where nothing can be left.
+
+    Example:
+        >>> reweight(torch.tensor([0.5, 1.0]), torch.tensor([0.5, 0.0])).tolist()
+        [0.5, 1.0]
+    """
+    return torch.where((S == 0) & (w == 1), 1.0, S / (S + (1 - w)))
+
+
 def rejected(
     w: Float[Tensor, " M"], p: Float[Tensor, "M V"], q: Float[Tensor, "M V"]
 ) -> tuple[Float[Tensor, " M"], Float[Tensor, "M V"]]:
@@ -53,8 +63,7 @@ def rejected(
         [[0.0, 1.0]]
     """
     surplus = positive_part(w[:, None] * p - q)
-    S = surplus.sum(-1)
-    return torch.where((S == 0) & (w == 1), 1.0, S / (S + (1 - w))), normalise_or(surplus, otherwise=p)
+    return reweight(w, surplus.sum(-1)), normalise_or(surplus, otherwise=p)
 
 
 class Tries:
