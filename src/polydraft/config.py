@@ -183,7 +183,7 @@ class SpeculationConfig(Config):
     depth: int | None = setting("Speculation length: drafted tokens along a path", int, unit="tokens", low=1, unset="chosen by the speculation policy", panel=SPECULATION, advice="For plain decoding use drafter=None.")
     num_paths: int | None = setting("Number of drafted paths a step", int, low=1, unset="chosen by the speculation policy", panel=SPECULATION, advice="For plain decoding use drafter=None.")
     head: Any = setting("Folder of a draft head, see `polydraft train`", Path, objects=True, panel=SPECULATION)
-    index: Any = setting("File of `polydraft index build` for retrieval-based drafting; may be repeated", list, items=Path, objects=True, panel=SPECULATION)
+    index: Any = setting("File of `polydraft index build` for retrieval-based drafting", Path, objects=True, panel=SPECULATION)
     drafter_options: "Mapping[str, Any] | None" = setting("Further options of the drafter", dict, flag="", objects=True, variable="POLYDRAFT_DRAFTER_OPTIONS")
     offered: "Sequence[str]" = setting("Further drafter that requests may name; may be repeated", list, (), flag="--offer", panel=SPECULATION)
     policy: Any = setting("Speculation policy: adaptive, fixed, or an object", str, flag="", objects=True, unset="adaptive, fixed with a draft shape")
@@ -206,8 +206,7 @@ class SpeculationConfig(Config):
     @property
     def all_drafter_options(self) -> dict[str, Any]:
         """`drafter_options` with the fields that are short for some of them."""
-        index = self.index[0] if isinstance(self.index, Sequence) and len(self.index) == 1 else self.index
-        return dict(self.drafter_options or {}) | _set(weights=self.head, index=index or None, lead_cap=self.lead_cap)
+        return dict(self.drafter_options or {}) | _set(weights=self.head, index=self.index, lead_cap=self.lead_cap)
 
     @property
     def all_decoding_options(self) -> dict[str, Any]:

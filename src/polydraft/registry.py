@@ -84,11 +84,8 @@ DECODINGS: dict[str, str] = {
 }
 """name -> "module:object", a class whose instances are `core.Decoding`, with `info`, a `core.DecodingMethod`, and `build(parts, **options)`."""
 
-INDEXES: dict[str, str] = {
-    "trigram": "polydraft.drafters.text.trigram:TrigramTable",
-    "retrieval": "polydraft.drafters.text.retrieval:RetrievalIndex",
-}
-"""kind -> "module:object", a class with `build(documents, vocab_size, tokens_of=...)`, `save(path)` and `load(path)`."""
+INDEXED = ("trigram", "retrieval")
+"""Drafters with an option `index`: a file of `polydraft index build`, or a `drafters.text.text_index.TextIndex`."""
 
 
 TABLES = {"verifier": VERIFIERS, "drafter": DRAFTERS, "decoding": DECODINGS}
@@ -223,7 +220,7 @@ def _advice(name: str, option: str, known: set[str]) -> str:
     if option == "kind":
         return f"Use {name!r}."
     if option == "index":
-        return f"Leave the index out, or name a drafter that reads it: {', '.join([*INDEXES, 'mixture'])}."
+        return f"Leave the index out, or name a drafter that reads it: {', '.join([*INDEXED, 'mixture'])}."
     if option == "weights":
         return f"Leave the head out, or the drafter, which its folder names; or name one that reads it: {', '.join(sorted({*RECIPES} - {'model'}))}."
     return f"Expected one of: {', '.join(sorted(known)) or 'none'}."
@@ -247,12 +244,3 @@ def recipe(kind: str) -> Any:
         UnknownNameError: with the nearest known kind.
     """
     return _load("kind of drafter to train", RECIPES, kind)()
-
-
-def index(kind: str) -> Any:
-    """The class of that kind of corpus index, imported now.
-
-    Raises:
-        UnknownNameError: with the nearest known kind.
-    """
-    return _load("kind of index", INDEXES, kind)

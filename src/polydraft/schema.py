@@ -196,28 +196,22 @@ class Index:
     version: int
     arrays: Record
     remedy: str
-    facts: Record = Record()
 
 
 _IDS = {"low": 0, "high": "vocab_size - 1"}
 INDEXES = {
-    "retrieval": Index(
-        3,
+    "text": Index(
+        4,
         Record(
             {
                 "tokens": Array(("uint16", "int32"), ("T",), 0, "vocab_size"),  # vocab_size itself ends a document
                 "order": Array(("uint32",), ("T",), 0, "T - 1"),
             }
         ),
-        "Build one with `polydraft index build --kind retrieval`.",
-    ),
-    "trigram": Index(
-        3,
-        Record({"cells": Array(("int64",), ("C",)), "slots": Array(("int64",), ("S",))}),
-        "Build one with `polydraft index build --kind trigram`.",
+        "Build one with `polydraft index build CORPUS --out FILE`, or save the store again.",
     ),
     "trigram-store": Index(
-        2,
+        4,
         Record(
             {
                 "key": Array(("int64",), ("P",), 0),
@@ -227,12 +221,6 @@ INDEXES = {
             }
         ),
         "Save the store again with `TrigramStore.save`.",
-    ),
-    "suffix-store": Index(
-        2,
-        Record({"tokens": Array(("int32",), ("T",), **_IDS), "lengths": Array(("int64",), ("N",), 0, "T")}),
-        "Save the store again with `SuffixStore.save`.",
-        Record({"depth": Number(2, 1024), "max_tokens": Number(1, 1 << 30)}),
     ),
 }
 """By kind: every array is listed, and no other may be there."""

@@ -30,9 +30,9 @@ from polydraft.bench.record import provenance
 from polydraft.core import Budget, Drafter, SamplingParams, Target
 from polydraft.drafters.base import Parts
 from polydraft.drafters.text.index_file import fingerprint
-from polydraft.drafters.text.retrieval import RetrievalIndex
 from polydraft.drafters.text.suffix import SuffixStore
-from polydraft.drafters.text.trigram import TrigramStore, TrigramTable
+from polydraft.drafters.text.text_index import TextIndex
+from polydraft.drafters.text.trigram import TrigramStore
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
@@ -109,11 +109,11 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("ngram", "ngram"),
     Contender("suffix", "suffix"),
     Contender("suffix+store", "suffix", lambda bench: {"store": SuffixStore()}),
-    Contender("trigram static", "trigram", lambda bench: {"index": bench.trigrams, "bump": 0.0}),
-    Contender("trigram", "trigram", lambda bench: {"index": bench.trigrams}),
-    Contender("trigram c1=0", "trigram", lambda bench: {"index": bench.trigrams, "c1": 0.0}),
-    Contender("trigram+store", "trigram", lambda bench: {"index": bench.trigrams, "store": TrigramStore(1 << 16)}),
-    Contender("retrieval", "retrieval", lambda bench: {"index": bench.retrieval}),
+    Contender("trigram static", "trigram", lambda bench: {"index": bench.index, "bump": 0.0}),
+    Contender("trigram", "trigram", lambda bench: {"index": bench.index}),
+    Contender("trigram c1=0", "trigram", lambda bench: {"index": bench.index, "c1": 0.0}),
+    Contender("trigram+store", "trigram", lambda bench: {"index": bench.index, "store": TrigramStore(1 << 16)}),
+    Contender("retrieval", "retrieval", lambda bench: {"index": bench.index}),
     Contender("lookahead", "lookahead"),
     Contender("phrases", "phrases", model=True),
     Contender("model:top_k", "model:top_k", model=True),
@@ -160,17 +160,12 @@ class DrafterBench:
         return [self.encode(text) for text in self.texts[0]]
 
     @cached_property
-    def trigrams(self) -> TrigramTable:
-        return TrigramTable.build(self.documents, self.target.vocab_size, tokens_of=fingerprint(self.tokenizer))
-
-    @cached_property
-    def retrieval(self) -> RetrievalIndex:
-        return RetrievalIndex.build(self.documents, self.target.vocab_size, tokens_of=fingerprint(self.tokenizer))
+    def index(self) -> TextIndex:
+        return TextIndex.build(self.documents, self.target.vocab_size, tokens_of=fingerprint(self.tokenizer))
 
     def with_index(self, name: str) -> tuple[str, dict[str, Any]]:
-        """A source of a mixture, with its index if it reads one."""
-        indexes = {"trigram": lambda: self.trigrams, "retrieval": lambda: self.retrieval}
-        return name, {"index": indexes[name]()} if name in indexes else {}
+        """A source of a mixture, with the index if it reads one."""
+        return name, {"index": self.index} if name in registry.INDEXED else {}
 
     @cached_property
     def draft_model(self) -> Target:

@@ -9,8 +9,8 @@ from polydraft.bench.record import markdown_table
 from polydraft.core import Request, SamplingParams
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.suffix import SuffixStore
-from polydraft.drafters.text.suffix_tree import SuffixTree
-from polydraft.drafters.text.trigram import TrigramStore
+from polydraft.drafters.text.suffix_array import GrowingText
+from polydraft.drafters.text.trigram import TrigramStore, TrigramTable
 from polydraft.engine.api import Engine
 from studies.drafters.comparison import CONTENDERS, MIXED, WAYS, WORKLOADS, Contender, DrafterBench, Row, Task
 from studies.drafters.scripted_target import ScriptedTarget
@@ -46,16 +46,16 @@ def megabytes_per_million_tokens(bench: DrafterBench) -> dict[str, float]:
     num_tokens = sum(map(len, bench.documents))
     history = [t for d in bench.documents for t in d][:100_000]
     (own,) = NgramDrafter().start([Request("r", tuple(history), SamplingParams(), seed=0)])
-    tree, store = SuffixTree(), SuffixStore(num_tokens)
-    tree.extend(history)
+    text, store = GrowingText(), SuffixStore(num_tokens)
+    text.extend(history)
     for document in bench.documents:
         store.add(document)
     bytes_a_token = {
         "prompt lookup, of a request": own.num_bytes / own.num_tokens,
-        "suffix tree, of a request": tree.num_bytes / len(history),
+        "suffix array, of a request": text.num_bytes / len(history),
         "suffix store": store.num_bytes / store.num_tokens,
-        "trigram table": bench.trigrams.num_bytes / num_tokens,
-        "suffix array": bench.retrieval.num_bytes / num_tokens,
+        "trigram table": TrigramTable.of(bench.index).num_bytes / num_tokens,
+        "text index": bench.index.num_bytes / num_tokens,
     }
     return bytes_a_token | {"trigram store, at its bound of 4,096 pairs (MB in all)": TrigramStore().num_bytes / 1e6}
 

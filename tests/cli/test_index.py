@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from polydraft import registry
 from polydraft.cli.main import EXIT_STATUS, app
 from polydraft.drafters.text.index_file import fingerprint
+from polydraft.drafters.text.text_index import TextIndex
 from polydraft.models import load, pair
 
 
@@ -33,14 +34,14 @@ def corpus(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("kind", registry.INDEXES)
-def test_an_index_is_built_from_a_folder_and_used_by_generate(kind, corpus, tmp_path):
-    found = run(corpus, "--kind", kind, "--out", tmp_path / "i")
+@pytest.mark.parametrize("drafter", registry.INDEXED)
+def test_an_index_is_built_from_a_folder_and_used_by_generate(drafter, corpus, tmp_path):
+    found = run(corpus, "--out", tmp_path / "i")
     assert found.exit_code == 0, found.output
-    assert f"{kind} index of 3 files" in found.stdout
-    made = registry.index(kind).load(tmp_path / "i")
+    assert "text index of 3 files" in found.stdout
+    made = TextIndex.load(tmp_path / "i")
     assert (made.vocab_size, made.tokens_of) == (2048, fingerprint(load.load_tokenizer(str(pair.target_folder()))))
-    given = ["generate", "for i in range(", "--drafter", kind, "--index", str(tmp_path / "i")]
+    given = ["generate", "for i in range(", "--drafter", drafter, "--index", str(tmp_path / "i")]
     given += ["--depth", "4", "--max-tokens", "8", "--json"]
     used = CliRunner().invoke(app, given)
     assert used.exit_code == 0, used.output
@@ -49,7 +50,7 @@ def test_an_index_is_built_from_a_folder_and_used_by_generate(kind, corpus, tmp_
     assert stats["drafted_tokens"] > 0
 
 
-@pytest.mark.parametrize("kind", [*registry.INDEXES, "passages"])
+@pytest.mark.parametrize("kind", ["text", "passages"])
 def test_binary_and_hidden_files_of_a_folder_are_left_out_and_counted(kind, corpus, tmp_path):
     (corpus / "__pycache__").mkdir()
     (corpus / "__pycache__" / "a.pyc").write_bytes(b"\xa7\r\r\n\0\0")
@@ -83,27 +84,26 @@ def test_an_empty_corpus_is_refused(tmp_path):
 
 
 def test_an_unknown_kind_is_refused_with_the_nearest(corpus, tmp_path):
-    assert "did you mean 'trigram'" in line(corpus, "--kind", "trigrm", "--out", tmp_path / "i")
-    assert "Known: passages, retrieval, trigram" in line(corpus, "--kind", "foo", "--out", tmp_path / "i")
+    assert "did you mean 'passages'" in line(corpus, "--kind", "pasages", "--out", tmp_path / "i")
+    assert "Known: passages, text" in line(corpus, "--kind", "foo", "--out", tmp_path / "i")
 
 
 def test_a_foreign_file_is_refused_by_generate(tmp_path):
     (tmp_path / "i").write_text("x", encoding="utf-8")
     found = CliRunner().invoke(app, ["generate", "x", "--drafter", "trigram", "--index", str(tmp_path / "i")])
     assert found.exit_code == EXIT_STATUS
-    assert "was given as a trigram index" in found.stderr
+    assert "was given as a text index" in found.stderr
 
 
-def test_a_mixture_is_given_its_sources_and_their_indexes_on_the_command_line(corpus, tmp_path):
-    for kind in registry.INDEXES:
-        assert run(corpus, "--kind", kind, "--out", tmp_path / kind).exit_code == 0
-    files = [x for kind in registry.INDEXES for x in ("--index", str(tmp_path / kind))]
+def test_a_mixture_is_given_its_sources_and_an_index_on_the_command_line(corpus, tmp_path):
+    assert run(corpus, "--out", tmp_path / "i").exit_code == 0
     given = [
         "generate",
         "for i in range(",
         "--drafter",
         "mixture:suffix,trigram,retrieval",
-        *files,
+        "--index",
+        str(tmp_path / "i"),
         "--depth",
         "4",
         "--num-paths",

@@ -9,7 +9,8 @@ from polydraft import registry, sampling
 from polydraft import tree as trees
 from polydraft.core import Draft, DraftSampling, Method, Needs, NoiseKey, Request, SamplingParams, Scores, TreeShape
 from polydraft.drafters.base import Parts
-from polydraft.drafters.text.retrieval import RetrievalIndex
+from polydraft.drafters.text.text_index import TextIndex
+from polydraft.drafters.text.trigram_table import TrigramTable
 from polydraft.heads.mask_query.network import MaskQueries, QuerySizes
 from polydraft.heads.recipe import Material
 from tests.engine.tables import TableModel
@@ -17,10 +18,15 @@ from tests.engine.tables import TableModel
 V = 5
 
 
+def trigram_table(documents, vocab_size, **options):
+    """A table counted from documents."""
+    return TrigramTable.of(TextIndex.build(documents, vocab_size), **options)
+
+
 def retrieval_index(folder, V):
     """An index of a random corpus in which every pair of tokens occurs."""
     corpus = np.random.default_rng(0).integers(0, V, 60 * V)
-    RetrievalIndex.build([corpus, [t % V for t in (1, 2, 3, 4, 1, 2, 3, 4)]], V).save(folder / "retrieval")
+    TextIndex.build([corpus, [t % V for t in (1, 2, 3, 4, 1, 2, 3, 4)]], V).save(folder / "retrieval")
     return {"index": folder / "retrieval"}
 
 

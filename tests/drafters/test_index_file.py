@@ -13,15 +13,15 @@ from safetensors.numpy import load_file
 from polydraft.drafters.text import index_file
 from polydraft.errors import CapacityError, InvalidInputError
 
-ARRAYS = {"tokens": np.arange(1000, dtype=np.int32) % 7, "lengths": np.array([400, 600])}
+ARRAYS = {"tokens": np.arange(1000, dtype=np.int32) % 7, "order": np.arange(1000, dtype=np.uint32)}
 
 
-def save(path, value=3, depth=12):
-    arrays = ARRAYS | {"tokens": np.full(50_000, value, np.int32)} if value != 3 else ARRAYS
-    index_file.save(path, "suffix-store", arrays, vocab_size=7, tokens_of="ab" * 8, depth=depth, max_tokens=90_000)
+def save(path, value=3, vocab_size=7):
+    same = {"tokens": np.full(50_000, value, np.int32), "order": np.arange(50_000, dtype=np.uint32)}
+    index_file.save(path, "text", ARRAYS if value == 3 else same, vocab_size=vocab_size, tokens_of="ab" * 8)
 
 
-def load(path, kind="suffix-store"):
+def load(path, kind="text"):
     return index_file.load(path, kind)
 
 
@@ -30,7 +30,7 @@ def test_what_is_saved_is_mapped_back_read_only(tmp_path):
     found = load(tmp_path / "i")
     assert all(np.array_equal(found.arrays[k], v) and found.arrays[k].dtype == v.dtype for k, v in ARRAYS.items())
     assert isinstance(found.arrays["tokens"].base.base, np.memmap)
-    assert (found.vocab_size, found.tokens_of, found.facts) == (7, "ab" * 8, {"depth": 12, "max_tokens": 90_000})
+    assert (found.vocab_size, found.tokens_of) == (7, "ab" * 8)
     with pytest.raises(ValueError, match="read-only"):
         found.arrays["tokens"][0] = 1
 
@@ -56,7 +56,7 @@ def test_a_truncated_file_is_refused_wherever_it_was_cut(tmp_path):
     whole = (tmp_path / "i").read_bytes()
     for length in (0, 5, 9, 60, len(whole) // 2, len(whole) - 1):
         (tmp_path / "cut").write_bytes(whole[:length])
-        with pytest.raises(InvalidInputError, match="'cut' was given as a suffix-store index"):
+        with pytest.raises(InvalidInputError, match="'cut' was given as a text index"):
             load(tmp_path / "cut")
 
 
@@ -65,27 +65,29 @@ def test_a_truncated_file_is_refused_wherever_it_was_cut(tmp_path):
 )
 def test_a_foreign_file_is_refused(content, tmp_path):
     (tmp_path / "f").write_bytes(content)
-    with pytest.raises(InvalidInputError, match="polydraft index build --kind trigram"):
-        load(tmp_path / "f", "trigram")
+    with pytest.raises(InvalidInputError, match="polydraft index build CORPUS --out FILE"):
+        load(tmp_path / "f")
 
 
 def test_json_that_is_nested_beyond_reason_is_refused(tmp_path):
     header = b"[" * 200_000
     (tmp_path / "f").write_bytes(len(header).to_bytes(8, "little") + header)
-    for read in (load, index_file.kind_of):
-        with pytest.raises(InvalidInputError, match="'f' was given as"):
-            read(tmp_path / "f")
+    with pytest.raises(InvalidInputError, match="'f' was given as"):
+        load(tmp_path / "f")
 
 
 def test_another_kind_or_version_and_a_missing_file_are_refused(tmp_path):
     save(tmp_path / "i")
-    with pytest.raises(InvalidInputError, match="it is a suffix-store index of version 2, version 3 of trigram was expected"):
-        load(tmp_path / "i", "trigram")
+    with pytest.raises(InvalidInputError, match="it is a text index of version 4, version 4 of trigram-store was expected"):
+        load(tmp_path / "i", "trigram-store")
     whole = (tmp_path / "i").read_bytes()
-    older = whole.replace(b'\\"version\\": 2', b'\\"version\\": 1')
+    older = whole.replace(b'\\"version\\": 4', b'\\"version\\": 3').replace(b'\\"text\\"', b'\\"retrieval\\"')
     assert older != whole
     (tmp_path / "i").write_bytes(older)
-    with pytest.raises(InvalidInputError, match="of version 1, version 2 of suffix-store was expected"):
+    with pytest.raises(
+        InvalidInputError,
+        match=r"it is a retrieval index of version 3, version 4 of text was expected\. Build one with `polydraft index build",
+    ):
         load(tmp_path / "i")
     with pytest.raises(InvalidInputError, match="No such file"):
         load(tmp_path / "none")
@@ -99,7 +101,7 @@ import numpy as np
 from polydraft.drafters.text import index_file
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # every larger file meets an error in the middle of its writing
 try:
-    index_file.save(sys.argv[1], "retrieval", {"tokens": np.zeros(100_000, np.int32)}, vocab_size=7, tokens_of="")
+    index_file.save(sys.argv[1], "text", {"tokens": np.zeros(100_000, np.int32)}, vocab_size=7, tokens_of="")
 except index_file.CapacityError as error:
     print(error)
 """
@@ -126,16 +128,16 @@ def test_a_folder_that_is_not_there_is_said_and_not_made(tmp_path):
 
 def test_concurrent_writers_leave_one_whole_index_at_every_moment(tmp_path):
     path, stop, seen = tmp_path / "i", threading.Event(), []
-    save(path, 0)
+    save(path, 0, 12)
 
     def write(value):
         for _ in range(20):
-            save(path, value, depth=10 + value)
+            save(path, value, vocab_size=10 + value)
 
     def read():
         while not stop.is_set():
             found = load(path)
-            seen.append([*np.unique(found.arrays["tokens"]).tolist(), found.facts["depth"]])
+            seen.append([*np.unique(found.arrays["tokens"]).tolist(), found.vocab_size])
 
     reader, writers = threading.Thread(target=read), [threading.Thread(target=write, args=(v,)) for v in (1, 2, 4)]
     for t in (reader, *writers):

@@ -12,15 +12,15 @@ from polydraft.drafters.credit import Credit
 from polydraft.drafters.grown_tree import end_ids
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.model.paths import ModelDrafter
-from polydraft.drafters.text.index_file import kind_of
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.suffix import SuffixDrafter
-from polydraft.drafters.text.trigram import TrigramDrafter, TrigramTable
+from polydraft.drafters.text.text_index import TextIndex
+from polydraft.drafters.text.trigram import TrigramDrafter
 from polydraft.errors import InvalidInputError, UnknownNameError
 from polydraft.train.run import untrained
-from tests.drafters.sessions import build, laws, models, play, requests
+from tests.drafters.sessions import build, laws, models, play, requests, trigram_table
 
-TABLE = TrigramTable.build([[0, 1, 2, 3, 0, 1, 2, 4]], 5)
+TABLE = trigram_table([[0, 1, 2, 3, 0, 1, 2, 4]], 5)
 
 
 def nodes(*rows):
@@ -145,18 +145,14 @@ def test_sources_are_named_in_one_line_or_with_options(tmp_path):
     assert build("mixture", target, small, tmp_path).names == ["ngram", "trigram", "model:top_k"]
 
 
-def test_each_index_goes_to_the_source_of_its_kind(tmp_path):
-    from polydraft.drafters.text.retrieval import RetrievalIndex
-
+def test_an_index_goes_to_every_source_that_reads_one(tmp_path):
     target, _ = models()
-    RetrievalIndex.build([[1, 2, 3]], 5).save(tmp_path / "r")
-    TABLE.save(tmp_path / "t")
-    assert (kind_of(tmp_path / "r"), kind_of(tmp_path / "t")) == ("retrieval", "trigram")
-    made = build("mixture", target, None, tmp_path, index=[tmp_path / "r", tmp_path / "t"])
+    TextIndex.build([[1, 2, 3]], 5).save(tmp_path / "i")
+    made = build("mixture", target, None, tmp_path, index=tmp_path / "i")
     assert made.names == ["ngram", "trigram", "retrieval"]
-    assert made.sources[1].table.num_entries == TABLE.num_entries
+    assert (made.sources[1].table.num_entries, made.sources[2].index.num_tokens) == (1, 4)
     with pytest.raises(InvalidInputError, match="no source of"):
-        build("mixture:ngram,suffix", target, None, tmp_path, index=tmp_path / "t")
+        build("mixture:ngram,suffix", target, None, tmp_path, index=tmp_path / "i")
 
 
 @pytest.mark.parametrize(

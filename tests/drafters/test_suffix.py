@@ -1,4 +1,4 @@
-"""The suffix tree against a naive counter, and the drafts made of it."""
+"""The suffix arrays against a naive counter, and the drafts made of them."""
 
 import threading
 from collections import Counter
@@ -13,8 +13,8 @@ from polydraft.core import Budget, Request
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.suffix import SuffixDrafter, SuffixStore
-from polydraft.drafters.text.suffix_nodes import CHILD, COUNT, DEPTH, END, NEXT, PARENT, PREVIOUS, START, child
-from polydraft.drafters.text.suffix_tree import SuffixTree, ends_of
+from polydraft.drafters.text.suffix_array import GrowingText, matches_of
+from polydraft.drafters.text.text_index import TextIndex
 from polydraft.engine.loop import Loop
 from polydraft.engine.speculation import Menu, Speculation
 from polydraft.errors import InvalidInputError
@@ -38,44 +38,24 @@ def occurrences(texts, depth):
     )
 
 
-def assert_counts(tree, texts, absent=()):
-    expected = occurrences(texts, tree.depth)
-    assert {s: tree.count(s) for s in expected} == expected
-    assert all(tree.count(s) == expected[tuple(s)] for s in absent)
+def assert_counts(index, depth, texts, absent=()):
+    expected = occurrences(texts, depth)
+    assert {s: index.count(s) for s in expected} == expected
+    assert all(index.count(s) == expected[tuple(s)] for s in absent)
 
 
-def children(nodes, n):
-    found, c = [], nodes[n, CHILD]
-    while c:
-        found.append(int(c))
-        c = nodes[c, NEXT]
-    return found
-
-
-def check(tree):
-    """Walk the whole tree; what only its methods have changed is never wrong."""
-    pool, nodes, _, _, _, about = tree.arrays
-    mask, finished = len(pool) - 1, tree.max_tokens is not None
-    held = sum(map(len, tree.texts())) if finished else int(about[END])
-    oldest, seen, waiting = int(about[END]) - held, 1, [0]
-    while waiting:
-        n = waiting.pop()
-        below = children(nodes, n)
-        counts = [int(nodes[c, COUNT]) for c in below]
-        assert [int(nodes[c, PREVIOUS]) for c in below] == [0, *below][: len(below)], "a child that does not name its neighbour"
-        assert n == 0 or counts == sorted(counts, reverse=True), "siblings that are out of order"
-        for c in below:
-            length, age = nodes[c, DEPTH] - nodes[n, DEPTH], (nodes[c, START] - oldest) & mask
-            assert nodes[c, PARENT] == n, "a child that does not name its parent"
-            assert length > 0, "a node that is no deeper than its parent"
-            assert age + (length if finished else 1) <= held, "an edge that refers to a text that has left"
-            assert child(tree.arrays, n, pool[nodes[c, START]]) == c, "a node that the table of children does not find"
-        assert n == 0 or sum(counts) <= nodes[n, COUNT], "a node whose count is below its children's"
-        assert n == 0 or not finished or counts != [nodes[n, COUNT]], "an inner node that could be merged with its only child"
-        seen += len(below)
-        waiting += below
-        assert seen <= tree.num_nodes, "more nodes than were counted"
-    assert seen == tree.num_nodes, "fewer nodes than were counted"
+def check(index):
+    """Look at the whole order: the suffixes are there once each, sorted by `depth` tokens, and the intervals of pending ends are theirs."""
+    text, order, _, pending, about = index.arrays
+    length, num_sorted, num_pending, depth, separator = about.tolist()
+    ends = np.append(np.flatnonzero(text[:length] == separator) + 1, length)
+    suffixes = [text[at : min(at + depth, ends[ends > at][0])].tolist() for at in order[:num_sorted].tolist()]
+    assert sorted(order[:num_sorted].tolist()) == list(range(length - num_pending)), "a suffix that is missing, or there twice"
+    assert suffixes == sorted(suffixes), "suffixes that are out of order"
+    for i, (low, high) in enumerate(pending[:num_pending].tolist()):
+        end = text[length - num_pending + i : length].tolist()
+        within = [k for k, suffix in enumerate(suffixes) if suffix[: len(end)] == end]
+        assert within == list(range(low, high)) != [], "an interval that is not that of its end"
 
 
 depths = st.sampled_from([2, 3, 5, 8])
@@ -83,99 +63,97 @@ texts = st.integers(1, 5).flatmap(lambda V: st.lists(st.integers(0, V - 1), max_
 strings = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=2), max_size=8)
 
 
-@settings(max_examples=150, deadline=None)
-@given(depths, st.lists(texts, max_size=4), strings)
-def test_a_growing_text_is_counted_as_a_naive_counter_does(depth, parts, absent):
-    tree, text = SuffixTree(depth), []
-    for part in parts:
-        tree.extend(part)
-        text += part
-        check(tree)
-        assert_counts(tree, [text], absent)
-    assert tree.tokens.tolist() == text
+@pytest.mark.parametrize("few", [0, 20, 1000])
+def test_a_growing_text_is_counted_as_a_naive_counter_does(few, monkeypatch):
+    """Whether its tokens are appended one by one, or sorted together."""
+    monkeypatch.setattr("polydraft.drafters.text.suffix_array.FEW", few)
+
+    @settings(max_examples=80, deadline=None)
+    @given(depths, st.lists(texts, max_size=4), strings)
+    def grows(depth, parts, absent):
+        index, text = GrowingText(depth), []
+        for part in parts:
+            index.extend(part)
+            text += part
+            check(index)
+            assert_counts(index, depth, [text], absent)
+        assert index.tokens.tolist() == text
+        expected = occurrences([text], depth)
+        ends = [tuple(text[len(text) - m :]) for m in range(1, min(depth, len(text) + 1))]
+        assert len(matches_of(index.arrays)) == sum(expected[end] > 1 for end in ends)
+
+    grows()
 
 
 @settings(max_examples=100, deadline=None)
-@given(depths, texts)
-def test_the_places_are_the_ends_of_the_text_that_occurred_before(depth, text):
-    tree = SuffixTree(depth)
-    tree.extend(text)
-    expected = occurrences([text], depth)
-    assert len(ends_of(tree.arrays)) == sum(
-        expected[tuple(text[len(text) - m :])] > 1 for m in range(1, min(depth, len(text) + 1))
-    )
-
-
-@settings(max_examples=100, deadline=None)
-@given(depths, st.sampled_from([12, 60, 1000]), st.lists(st.one_of(texts, st.none()), max_size=25), strings)
-def test_texts_that_come_and_go_are_counted_as_a_naive_counter_does(depth, max_tokens, steps, absent):
-    """None takes the oldest text out; the bound does so too."""
-    tree, there = SuffixTree(depth, max_tokens), []
-    for step in steps:
-        if step is not None:
-            tree.add(step)
-            there = [*there, step[-max_tokens:]][-len(tree.texts()) :]
-        elif there:
-            tree.remove_oldest()
+@given(depths, st.sampled_from([12, 60, 1000]), st.lists(texts, max_size=25), strings)
+def test_texts_that_come_and_go_are_counted_as_a_naive_counter_does(depth, max_tokens, added, absent):
+    store, there = SuffixStore(max_tokens, depth), []
+    for text in added:
+        store.add(text)
+        there = [*there, text[-max_tokens:]]
+        while sum(map(len, there)) > max_tokens:
             there = there[1:]
-        check(tree)
-        assert_counts(tree, there, absent)
-        assert [x.tolist() for x in tree.texts()] == there
-        assert tree.num_tokens <= max_tokens
-    for _ in there:
-        tree.remove_oldest()
-    assert tree.num_nodes == 1
+        check(store)
+        assert_counts(store, depth, there, absent)
+        assert [x.tolist() for x in store.texts()] == there
+        assert store.num_tokens == sum(map(len, there))
 
 
 def zipf(count, V=400, seed=0):
     return (np.random.default_rng(seed).zipf(1.3, count) % V).tolist()
 
 
-def test_a_tree_after_evictions_is_the_tree_of_what_stayed():
-    tree, fresh = (SuffixTree(16, 3000) for _ in range(2))
+def test_a_store_after_evictions_is_the_store_of_what_stayed():
+    store, fresh = (SuffixStore(3000, 16) for _ in range(2))
     parts = [zipf(500, seed=i) for i in range(20)]
     for part in parts:
-        tree.add(part)
+        store.add(part)
     for part in parts[-6:]:
         fresh.add(part)
-    assert (tree.num_nodes, tree.num_tokens) == (fresh.num_nodes, fresh.num_tokens)
+    assert all(np.array_equal(a, b) for a, b in zip(store.arrays, fresh.arrays, strict=True))
 
 
 def test_memory_falls_when_texts_leave():
-    tree = SuffixTree(16, 40_000)
+    store = SuffixStore(40_000, 16)
     for i in range(80):
-        tree.add(zipf(500, seed=i))
-    full = tree.num_bytes
-    for _ in range(78):
-        tree.remove_oldest()
-    check(tree)
-    assert tree.num_bytes < full / 3
-    assert_counts(tree, [zipf(500, seed=i) for i in (78, 79)])
+        store.add(zipf(500, seed=i))
+    full = store.num_bytes
+    store.add(zipf(39_000, seed=80))
+    store.add([1] * 39_999)
+    store.add([2, 3])
+    assert_counts(store, 2, [[2, 3]])
+    assert store.num_bytes < full / 100
 
 
-def test_a_token_of_history_costs_less_than_100_bytes():
+def test_a_token_of_history_costs_at_most_17_bytes():
     for text in (zipf(100_000), np.random.default_rng(0).integers(0, 2000, 100_000)):
-        tree = SuffixTree()
-        tree.extend(text)
-        assert tree.num_bytes < 100 * len(text)
+        index = GrowingText()
+        index.extend(text)
+        assert index.num_bytes <= 17 * len(text)
+        store = SuffixStore()
+        store.add(text)
+        assert store.num_bytes < 8.1 * len(text)
 
 
-def test_a_long_text_costs_no_more_a_token_than_a_short_one_in_nodes_touched():
-    """The places that an append touches are as many as the longest match, however long the text is."""
-    tree = SuffixTree()
-    touched = []
+def test_a_long_text_costs_no_more_a_token_than_a_short_one_in_intervals_narrowed():
+    """The pending ends that an append narrows are as many as the longest match, however long the text is."""
+    index = GrowingText()
+    narrowed = []
     for part in np.array_split(zipf(60_000), 6):
-        tree.extend(part)
-        touched.append(len(ends_of(tree.arrays)))
-    assert max(touched) < 10
+        index.extend(part)
+        narrowed.append(len(matches_of(index.arrays)))
+    assert max(narrowed) < 10
 
 
 def test_damage_is_noticed():
-    tree = SuffixTree()
-    tree.extend([1, 2, 3, 1, 2, 4, 1, 2])
-    tree.arrays.nodes[ends_of(tree.arrays)[1, 0], COUNT] = 0
-    with pytest.raises(AssertionError, match="below its children's"):
-        check(tree)
+    index = GrowingText()
+    index.extend([1, 2, 3, 1, 2, 4, 1, 2])
+    check(index)
+    order = index.arrays[1]
+    order[:2] = order[1::-1].copy()
+    with pytest.raises(AssertionError, match="out of order"):
+        check(index)
 
 
 def grown(drafter, prompt, budget=CHAIN):
@@ -214,7 +192,7 @@ def test_the_shared_store_drafts_only_where_it_knows_better():
     drafter = SuffixDrafter(store, factor=1, offset=0)
     assert grown(drafter, [9, 1, 2, 3])[0] == [4, 5, 6]
     assert grown(SuffixDrafter(factor=1, offset=0), [9, 1, 2, 3])[0] == []
-    assert grown(drafter, [1, 2, 3, 7, 7, 7, 1, 2, 3])[0] == [7, 7, 7], "the request's own tree wins ties"
+    assert grown(drafter, [1, 2, 3, 7, 7, 7, 1, 2, 3])[0] == [7, 7, 7], "the request's own text wins ties"
 
 
 @pytest.mark.parametrize("within", [lambda suffix: suffix, mixed])
@@ -234,7 +212,7 @@ def test_the_store_is_told_each_output_once_and_nothing_else(within):
     left = [*next(stream).token_ids]
     stream.close()
     assert {s.finish_reason for r in made for s in r.samples} == {"stop", "length"}
-    assert sorted(x.tolist() for x in store.tree.texts()) == sorted([left, *(s.token_ids for r in made for s in r.samples)])
+    assert sorted(x.tolist() for x in store.texts()) == sorted([left, *(s.token_ids for r in made for s in r.samples)])
 
 
 def test_a_saved_store_drafts_as_before(tmp_path):
@@ -242,21 +220,36 @@ def test_a_saved_store_drafts_as_before(tmp_path):
     for i in range(5):
         store.add(zipf(100, 20, seed=i))
     store.save(tmp_path / "store", 20)
-    again = SuffixStore.load(tmp_path / "store")
-    assert (again.tree.depth, again.tree.max_tokens, again.num_tokens) == (8, 600, 500)
+    again = SuffixStore.load(tmp_path / "store", 600, depth=8)
+    assert again.num_tokens == 500
     for i in range(5):
         prompt, wide = zipf(30, 20, seed=10 + i), Budget.grown(12, 6, 3)
         assert grown(SuffixDrafter(store), prompt, wide) == grown(SuffixDrafter(again), prompt, wide)
+    assert [x.tolist() for x in SuffixStore.load(tmp_path / "store", 250).texts()] == [zipf(100, 20, seed=i) for i in (3, 4)]
     SuffixStore(9).save(tmp_path / "empty", 20)
     assert SuffixStore.load(tmp_path / "empty").num_tokens == 0
 
 
-def test_a_store_with_ids_beyond_its_vocabulary_is_refused(tmp_path):
+def test_a_saved_store_is_an_index_of_its_texts_and_an_index_opens_a_store(tmp_path):
+    store, documents = SuffixStore(), [zipf(100, 20, seed=i) for i in range(5)]
+    for text in documents:
+        store.add(text)
+    store.save(tmp_path / "store", 20)
+    index = TextIndex.build(documents, 20)
+    assert all(np.array_equal(a, b) for a, b in zip(TextIndex.load(tmp_path / "store").arrays, index.arrays, strict=True))
+    index.save(tmp_path / "index")
+    opened = SuffixStore.load(tmp_path / "index")
+    check(opened)
+    opened.add([3, 4])
+    check(opened)
+    assert_counts(opened, 64, [*documents, [3, 4]])
+
+
+def test_a_store_with_ids_beyond_its_vocabulary_is_not_saved(tmp_path):
     store = SuffixStore(9)
     store.add([3, 25])
-    store.save(tmp_path / "store", 20)
-    with pytest.raises(InvalidInputError, match="tokens holds numbers from 3 to 25; expected them from 0 to 19"):
-        SuffixStore.load(tmp_path / "store")
+    with pytest.raises(InvalidInputError, match="token id 25 was given in document 0"):
+        store.save(tmp_path / "store", 20)
 
 
 def test_threads_share_a_store():
@@ -268,16 +261,16 @@ def test_threads_share_a_store():
             (state,) = drafter.start(requests(zipf(20, 9, seed=seed * 100 + i)))
             state.extend(zipf(30, 9, seed=seed * 100 + i + 50))
             drafter.continuations(state, CHAIN)
-            drafter.learn_output(state.tokens[20:])
+            drafter.learn_output(state.tokens[20:].tolist())
 
     workers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for w in workers:
         w.start()
     for w in workers:
         w.join()
-    check(store.tree)
+    check(store)
     assert store.num_tokens == 1980
-    assert_counts(store.tree, [x.tolist() for x in store.tree.texts()])
+    assert_counts(store, 8, [x.tolist() for x in store.texts()])
 
 
 @pytest.mark.parametrize("given", [{"factor": 0, "offset": 0}, {"min_prob": 0}, {"depth": 1}, {"factor": -1, "offset": 3}])
@@ -286,8 +279,10 @@ def test_parameters_out_of_range_are_refused(given):
         SuffixDrafter(**given)
 
 
-def test_what_a_tree_cannot_take_is_refused():
+def test_what_a_text_or_a_store_cannot_take_is_refused():
     with pytest.raises(InvalidInputError, match="token id -3"):
-        SuffixTree().extend([1, -3])
+        GrowingText().extend([1, -3])
+    with pytest.raises(InvalidInputError, match="token id -3"):
+        SuffixStore().add([1, -3])
     with pytest.raises(InvalidInputError, match="max_tokens"):
-        SuffixTree(8).add([1])
+        SuffixStore(0)

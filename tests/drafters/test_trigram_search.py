@@ -11,10 +11,10 @@ from polydraft.drafters.grown_tree import GrownTree
 from polydraft.drafters.text.trigram import TrigramDrafter, TrigramStore, TrigramTable
 from polydraft.drafters.text.trigram_search import AGE, PARENT, TOKEN, VISITS, explore
 from polydraft.drafters.text.trigram_search import search as searched
-from tests.drafters.sessions import requests
+from tests.drafters.sessions import requests, trigram_table
 
 WIDE = Budget.grown(64, 4, width=24)
-TABLE = TrigramTable.build([[0, 1, 2, 3, 4, 0, 1, 2, 4, 3, 0, 1, 3, 2, 0, 1, 2, 3, 1, 0, 1, 4] * 3], 5)
+TABLE = trigram_table([[0, 1, 2, 3, 4, 0, 1, 2, 4, 3, 0, 1, 3, 2, 0, 1, 2, 3, 1, 0, 1, 4] * 3], 5)
 
 
 def drafted(drafter, state, budget):
@@ -96,7 +96,7 @@ def test_a_small_budget_is_searched_as_often_as_it_has_room():
             )
 
 
-@pytest.mark.parametrize("table", [TABLE, TrigramTable.build([np.random.default_rng(0).integers(0, 30, 20_000)], 30)])
+@pytest.mark.parametrize("table", [TABLE, trigram_table([np.random.default_rng(0).integers(0, 30, 20_000)], 30)])
 @pytest.mark.parametrize("budget", [WIDE, Budget.grown(500, 9, 500), Budget.grown(12, 4, 2), Budget.grown(9, 2, 9)])
 def test_the_most_visited_paths_then_a_successor_of_each_make_the_draft(table, budget):
     """One after the other, as far as each fits; what hangs on a refused one is refused."""
@@ -132,7 +132,7 @@ def test_exploration_changes_the_draft():
 
 
 def test_the_draft_is_a_function_of_seed_and_position():
-    flat = TrigramTable.build([np.random.default_rng(0).integers(0, 9, 4000)], 9)
+    flat = trigram_table([np.random.default_rng(0).integers(0, 9, 4000)], 9)
     a, b, c = (list(search(flat, seed=seed, c1=0.0)) for seed in (0, 0, 5))
     assert a == b != c
 
@@ -147,9 +147,7 @@ def test_a_draft_from_ten_million_entries_takes_a_tenth_of_reading_them_once():
     second = followers.ravel()
     token = followers[second[:, None], (rng.integers(0, F, len(second))[:, None] + np.arange(top)) % F]
     weight = np.sort(rng.dirichlet(np.ones(top), len(second)), axis=1)[:, ::-1]
-    table = TrigramTable.of_rows(
-        np.repeat(np.arange(V), F), second, np.full(len(second), top), token.ravel(), weight.ravel(), V, ""
-    )
+    table = TrigramTable.of_rows(np.repeat(np.arange(V), F), second, np.full(len(second), top), token.ravel(), weight.ravel())
     assert table.num_entries > 10_000_000
     assert table.num_bytes < 10.1 * table.num_entries
     drafter, seconds = TrigramDrafter(table), []

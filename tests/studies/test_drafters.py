@@ -51,7 +51,7 @@ def test_every_workload_has_prompts_and_what_follows_them(bench, workload):
 
 
 def test_nothing_held_out_is_in_the_indexes(bench):
-    index = bench.retrieval
+    index = bench.index
     for task in bench.tasks("python"):
         assert index.count(task.prompt[100:130]) == 0
 

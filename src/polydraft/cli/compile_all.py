@@ -15,6 +15,7 @@ import torch
 from polydraft import registry, tree
 from polydraft.core import Budget, Method, SamplingParams, Target
 from polydraft.drafters.text.suffix import SuffixStore
+from polydraft.drafters.text.text_index import TextIndex
 from polydraft.engine.api import Engine
 from polydraft.errors import DrafterWarning
 from polydraft.models import load, pair
@@ -77,8 +78,8 @@ def _options(folder: Path, texts: list[list[int]], tokenizer: Any, names: Sequen
     """Every kind of these drafters, or of all, with what it cannot be built without."""
 
     def needed(family: str) -> dict[str, Any]:
-        if family in registry.INDEXES:
-            registry.index(family).build(texts, len(tokenizer)).save(folder / family)
+        if family in registry.INDEXED:
+            TextIndex.build(texts, len(tokenizer)).save(folder / family)
             return {"index": folder / family}
         if family == "several":
             return {"models": [_model("draft")]}

@@ -1,4 +1,4 @@
-"""`polydraft index build`: count or sort a corpus into a file that a drafter reads."""
+"""`polydraft index build`: sort a corpus into a file that drafters read."""
 
 import sys
 import warnings
@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from polydraft import registry
 from polydraft.cli.files import check_output
 from polydraft.cli.progress import bars
 from polydraft.cli.start import quiet
@@ -30,7 +29,7 @@ def build(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Output file; an old one stays until the new one is complete.")],
-    kind: Annotated[str, typer.Option(help="trigram, retrieval or passages.")] = "trigram",
+    kind: Annotated[str, typer.Option(help="text or passages.")] = "text",
     model: Annotated[
         str | None, typer.Option(help="passages: target model, whose hidden states are stored. Default: the embedded target.")
     ] = None,
@@ -42,23 +41,23 @@ def build(
         bool, typer.Option("--skip-unreadable", help="Warnings instead of errors for files that cannot be read.")
     ] = False,
 ) -> None:
-    """Build an index of a corpus for `--drafter trigram`, `--drafter retrieval` or `--decoding nest`."""
+    """Build an index of a corpus for `--drafter trigram`, `--drafter retrieval`, a mixture of both, or `--decoding nest`."""
     check_output("--out", out)
     quiet()
     if kind == "passages":
         _passages(corpus, out, model, append, skip_unreadable)
         return
-    if kind not in registry.INDEXES:
-        raise unknown_name("kind of index", kind, (*registry.INDEXES, "passages"))
+    if kind != "text":
+        raise unknown_name("kind of index", kind, ("text", "passages"))
     if model is not None or append:
         raise InvalidInputError(
             f"--model or --append was given for --kind {kind}; expected them with --kind passages. Leave them out."
         )
     from polydraft.drafters.text.corpus import Corpus
     from polydraft.drafters.text.index_file import fingerprint
+    from polydraft.drafters.text.text_index import TextIndex
     from polydraft.models import load, pair
 
-    maker = registry.index(kind)
     texts = Corpus(corpus)
     words = load.load_tokenizer(tokenizer or str(pair.target_folder()))
     vocab_size = max(words.get_vocab().values()) + 1
@@ -69,9 +68,9 @@ def build(
             skip_unreadable=skip_unreadable,
             done=lambda _: step(len(texts.files)),
         )
-        maker.build(documents, vocab_size, tokens_of=fingerprint(words)).save(out)
+        TextIndex.build(documents, vocab_size, tokens_of=fingerprint(words)).save(out)
     _say(skipped)
-    typer.echo(f"{out}: {kind} index of {texts.num_read:,} files, {out.stat().st_size:,} bytes{texts.left_out}")
+    typer.echo(f"{out}: text index of {texts.num_read:,} files, {out.stat().st_size:,} bytes{texts.left_out}")
 
 
 @app.command()

@@ -112,6 +112,12 @@ def plant(tree, root, limits):
 
 
 @njit(cache=True)
+def new_trial(tree):
+    """Room for another tree within the same budget, still to be planted."""
+    return np.empty_like(tree[0]), tree[1]
+
+
+@njit(cache=True)
 def num_nodes(tree):
     """Nodes of a tree, the root among them."""
     return tree[0][ABOUT, NUM]

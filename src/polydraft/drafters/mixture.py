@@ -28,8 +28,8 @@ from polydraft.core import AuxRows, Budget, Draft, Drafter, DraftSampling, Outco
 from polydraft.drafters.base import Auxiliary, Parts, Reading, release_each, start_each, teach_each
 from polydraft.drafters.credit import Credit
 from polydraft.drafters.grown_tree import PARENT, SCORE, TOKEN, GrownTree, end_ids, point_mass
-from polydraft.drafters.text import index_file
 from polydraft.drafters.text.base import TextDrafter
+from polydraft.drafters.text.text_index import TextIndex
 from polydraft.errors import InvalidInputError
 from polydraft.papers import method
 
@@ -65,7 +65,7 @@ class MixtureDrafter:
         >>> from polydraft.core import SamplingParams
         >>> from polydraft.drafters.text.ngram import NgramDrafter
         >>> from polydraft.drafters.text.trigram import TrigramDrafter, TrigramTable
-        >>> table = TrigramTable.build([[6, 7, 9, 9]], vocab_size=12)
+        >>> table = TrigramTable.of(TextIndex.build([[6, 7, 9, 9]], vocab_size=12))
         >>> drafter = MixtureDrafter({"ngram": NgramDrafter(), "trigram": TrigramDrafter(table)})
         >>> states = drafter.start([Request("r", (1, 6, 7, 8, 6, 7), SamplingParams(), seed=0)])
         >>> sorted(drafter.propose(states, [Budget.grown(2, 1, width=2)]).tree.tokens[0, 1:].tolist())
@@ -102,37 +102,33 @@ class MixtureDrafter:
         *,
         kind: str = "",
         sources: Iterable[str | tuple[str, Mapping[str, Any]]] | None = None,
-        index: Any = None,
+        index: str | Path | TextIndex | None = None,
         **options: Any,
     ) -> "MixtureDrafter":
         """For the engine: "mixture:suffix,trigram", or sources=["suffix", ("trigram", {"bump": 0.1}), "model:top_k"].
 
-        index: a file of `polydraft index build`, or several; each goes to the source of its kind. Default sources: ngram, trigram,
-        retrieval if there is an index for it, and model:top_k if there is a draft model.
+        index: a file of `polydraft index build`, or a `TextIndex`, for every source that reads one. Default sources: ngram, trigram,
+        retrieval if there is an index, and model:top_k if there is a draft model.
 
         Raises:
             InvalidInputError, UnknownNameError, IncompatibleError: as of the sources; a source that is named twice.
         """
-        files = [] if index is None else [index] if isinstance(index, (str, Path)) else list(index)
-        of_kind = {index_file.kind_of(path): path for path in files}
+        opened = None if index is None else TextIndex.for_engine(index, parts)
         chosen = list(sources) if sources is not None else [name.strip() for name in kind.split(",") if name.strip()]
         if not chosen:
-            chosen = ["ngram", "trigram", *(["retrieval"] if "retrieval" in of_kind else [])]
+            chosen = ["ngram", "trigram", *([] if opened is None else ["retrieval"])]
             chosen += [] if parts.draft_model is None else ["model:top_k"]
         parts_by_name: dict[str, Drafter] = {}
         for source in chosen:
             full, own_options = (source, {}) if isinstance(source, str) else source
-            name = full.partition(":")[0]
-            if full in parts_by_name or name == "mixture":
+            if full in parts_by_name or full.partition(":")[0] == "mixture":
                 raise InvalidInputError(
                     f"sources {[str(c) for c in chosen]} were given; expected each once, and no mixture in a mixture."
                 )
-            drafter_options = {**({"index": of_kind.pop(name)} if name in of_kind else {}), **own_options}
-            parts_by_name[full] = registry.build_drafter(full, parts, drafter_options)
-        if of_kind:
-            raise InvalidInputError(
-                f"an index of kind {next(iter(of_kind))!r} was given; no source of {list(parts_by_name)} reads it. Leave it out."
-            )
+            with_index = {"index": opened} if opened is not None and full in registry.INDEXED else {}
+            parts_by_name[full] = registry.build_drafter(full, parts, {**with_index, **own_options})
+        if opened is not None and not parts_by_name.keys() & set(registry.INDEXED):
+            raise InvalidInputError(f"an index was given; no source of {list(parts_by_name)} reads one. Leave it out.")
         return cls(parts_by_name, eos_token_ids=parts.eos_token_ids, **options)
 
     def start(self, requests: Sequence[Request]) -> list[MixtureState]:

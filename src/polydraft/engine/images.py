@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polydraft.core import Verifier
 from polydraft.decoding.guidance import Guidance
+from polydraft.drafters.text.text_index import TextIndex
 from polydraft.drafters.text.trigram import TrigramDrafter
 from polydraft.drafters.text.trigram_table import TrigramTable
 from polydraft.engine.api import Engine
@@ -74,7 +75,7 @@ class ImageEngine:
         small = load_model(image_folder.draft, max_num_seqs=max_num_seqs, threads=1) if drafter not in ("none", "ngram") else None
         source: Any = DRAFTERS.get(drafter)
         if drafter == "ngram":
-            source = TrigramDrafter(TrigramTable.build(image_folder.texts, image_folder.num_tokens))
+            source = TrigramDrafter(TrigramTable.of(TextIndex.build(image_folder.texts, image_folder.num_tokens)))
         more: dict[str, Any] = {} if source is None else {"depth": depth, "num_paths": num_paths, "verifier": verifier}
         self.engine = Engine.of(target, draft_model=small, drafter=source, decoding=decoding, **more)
 

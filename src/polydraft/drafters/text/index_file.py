@@ -31,14 +31,13 @@ _FORMATS = {
     "I32": np.dtype(np.int32),
     "I64": np.dtype(np.int64),
 }
-_KIND = Record({"kind": String("|".join(INDEXES)), "version": Number(0, 1 << 20)}, more=True)
+_KIND = Record({"kind": String("[a-z-]{1,32}"), "version": Number(0, 1 << 20)}, more=True)
 _ABOUT = Record(
     {
         "kind": ANYTHING,
         "version": ANYTHING,
         "vocab_size": Number(1, MOST_IDS),
         "tokens_of": String("|[0-9a-f]{16}"),
-        "facts": Record(more=True),
         "checksum": Number(0, (1 << 32) - 1),
     }
 )
@@ -117,14 +116,13 @@ class IndexFile:
     arrays: dict[str, np.ndarray]
     vocab_size: int
     tokens_of: str
-    facts: dict[str, Any]
 
 
 class _DamagedError(Exception):
     """What is wrong with a file, as the end of a sentence about it."""
 
 
-def save(path: str | Path, kind: str, arrays: Mapping[str, np.ndarray], *, vocab_size: int, tokens_of: str, **facts: Any) -> None:
+def save(path: str | Path, kind: str, arrays: Mapping[str, np.ndarray], *, vocab_size: int, tokens_of: str) -> None:
     """Write an index; whatever was at `path` stays until the new one is complete.
 
     Raises:
@@ -139,7 +137,7 @@ def save(path: str | Path, kind: str, arrays: Mapping[str, np.ndarray], *, vocab
     for name, array in stored.items():
         entries[name] = {"dtype": names[array.dtype], "shape": list(array.shape), "data_offsets": [end, end + array.nbytes]}
         end += array.nbytes
-    about = {"kind": kind, "version": INDEXES[kind].version, "vocab_size": vocab_size, "tokens_of": tokens_of, "facts": facts}
+    about = {"kind": kind, "version": INDEXES[kind].version, "vocab_size": vocab_size, "tokens_of": tokens_of}
     data = [array.reshape(-1).view(np.uint8).data for array in stored.values()]
     about["checksum"] = _checksum(about, entries, *data)
     header = json.dumps({"__metadata__": {FORMAT: json.dumps(about)}, **entries}).encode()
@@ -164,21 +162,6 @@ def _checksum(about: Mapping[str, Any], entries: Mapping[str, Any], *data: memor
     return checksum
 
 
-def kind_of(path: str | Path) -> str:
-    """The kind of an index file.
-
-    Raises:
-        InvalidInputError: no such file, or not an index.
-    """
-    try:
-        with open(path, "rb") as file:
-            return _header(file)[0]["kind"]
-    except (OSError, ValueError, _DamagedError) as error:
-        raise InvalidInputError(
-            f"{Path(path).name!r} was given as an index, but {_why(error)}. Expected a file of `polydraft index build`."
-        ) from error
-
-
 def load(path: str | Path, kind: str, **sizes: int) -> IndexFile:
     """Map an index of this kind, after a look at all of it. sizes: those that the arrays' schema leaves to the reader.
 
@@ -194,7 +177,6 @@ def load(path: str | Path, kind: str, **sizes: int) -> IndexFile:
                     f"it is a {about['kind']} index of version {about['version']}, version {expected.version} of {kind} was expected"
                 )
             _check(about, _ABOUT)
-            _check(about["facts"], expected.facts)
             whole = np.memmap(file, np.uint8, "r")
         arrays = _arrays(np.asarray(whole[begin:]), entries, begin)
         if _checksum(about, entries, whole[begin:].data) != about["checksum"]:
@@ -204,7 +186,7 @@ def load(path: str | Path, kind: str, **sizes: int) -> IndexFile:
         raise InvalidInputError(
             f"{Path(path).name!r} was given as a {kind} index, but {_why(error)}. {expected.remedy}"
         ) from error
-    return IndexFile(arrays, about["vocab_size"], about["tokens_of"], about["facts"])
+    return IndexFile(arrays, about["vocab_size"], about["tokens_of"])
 
 
 def _why(error: Exception) -> str:

@@ -1,22 +1,22 @@
-"""SuffixDecoding: a suffix tree of this request, and one of earlier outputs, say what followed the longest match.
+"""SuffixDecoding: the text of this request, and those of earlier outputs, say what followed the longest match.
 
 "SuffixDecoding: extreme speculative decoding for emerging AI applications", 2024 (arXiv 2411.04975, NeurIPS 2025).
 
-    m      length of a match: the last m tokens of the text, found in a tree      D  depth of the trees
-    n(s)   occurrences of the string s in the tree                               C  score: expected accepted tokens
+    m      length of a match: the last m tokens of the text, found in texts      D  depth: longest string that is looked up
+    n(s)   occurrences of the string s in the texts                              C  score: expected accepted tokens
 
-1. A tree holds every substring of at most D tokens of its texts, paths compressed, with the number of its occurrences.
+1. The paper's suffix trees are suffix arrays here: a node is the interval of its string, its count the interval's length.
 2. For each m, from the place of the match, nodes are taken best first by the product of n(sc)/n(s) * |s|/(|s| + 1), while it is
    at least `min_prob`, and no more than factor * m + offset of them: long matches earn long drafts. Matches that leave less than
-   the budget's depth below D are not used (unless m <= D/2): they are cut by the tree, and shorter ones are in it whole.
-3. C is the sum of these products. The best C over all m and both trees drafts; the request's own tree wins ties. What shorter
+   the budget's depth below D are not used (unless m <= D/2), as drafts end there; nor those that occur where the longer one does.
+3. C is the sum of these products. The best C over all m and both sources drafts; the request's own text wins ties. What shorter
    matches would draft fills the nodes that are left.
 
-Appending a token touches only the places of the suffixes that occurred before (at most D of them): a suffix that is new becomes
-a leaf whose edge grows with the text by itself. These places are also the matches of every length, so nothing is searched.
+Appending a token touches only the ends of the text that occurred before (at most D of them): see `suffix_array`. Their intervals
+are also the matches of every length, so nothing is searched.
 Beyond the paper: the factor |s|/(|s| + 1), s the match and the path, says that short matches often fail; and step 3's filling.
-Lossless: the tree is a function of the committed text and of finished requests. n(sc)/n(s) is a score, never a q: POINT_MASS.
-Trap: a shared tree shows one request's text in another's drafts and so in its timing; there is none unless a store is given.
+Lossless: a draft is a function of the committed text and of finished requests. n(sc)/n(s) is a score, never a q: POINT_MASS.
+Trap: a shared store shows one request's text in another's drafts and so in its timing; there is none unless one is given.
 """
 
 import threading
@@ -29,29 +29,38 @@ from numba import njit
 
 from polydraft.core import Budget, Request
 from polydraft.drafters.base import Parts
-from polydraft.drafters.grown_tree import (
-    DEPTH,
-    GrownTree,
-    add_node,
-    best_candidate,
-    copy_onto,
-    is_full,
-    limits,
-    new_cells,
-    num_paths,
-    plant,
-)
+from polydraft.drafters.grown_tree import GrownTree, copy_onto, is_full, limits, new_cells, new_trial, num_paths, plant
 from polydraft.drafters.text import index_file
 from polydraft.drafters.text.base import TextDrafter, text_method
-from polydraft.drafters.text.suffix_nodes import CHILD, COUNT, END, NEXT, START, SuffixArrays, edge, token_at
-from polydraft.drafters.text.suffix_tree import SuffixTree, Tokens, ends_of, last_of, tail_of
+from polydraft.drafters.text.suffix_array import (
+    DEPTH,
+    LENGTH,
+    NO_SEPARATOR,
+    NO_TABLE,
+    GrowingText,
+    Tokens,
+    check_depth,
+    count,
+    draft,
+    matches_in,
+    matches_of,
+    merge,
+    new_candidates,
+    occurrences,
+    suffixes,
+)
+from polydraft.drafters.text.text_index import TextIndex
 from polydraft.errors import InvalidInputError
 
 
 class SuffixStore:
     """Finished outputs for the drafts of later requests; the oldest leave first. May be used by several threads at a time.
 
-    max_tokens: most tokens held.  depth: of the tree.  made_with: vocabulary size and tokenizer of the file it was loaded from.
+    max_tokens: most tokens held.  depth: longest string that is counted.
+    made_with: vocabulary size and tokenizer of the file it was loaded from.  Memory: 8 bytes a token; a new text costs one pass over it.
+
+    Raises:
+        InvalidInputError: depth outside 2 .. 1024, max_tokens below 1 or above 2^30.
 
     Example:
         >>> store = SuffixStore(max_tokens=8)
@@ -62,59 +71,70 @@ class SuffixStore:
     """
 
     def __init__(self, max_tokens: int = 1_000_000, depth: int = 64) -> None:
-        self.lock = threading.RLock()
-        self.tree = SuffixTree(depth, max_tokens)
+        check_depth(depth)
+        if not 1 <= max_tokens <= 1 << 30:
+            raise InvalidInputError(f"max_tokens={max_tokens} was given; expected 1 to 2^30.")
+        self.max_tokens, self.depth, self.lock = max_tokens, depth, threading.RLock()
         self.made_with: tuple[int, str] | None = None
+        self._hold(np.empty(0, np.int32), np.empty(0, np.uint32))
+
+    def _hold(self, text: np.ndarray, order: np.ndarray) -> None:
+        """Let later drafts read these texts; those that run go on with the arrays that they have."""
+        self.arrays = suffixes(text, order, NO_TABLE, self.depth, NO_SEPARATOR)
+
+    def _cut(self, text: np.ndarray) -> int:
+        """How much of texts one after the other is to leave, for the others to be no longer than the bound."""
+        ends = np.append(0, np.flatnonzero(text == NO_SEPARATOR) + 1)
+        return ends[np.argmax(len(text) - ends - np.arange(len(ends))[::-1] <= self.max_tokens)].item()
 
     def add(self, tokens: Tokens) -> None:
-        """Put in a finished text, and the oldest ones out as far as needed; of a text beyond `max_tokens` the end stays."""
+        """Put in a finished text, and the oldest ones out as far as needed; of a text beyond `max_tokens` the end stays.
+
+        Raises:
+            InvalidInputError: negative ids.
+        """
+        new = GrowingText(self.depth)
+        new.extend([*tokens[-self.max_tokens :], NO_SEPARATOR])  # behind which no end is pending
         with self.lock:
-            self.tree.add(tokens)
+            text, order = self.arrays[:2]
+            others, text = new.arrays[1][: new.num_tokens] + np.uint32(len(text)), np.append(text, new.tokens)
+            cut = self._cut(text)
+            self._hold(text[cut:], merge(text, order, others, cut, self.depth))
+
+    def texts(self) -> list[np.ndarray]:
+        """The finished texts, oldest first."""
+        text = self.arrays[0]
+        return [part[:-1] for part in np.split(text, np.flatnonzero(text == NO_SEPARATOR) + 1)[:-1]]
 
     def count(self, tokens: Tokens) -> int:
         """Occurrences of a string of at most `depth` tokens."""
-        with self.lock:
-            return self.tree.count(tokens)
+        return count(self.arrays, np.asarray(tokens, np.int32))
 
     @property
     def num_tokens(self) -> int:
-        return self.tree.num_tokens
+        return sum(map(len, self.texts()))
 
     @property
     def num_bytes(self) -> int:
-        return self.tree.num_bytes
+        return sum(x.nbytes for x in self.arrays)
 
     def save(self, path: str | Path, vocab_size: int, tokens_of: str = "") -> None:
-        """Write the texts; see `index_file.save`."""
-        with self.lock:
-            texts = self.tree.texts()
-            arrays = {
-                "tokens": np.concatenate([np.empty(0, np.int32), *texts]),
-                "lengths": np.array(list(map(len, texts)), np.int64),
-            }
-        depth, most = self.tree.depth, self.tree.max_tokens
-        index_file.save(path, "suffix-store", arrays, vocab_size=vocab_size, tokens_of=tokens_of, depth=depth, max_tokens=most)
+        """Write the texts as an index, which the drafters of a corpus read too; see `TextIndex`."""
+        TextIndex.of(self.texts(), vocab_size, tokens_of).save(path)
 
     @classmethod
-    def load(cls, path: str | Path) -> "SuffixStore":
-        """Read the texts and grow their tree again.
-
-        Drafts are as before, but where texts had left, equally frequent continuations may change places.
+    def load(cls, path: str | Path, max_tokens: int = 1_000_000, depth: int = 64) -> "SuffixStore":
+        """The texts of an index, the last ones as far as they fit.
 
         Raises:
-            InvalidInputError: what `index_file.load` refuses, and texts that are not as long as the file says.
+            InvalidInputError: what `index_file.load` refuses.
         """
-        stored = index_file.load(path, "suffix-store")
-        tokens, lengths, most = stored.arrays["tokens"], stored.arrays["lengths"], stored.facts["max_tokens"]
-        if lengths.sum() != len(tokens) or len(tokens) > most:
-            raise InvalidInputError(
-                f"{Path(path).name!r} was given as a suffix-store index, but it says {lengths.sum()} tokens in {len(lengths)} texts "
-                f"and at most {most}, and holds {len(tokens)}. Save the store again with `SuffixStore.save`."
-            )
-        store = cls(most, stored.facts["depth"])
-        for text in np.split(tokens, np.cumsum(lengths)[:-1]):
-            store.add(text)
-        store.made_with = stored.vocab_size, stored.tokens_of
+        index, store = TextIndex.load(path), cls(max_tokens, depth)
+        text = index.tokens.astype(np.int32)
+        text[text == index.vocab_size] = NO_SEPARATOR
+        cut = store._cut(text)
+        store._hold(text[cut:], merge(text, index.order, index.order[:0], cut, depth))
+        store.made_with = index.vocab_size, index.tokens_of
         return store
 
 
@@ -126,11 +146,11 @@ class Reach(NamedTuple):
     min_prob: float
 
 
-class SuffixDrafter(TextDrafter[SuffixTree]):
+class SuffixDrafter(TextDrafter[GrowingText]):
     """SuffixDecoding over a request's own text and, if one is given, a store of earlier outputs.
 
     store: shared by all requests; a request's output enters it when the request is finished.
-    depth: of the request's tree.  factor, offset: most drafted tokens after a match of m are factor * m + offset.
+    depth: of the request's text.  factor, offset: most drafted tokens after a match of m are factor * m + offset.
     min_prob: least estimate of a node's path.  eos_token_ids: nothing is drafted behind one.
 
     Raises:
@@ -161,7 +181,7 @@ class SuffixDrafter(TextDrafter[SuffixTree]):
                 f"factor={factor}, offset={offset} and min_prob={min_prob} were given; expected factor and offset >= 0, "
                 "factor + offset >= 1 and 0 < min_prob <= 1."
             )
-        SuffixTree(depth)
+        check_depth(depth)
         super().__init__(eos_token_ids)
         self.store, self.depth, self._reach = store, depth, Reach(float(factor), float(offset), float(min_prob))
 
@@ -175,112 +195,83 @@ class SuffixDrafter(TextDrafter[SuffixTree]):
         index_file.check_store("the suffix store", options.get("store"), parts.target.vocab_size, parts.tokenizer)
         return super().build(parts, **options)
 
-    def begin(self, request: Request, tokens: Tokens) -> SuffixTree:
-        """Grow the tree of the text."""
-        tree = SuffixTree(self.depth)
-        tree.extend(tokens)
-        return tree
+    def begin(self, request: Request, tokens: Tokens) -> GrowingText:
+        """Sort the text."""
+        text = GrowingText(self.depth)
+        text.extend(tokens)
+        return text
 
     def learn_output(self, token_ids: Sequence[int]) -> None:
         """Put a finished output in the shared store, if there is one."""
         if self.store is not None:
             self.store.add(token_ids)
 
-    def continuations(self, state: SuffixTree, budget: Budget) -> GrownTree:
-        """The better of both trees' drafts, with the estimates n(sc)/n(s) * |s|/(|s| + 1) as scores."""
-        tree, store = (new_cells(budget), self._eos), self.store
-        if store is None:
-            _grow(tree, tuple(state.arrays), None, self._reach, limits(budget))
-        else:
-            with store.lock:
-                _grow(tree, tuple(state.arrays), tuple(store.tree.arrays), self._reach, limits(budget))
+    def continuations(self, state: GrowingText, budget: Budget) -> GrownTree:
+        """The better draft of both sources, with the estimates n(sc)/n(s) * |s|/(|s| + 1) as scores."""
+        tree, store = (new_cells(budget), self._eos), None if self.store is None else self.store.arrays
+        _grow(tree, state.arrays, store, self._reach, limits(budget))
         return GrownTree(tree)
 
 
 @njit(cache=True)
-def _grow(tree, arrays, store, reach, limits):
-    """Grow the better draft: that of the request's own tree, or of the store's, if there is one."""
-    arrays = SuffixArrays(*arrays)
-    plant(tree, last_of(arrays), limits)
+def _grow(tree, own, store, reach, limits):
+    """Grow the better draft: that of the request's own text, or of the store's, if there is one."""
+    plant(tree, own[0][own[4][LENGTH] - 1], limits)
     if is_full(tree):
         return
-    trial = np.empty_like(tree[0]), tree[1]
-    suffixes, places, own_wins = arrays, ends_of(arrays), True
-    best, score = _best_match(trial, arrays, places, True, reach, limits)
+    best_draft, trial, candidates = new_trial(tree), new_trial(tree), new_candidates(limits)
+    index, matches = own, matches_of(own)
+    best, score = _best_match(best_draft, trial, own, matches, reach, limits, candidates, 0.0)
     if store is not None:
-        others = SuffixArrays(*store)
-        elsewhere = tail_of(arrays, others)
-        m, promised = _best_match(trial, others, elsewhere, False, reach, limits)
-        if promised > score:
-            suffixes, places, own_wins, best = others, elsewhere, False, m
-    for m in range(best, 0, -1):
-        _draft(trial, suffixes, places[m - 1], m, own_wins, reach, limits)
-        copy_onto(tree, trial)
-        if is_full(tree) or (num_paths(tree) == limits[2] and m <= best // 2):
+        others = matches_in(store, own)
+        m, score = _best_match(best_draft, trial, store, others, reach, limits, candidates, score)
+        if m:
+            index, matches, best = store, others, m
+    if best:
+        copy_onto(tree, best_draft)
+    for m in range(best - 1, 0, -1):
+        if is_full(tree) or (num_paths(tree) == limits[2] and m < best // 2):
             break
+        if _is_new(index, matches, m):
+            _draft(trial, index, matches, m, reach, limits, candidates)
+            copy_onto(tree, trial)
 
 
 @njit(cache=True)
-def _best_match(trial, suffixes, places, own, reach, limits):
-    """(m, score) of the match that promises most; places[m - 1] is the match of m tokens."""
+def _best_match(best_draft, trial, index, matches, reach, limits, candidates, score):
+    """(m, score) of the match that promises most, and more than `score`, and its draft; 0 if there is none."""
     max_nodes, max_depth, _ = limits
-    longest, ahead = len(suffixes.leaves), min(max_nodes, max_depth)
-    best, best_score = 0, 0.0
-    for m in range(min(len(places), max(longest - ahead, longest // 2)), 0, -1):
+    longest, ahead, best = index[4][DEPTH], min(max_nodes, max_depth), 0
+    most = min(len(matches), max(longest - ahead, longest // 2))
+    for m in range(most, 0, -1):
         bound = 0.0
         for k in range(1, min(ahead, _most(m, reach)) + 1):
             bound += m / (m + k)  # trust in the match, were all that follows certain
-        if best_score > bound + 1e-9:
+        if score > bound + 1e-9:
             break  # shorter matches promise less
-        score = _draft(trial, suffixes, places[m - 1], m, own, reach, limits)
-        if score > best_score:
-            best, best_score = m, score
-    return best, best_score
+        if m == most or _is_new(index, matches, m):
+            promised = _draft(trial, index, matches, m, reach, limits, candidates)
+            if promised > score:
+                best, score = m, promised
+                best_draft[0][:] = trial[0]
+    return best, score
+
+
+@njit(cache=True)
+def _is_new(index, matches, m):
+    """Whether a match occurs where the one a token longer does not: else the same follows, in which there is less trust."""
+    (low, high), (begin, end) = matches[m - 1], matches[m]
+    return occurrences(index, low, high, m + 1) > occurrences(index, begin, end, m + 2)
 
 
 @njit(cache=True)
 def _most(m, reach):
     """Most nodes of a draft from a match of m tokens."""
-    return int(reach.factor * m + reach.offset)
+    return int(reach[0] * m + reach[1])
 
 
 @njit(cache=True)
-def _draft(trial, suffixes, place, m, own, reach, limits):
-    """Draft from one place of the suffixes, best first; returns the sum of the nodes' path probabilities.
-
-    own: the match itself is counted in the tree.
-    """
-    max_nodes, max_depth, width = limits
-    most, min_prob, nodes = min(max_nodes, _most(m, reach)), reach.min_prob, suffixes.nodes
-    plant(trial, 0, (most, max_depth, width))
-    room = 11 * max_nodes + 11  # of the candidates; what does not fit is too unlikely to matter
-    at, offset, parents = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
-    mass, share = np.empty(room), np.empty(room)
-    size, total_mass, node, path_mass = 0, 0.0, 0, 1.0
-    n, o = np.int64(place[0]), np.int64(place[1])
-    while not is_full(trial):
-        level, first = trial[0][DEPTH, node], size
-        trust = (m + level) / (m + level + 1)
-        if level < max_depth and o < min(edge(nodes, n), (suffixes.about[END] - nodes[n, START]) & (len(suffixes.pool) - 1)):
-            if size < room:
-                at[size], offset[size], share[size] = n, o + 1, trust
-                size += 1
-        elif level < max_depth:
-            total = nodes[n, COUNT] - (own and node == 0)
-            c = np.int64(nodes[n, CHILD])
-            while c and total > 0 and size < room and path_mass * trust * nodes[c, COUNT] >= min_prob * total:
-                at[size], offset[size], share[size] = c, 1, trust * min(1.0, nodes[c, COUNT] / total)
-                size += 1
-                c = np.int64(nodes[c, NEXT])
-        for i in range(first, size):
-            parents[i], mass[i] = node, path_mass * share[i]
-        node = -1
-        while node < 0:
-            candidate = best_candidate(trial, parents, mass, size)
-            if candidate < 0:
-                return total_mass
-            n, o, path_mass = at[candidate], offset[candidate], mass[candidate]
-            node = add_node(trial, parents[candidate], token_at(suffixes, nodes[n, START] + o - 1), share[candidate])
-            parents[candidate] = -1
-        total_mass += path_mass
-    return total_mass
+def _draft(trial, index, matches, m, reach, limits, candidates):
+    """Draft from a match of m tokens; returns the sum of the nodes' path probabilities."""
+    low, high = matches[m - 1]
+    return draft(trial, index, low, high, m, (_most(m, reach), 1.0, reach[2]), limits, candidates)

@@ -33,6 +33,7 @@ from polydraft.drafters.base import Parts
 from polydraft.drafters.grown_tree import GrownTree, limits, new_cells
 from polydraft.drafters.text import index_file
 from polydraft.drafters.text.base import TextDrafter, TextState, text_method
+from polydraft.drafters.text.text_index import TextIndex
 from polydraft.drafters.text.trigram_search import Search, explore, grow
 from polydraft.drafters.text.trigram_store import TrigramStore, bump_all
 from polydraft.drafters.text.trigram_table import TrigramTable
@@ -77,7 +78,7 @@ class TrigramDrafter(TextDrafter[TrigramState]):
 
     Example:
         >>> from polydraft.core import SamplingParams
-        >>> drafter = TrigramDrafter(TrigramTable.build([[1, 2, 3, 4, 5]], vocab_size=9))
+        >>> drafter = TrigramDrafter(TrigramTable.of(TextIndex.build([[1, 2, 3, 4, 5]], vocab_size=9)))
         >>> states = drafter.start([Request("r", (7, 1, 2), SamplingParams(), seed=0)])
         >>> drafter.propose(states, [Budget.grown(4, 4)]).tree.tokens.tolist()
         [[2, 3, 4, 5]]
@@ -104,25 +105,21 @@ class TrigramDrafter(TextDrafter[TrigramState]):
                 f"expected counts >= 1, window >= 3, c1 >= 0 and 0 <= bump <= {CAP:g}."
             )
         super().__init__(eos_token_ids)
-        self.table = TrigramTable.empty(1) if table is None else table
+        self.table = TrigramTable.empty() if table is None else table
         self.store, self.max_pairs, self.window = store, max_pairs, window
         self._search = Search(LEVELS, iterations, num_paths, explore(iterations, float(c1), C2))
         self._bump = float(bump)
 
     @classmethod
-    def build(cls, parts: Parts, *, index: str | Path | TrigramTable | None = None, **options: Any) -> "TrigramDrafter":
-        """For the engine. index: a table, or a file of `polydraft index build --kind trigram`; other options as the constructor.
+    def build(cls, parts: Parts, *, index: str | Path | TextIndex | None = None, **options: Any) -> "TrigramDrafter":
+        """For the engine. index: whose triples are counted, or a file of `polydraft index build`; other options as the constructor.
 
         Raises:
-            InvalidInputError: a file that is no table.
-            IncompatibleError: a table, or a saved store, of another tokenizer.
+            InvalidInputError: a file that is no index.
+            IncompatibleError: an index, or a saved store, of another tokenizer.
         """
         index_file.check_store("the trigram store", options.get("store"), parts.target.vocab_size, parts.tokenizer)
-        table = TrigramTable.load(index) if isinstance(index, (str, Path)) else index
-        if table is not None:
-            index_file.check_vocabulary(
-                "the trigram table", table.vocab_size, table.tokens_of, parts.target.vocab_size, parts.tokenizer
-            )
+        table = None if index is None else TrigramTable.of(TextIndex.for_engine(index, parts))
         return cls(table, eos_token_ids=parts.eos_token_ids, **options)
 
     def begin(self, request: Request, tokens: Sequence[int] | np.ndarray) -> TrigramState:

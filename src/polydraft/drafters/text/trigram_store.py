@@ -26,7 +26,7 @@ class TrigramStore:
 
     Example:
         >>> store = TrigramStore(max_pairs=4)
-        >>> store.bump(TrigramTable.empty(9), [1, 2, 3, 1, 2, 3], window=6, bump=1.25, cap=3.0)
+        >>> store.bump(TrigramTable.empty(), [1, 2, 3, 1, 2, 3], window=6, bump=1.25, cap=3.0)
         >>> store.successors(1, 2)
         [(3, 2.5)]
     """

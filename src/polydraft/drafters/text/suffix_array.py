@@ -1,0 +1,367 @@
+"""Texts with their suffixes in order: the one index under prompt lookup, SuffixDecoding, REST and the corpus of ADED.
+
+    order     places of the texts, sorted by what stands from there on: occurrences of a string are neighbours, an interval low .. high
+    pending   the ends of a growing text that occurred before, longest first, each as the interval of its other occurrences
+    depth     tokens by which suffixes are sorted at least; no longer string is looked up
+
+A growing text keeps its ends out of the order while they may still go on like another place. A new token narrows their intervals;
+an end whose interval is empty, or that is as long as the depth, enters the order, where no later token moves it. So a string of
+q tokens occurs as often as its interval is long, and once for each pending end of at least q tokens within it.
+Texts are sorted whole by libdivsufsort (Mori; bound by `pydivsufsort`).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numba import njit
+from pydivsufsort import divsufsort
+
+from polydraft.drafters.grown_tree import DEPTH as LEVEL
+from polydraft.drafters.grown_tree import add_best, is_full, plant
+from polydraft.errors import InvalidInputError
+
+Tokens = Sequence[int] | np.ndarray
+LENGTH, SORTED, PENDING, DEPTH, SEPARATOR = range(5)
+"""What is known of the whole: tokens, suffixes in the order, pending ends, the depth, the id that ends a text."""
+PROBES = 32
+"""Places of an interval that are looked at for its children: at least so many where there are as many, and less than twice as many."""
+NO_SEPARATOR = np.iinfo(np.int32).max
+"""The id behind a text in a store: beyond all others, as order wants it."""
+NO_TABLE = np.empty(0, np.int64)
+ROOM = 256
+"""Tokens of a new text."""
+FEW = 512
+"""Tokens that are appended one by one; more are sorted together with the text."""
+
+
+def sort_suffixes(text: np.ndarray) -> np.ndarray:
+    """[T] uint32: a suffix that ends comes before those that go on."""
+    return divsufsort(text).astype(np.uint32) if len(text) else np.empty(0, np.uint32)
+
+
+def suffixes(text: np.ndarray, order: np.ndarray, first: np.ndarray, depth: int, separator: int) -> tuple[np.ndarray, ...]:
+    """Finished texts as compiled functions read them. first: [V + 1] where the suffixes that begin with a token begin in the order."""
+    return text, order, first, np.empty((0, 2), np.int64), np.array([len(text), len(text), 0, depth, separator])
+
+
+# Looking up
+
+
+@njit(cache=True)
+def _token(text, order, length, i, offset):
+    """The token at an offset into the i-th suffix; -1 behind the end."""
+    place = np.int64(order[i]) + offset
+    return np.int64(text[place]) if place < length else np.int64(-1)
+
+
+@njit(cache=True)
+def _edge(text, order, length, low, high, offset, token):
+    """The first suffix in low .. high whose token at the offset is not below `token`."""
+    while low < high:
+        middle = (low + high) // 2
+        if _token(text, order, length, middle, offset) < token:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(cache=True)
+def narrow(text, order, length, low, high, offset, token):
+    """The part of an interval whose token at the offset is this one; where it is empty, where it would be."""
+    low = _edge(text, order, length, low, high, offset, token)
+    if low == high or _token(text, order, length, low, offset) != token:
+        return low, low
+    return low, _edge(text, order, length, low + 1, high, offset, token + 1)
+
+
+@njit(cache=True)
+def find(index, tokens, begin):
+    """The interval of the string tokens[begin:]."""
+    text, order, first, _, about = index
+    low, high, known = np.int64(0), about[SORTED], 0
+    if len(first):
+        token, known = tokens[begin], 1
+        if token >= len(first) - 1:
+            return low, low  # beyond the vocabulary
+        low, high = first[token], first[token + 1]
+    for k in range(known, len(tokens) - begin):
+        if low == high:
+            break
+        low, high = narrow(text, order, about[LENGTH], low, high, k, np.int64(tokens[begin + k]))
+    return low, high
+
+
+@njit(cache=True)
+def _pending_in(pending, about, low, high, length):
+    """(number, latest place) of the pending ends of at least `length` tokens that begin like an interval of so many."""
+    number, latest = 0, np.int64(-1)
+    for i in range(about[PENDING] - length + 1):
+        if low <= pending[i, 0] < high:
+            number, latest = number + 1, about[LENGTH] - about[PENDING] + i
+    return number, latest
+
+
+@njit(cache=True)
+def occurrences(index, low, high, length):
+    """How often the string of an interval occurs with at least `length` tokens from its begin on."""
+    return high - low + _pending_in(index[3], index[4], low, high, length)[0]
+
+
+@njit(cache=True)
+def count(index, tokens):
+    """Occurrences of a string of at least one token, at most `depth`."""
+    low, high = find(index, tokens, 0)
+    return occurrences(index, low, high, len(tokens))
+
+
+@njit(cache=True)
+def matches_of(index):
+    """[L, 2] intervals of the last m tokens of the growing text in row m - 1: all lengths that occurred before."""
+    return index[3][: index[4][PENDING]][::-1]
+
+
+@njit(cache=True)
+def matches_in(index, own):
+    """[L, 2] the intervals in other texts of the end of a growing one, as `matches_of` gives them."""
+    end, depth = own[4][LENGTH], index[4][DEPTH]
+    tokens = own[0][max(0, end - depth + 1) : end]
+    intervals = np.empty((len(tokens), 2), np.int64)
+    for m in range(1, len(tokens) + 1):
+        low, high = find(index, tokens, len(tokens) - m)
+        if low == high:
+            return intervals[: m - 1]
+        intervals[m - 1, 0], intervals[m - 1, 1] = low, high
+    return intervals
+
+
+# Drafting
+
+
+@njit(cache=True)
+def new_candidates(limits):
+    """Room for the candidates of drafts within limits; what does not fit is too unlikely to matter."""
+    room = 2 * PROBES + 11 * limits[0]
+    return np.empty((5, room), np.int64), np.empty((2, room))
+
+
+@njit(cache=True, error_model="numpy")
+def draft(trial, index, low, high, m, how, limits, candidates):
+    """Plant and grow the trie of what follows an interval of m tokens, the most probable nodes first; returns their sum of probabilities.
+
+    how: (most nodes, smoothing, min_prob). A node's score is n(sc)/n(s) * |s|/(|s| + smoothing), s the match and the path above it;
+    the product along its path is at least min_prob where the path forks. Of equally frequent children the latest one comes first.
+    """
+    (max_nodes, max_depth, width), (most, smoothing, min_prob) = limits, how
+    plant(trial, 0, (min(max_nodes, most), max_depth, width))
+    cells, chances = candidates
+    parents, share, mass = cells[0], chances[0], chances[1]
+    size, node, path_mass, total_mass = 0, 0, 1.0, 0.0
+    while not is_full(trial):
+        level = trial[0][LEVEL, node]
+        if level < max_depth and m + level < index[4][DEPTH]:
+            begin = size
+            size = _add_children(index, low, high, m + level, smoothing, min_prob / path_mass, cells, share, size)
+            for i in range(begin, size):
+                parents[i], mass[i] = node, path_mass * share[i]
+        best, node = add_best(trial, parents, mass, cells[1], share, size)
+        if best < 0:
+            break
+        low, high, path_mass = cells[2, best], cells[3, best], mass[best]
+        total_mass += path_mass
+    return total_mass
+
+
+@njit(cache=True, error_model="numpy")
+def _add_children(index, low, high, offset, smoothing, least, cells, share, begin):
+    """Put the tokens that follow an interval of `offset` tokens, and are at least so probable, behind `begin` candidates."""
+    text, order, _, pending, about = index
+    length, trust = about[LENGTH], offset / (offset + smoothing)
+    continued = _pending_in(pending, about, low, high, offset + 1)[0]
+    total = high - low + continued
+    step = max(1, (high - low) // PROBES, min(high - low, int(least * total / trust) - continued))
+    size, child, probe = begin, low, low
+    while probe < high and high - child >= step and size < len(share):
+        token, end = _token(text, order, length, probe, offset), high
+        if _token(text, order, length, high - 1, offset) != token:
+            end = _edge(text, order, length, probe + 1, high - 1, offset, token + 1)
+        child = _edge(text, order, length, child, probe, offset, token)
+        if token >= 0 and token != about[SEPARATOR]:
+            number, latest = _pending_in(pending, about, child, end, offset + 1)
+            number += end - child
+            if number == total or trust * number >= least * total:
+                if latest < 0 and end - child <= PROBES and number < total:
+                    for i in range(child, end):
+                        latest = max(latest, np.int64(order[i]))
+                at, chance = size, trust * number / total
+                while at > begin and (share[at - 1] < chance or (share[at - 1] == chance and cells[4, at - 1] < latest)):
+                    for row in range(1, 5):
+                        cells[row, at] = cells[row, at - 1]
+                    share[at] = share[at - 1]
+                    at -= 1
+                cells[1, at], cells[2, at], cells[3, at], cells[4, at], share[at] = token, child, end, latest, chance
+                size += 1
+        child, probe = end, max(end, probe + step)
+    return size
+
+
+# Growth
+
+
+@njit(cache=True)
+def extend(index, tokens):
+    """Append to a growing text with room for it; returns the least token, and does nothing if that is negative."""
+    text, order, _, pending, about = index
+    least = np.int64(0)
+    for token in tokens:
+        least = min(least, np.int64(token))
+    if least < 0:
+        return least
+    for token in tokens:
+        text[about[LENGTH]] = token
+        about[LENGTH] += 1
+        num, entered = about[PENDING] + 1, 0
+        pending[num - 1, 0], pending[num - 1, 1] = 0, about[SORTED]
+        for j in range(num):
+            m, low = num - 1 - j, pending[j, 0]
+            begin, end = narrow(text, order, about[LENGTH], low, pending[j, 1], m, np.int64(token))
+            if begin < end and m + 1 < about[DEPTH]:
+                pending[j - entered, 0], pending[j - entered, 1] = begin, end
+                continue
+            entered += 1  # longer ends have entered too
+            for i in range(about[SORTED], begin, -1):
+                order[i] = order[i - 1]
+            order[begin] = about[LENGTH] - 1 - m
+            about[SORTED] += 1
+            for i in range(j + 1, num):
+                within = pending[i, 0] <= low < pending[i, 1]
+                pending[i, 0] += not within and begin <= pending[i, 0]
+                pending[i, 1] += within or begin < pending[i, 1]
+        about[PENDING] = num - entered
+    return least
+
+
+@njit(cache=True)
+def settle(index):
+    """Take the pending ends out of the order of all suffixes of a growing text."""
+    text, order, _, pending, about = index
+    length, longest = about[LENGTH], 0
+    tokens = text[max(0, length - about[DEPTH] + 1) : length]
+    about[SORTED], about[PENDING] = length, 0
+    while longest < len(tokens):
+        low, high = find(index, tokens, len(tokens) - longest - 1)
+        if high - low < 2:
+            break
+        longest += 1
+    about[SORTED] = 0
+    for i in range(length):
+        if order[i] < length - longest:
+            order[about[SORTED]] = order[i]
+            about[SORTED] += 1
+    for i in range(longest):
+        pending[i, 0], pending[i, 1] = find(index, tokens, len(tokens) - longest + i)
+    about[PENDING] = longest
+
+
+@njit(cache=True)
+def merge(text, order, others, cut, depth):
+    """The order of all texts less the first `cut` tokens. order: of the suffixes there were.  others: of those behind them."""
+    merged, size, at = np.empty(len(order) + len(others) - cut, order.dtype), 0, 0
+    for k in range(len(others) + 1):
+        end = len(order) if k == len(others) else _rank(text, order, at, others[k], depth)
+        while at < end:
+            if order[at] >= cut:
+                merged[size] = order[at] - cut
+                size += 1
+            at += 1
+        if k < len(others):
+            merged[size] = others[k] - cut
+            size += 1
+    return merged
+
+
+@njit(cache=True)
+def _rank(text, order, low, place, depth):
+    """The first suffix from `low` on that is not below the one at a place, by so many tokens."""
+    high = len(order)
+    while low < high:
+        middle = (low + high) // 2
+        below = False
+        for k in range(min(depth, len(text) - place)):
+            ours, theirs = text[np.int64(order[middle]) + k], text[np.int64(place) + k]
+            if ours != theirs:
+                below = ours < theirs
+                break
+        if below:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+class GrowingText:
+    """The text of one request, sorted as it grows. arrays: for compiled callers.
+
+    depth: longest string that is counted.  Memory: at most 16 bytes a token.
+
+    Example:
+        >>> text = GrowingText(depth=8)
+        >>> text.extend([1, 2, 3, 1, 2, 4])
+        >>> text.count([1, 2]), text.count([2, 3]), text.count([3, 4])
+        (2, 1, 0)
+    """
+
+    def __init__(self, depth: int = 64) -> None:
+        check_depth(depth)
+        text, order = np.empty(ROOM, np.int32), np.empty(ROOM, np.uint32)
+        about = np.array([0, 0, 0, depth, NO_SEPARATOR])
+        self.arrays = text, order, NO_TABLE, np.empty((depth, 2), np.int64), about
+
+    @property
+    def num_tokens(self) -> int:
+        return self.arrays[4].item(LENGTH)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(x.nbytes for x in self.arrays)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """[T] a view of the text."""
+        return self.arrays[0][: self.num_tokens]
+
+    def reserve(self, num_further: int) -> None:
+        """Make room for so many further tokens."""
+        length, (text, order, *others) = self.num_tokens, self.arrays
+        if length + num_further > len(text):
+            room = 1 << (length + num_further - 1).bit_length()
+            self.arrays = np.resize(text, room), np.resize(order, room), *others
+
+    def extend(self, tokens: Tokens) -> None:
+        """Append to the text, whose order is made anew for many tokens.
+
+        Raises:
+            InvalidInputError: negative ids.
+        """
+        new = np.array(tokens, np.int32)
+        self.reserve(len(new))
+        if len(new) <= FEW:
+            least = extend(self.arrays, new)
+        elif (least := new.min()) >= 0:
+            text, order, _, _, about = self.arrays
+            text[about[LENGTH] : about[LENGTH] + len(new)] = new
+            about[LENGTH] += len(new)
+            order[: about[LENGTH]] = sort_suffixes(self.tokens)
+            settle(self.arrays)
+        if least < 0:
+            raise InvalidInputError(f"token id {least} was given; expected ids >= 0. Use the target's own tokenizer.")
+
+    def count(self, tokens: Tokens) -> int:
+        """Occurrences of a string of 1 to `depth` tokens."""
+        return count(self.arrays, np.asarray(tokens, np.int32))
+
+
+def check_depth(depth: int) -> None:
+    """Raise InvalidInputError for a depth that no text may have."""
+    if not 2 <= depth <= 1024:
+        raise InvalidInputError(f"depth={depth} was given; expected 2 <= depth <= 1024.")
