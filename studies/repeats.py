@@ -128,6 +128,8 @@ def markdown(answers: Sequence[Answer], models: str) -> str:
     lines = list[list[str]]()
     for text, T in sorted({(a.text, a.temperature) for a in answers}):
         part = _in_both([a for a in answers if (a.text, a.temperature) == (text, T)])
+        if not part:
+            continue
         by_mode = {mode: [a for a in part if a.mode == mode] for mode in MODES}
         steps = [sum(a.tokens for a in by_mode[mode]) / max(sum(a.steps for a in by_mode[mode]), 1) for mode in (WITHOUT, WITH)]
         copied = sum(a.copied for a in by_mode[WITH]) / max(sum(a.tokens for a in by_mode[WITH]), 1)

@@ -1,12 +1,12 @@
 """Seconds of forward passes by rows, and of a step of any shape: what tokens per step are weighed against."""
 
 from collections.abc import Mapping, Sequence
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 
+from polydraft.clock import clock
 from polydraft.core import TokenTree
 from studies.several_drafts.measure import LOOKUP
 from studies.several_drafts.rows import SLOT
@@ -20,7 +20,7 @@ CONTEXT = 192
 
 
 def measured_passes(models: Mapping[str, Any], repetitions: int = 9) -> dict[str, list[float]]:
-    """Seconds of a forward pass of as many rows as `NUM_ROWS`, by model: the fastest of some, all measured by turns.
+    """The processor's seconds of a forward pass of as many rows as `NUM_ROWS`, by model: the fastest of some, all measured by turns.
 
     The fastest, as on a machine that others use, too, every further one says more about them.
     """
@@ -32,9 +32,10 @@ def measured_passes(models: Mapping[str, Any], repetitions: int = 9) -> dict[str
         for i, rows in enumerate(NUM_ROWS):
             tree = TokenTree.chain(torch.arange(100, 100 + rows)[None])
             for name, model in models.items():
-                begin = perf_counter()
+                time = clock(model)
+                begin = time()
                 model.score([SLOT], tree)
-                taken[name][repetition, i] = perf_counter() - begin
+                taken[name][repetition, i] = time() - begin
     for model in models.values():
         model.release([SLOT])
     return {name: seconds.min(0).tolist() for name, seconds in taken.items()}

@@ -36,7 +36,7 @@ def markdown(values: Sequence[Values], passes: Mapping[str, Sequence[float]], ta
         "The same if a forward pass of many rows took no longer than one of a single row, as on a GPU at small batches:",
         _choices(free),
         "## Seconds of a forward pass, in ms",
-        "The fastest of nine, all models by turns; other programs ran on the machine. Shapes are compared with costs that do not fall with rows.",
+        "The processor's, the fastest of nine, all models by turns. Shapes are compared with costs that do not fall with rows.",
         markdown_table(
             ["model", *(f"{n} row{'s' * (n > 1)}" for n in NUM_ROWS)],
             [[target if name == TARGET else name, *(f"{1e3 * s:.0f}" for s in passes[name])] for name in passes],

@@ -1,5 +1,6 @@
 """The study of repeats of the text, on the embedded pair, and its arithmetic."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,8 @@ def test_a_ratio_of_speeds_is_paired_by_prompt_and_has_its_interval():
 
 
 def test_prompts_that_one_mode_has_not_answered_are_left_out():
-    assert markdown([*ANSWERS, _answer(WITH, 9, 80, 50.0)], "pair") == markdown(ANSWERS, "pair")
+    alone = [_answer(WITH, 9, 80, 50.0), replace(_answer(WITH, 0, 80, 1.0), text="edits")]
+    assert markdown([*ANSWERS, *alone], "pair") == markdown(ANSWERS, "pair")
 
 
 def test_edits_ask_for_different_pieces_of_code():

@@ -70,6 +70,18 @@ def test_costs_are_those_that_steps_of_chains_had():
     assert chain_costs([plain, _chain(3)]) is None
 
 
+def test_seconds_between_measured_rows_are_interpolated_where_prices_of_rows_fall_too():
+    """A pass of four rows may cost as one of three: the policy's prices, which do not fall, would make every longer chain too dear."""
+    tuned = tuning(500, 600, 700)
+    plain = tuned.trials[0]
+    plain.steps, plain.scoring = 10, 10.0
+    tuned.trials[2:] = [_chain(depth, [0.5] * depth) for depth in (1, 3, 5, 8)]
+    for trial, seconds in zip(tuned.trials[2:], (1.5, 1.6, 1.64, 1.7), strict=True):
+        trial.scoring = 10 * seconds
+    drafting = 0.5 + 0.125 * 5 + 0.75
+    assert tuned.predicted(tuned.trials[4]) == pytest.approx((1 + 5 * 0.5) / (1.6 + 2 / 5 * 0.1 + drafting))
+
+
 def test_a_chain_is_predicted_without_its_own_steps():
     found = tuning(500, 600, 700)
     found.trials[0].steps, found.trials[0].scoring, found.trials[0].beside = 10, 10.0, 5.0

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from polydraft.atomic import replacing
+from polydraft.processor import processor
 
 PACKAGES = ("polydraft", "torch", "transformers", "tokenizers", "safetensors", "numpy", "numba", "xllamacpp", "gguf", "vllm")
 
@@ -25,16 +26,6 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return versions_by_name
-
-
-def processor() -> str:
-    """The processor's name where the system tells it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def machine() -> dict[str, Any]:

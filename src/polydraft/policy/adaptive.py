@@ -23,7 +23,7 @@ from polydraft.drafters.base import Confident, ModelBased
 from polydraft.policy.acceptance import FIRST, NEXT, Acceptance
 from polydraft.policy.costs import Costs, LiveCosts, Overhead, no_overhead
 from polydraft.policy.fixed import RunningSequence
-from polydraft.policy.marginal import MOST_DEPTH, Expected, depth_of, gain, least_reach, speed_of
+from polydraft.policy.marginal import Expected, depth_of, gain, least_reach, speed_of
 from polydraft.policy.profile import Profile, check_identity, profile_of
 from polydraft.policy.repeats import Repeats
 
@@ -99,11 +99,6 @@ class AdaptivePolicy:
 
     profile: None for one that is measured when the engine is built.  copying: whether long repeats of the text are verified in place of the drafts
         of a model or head.
-
-    Example:
-        >>> policy = AdaptivePolicy(Profile.assumed())
-        >>> policy.best(0.9).max_depth > policy.best(0.5).max_depth > policy.best(0.02).max_depth == 0
-        True
     """
 
     def __init__(self, profile: Profile | None = None, *, copying: bool = False) -> None:
@@ -251,20 +246,11 @@ class AdaptivePolicy:
         self._timed += 1
         if self._alike < SETTLED or (self._timed > OFTEN and self._timed % SELDOM):
             return
-        parts = {name: seconds[name] for name in ("scoring", "drafting")}
-        self.live.observe(
-            self._rows, self._steps, **parts, rest=seconds["verifying"] + seconds["other"], num_sequences=max(self._drafting, 1)
-        )
+        rest, num_sequences = seconds["verifying"] + seconds["other"], max(self._drafting, 1)
+        parts = {"scoring": seconds["scoring"], "drafting": seconds["drafting"], "rest": rest}
+        self.live.observe(self._rows, self._steps, **parts, num_sequences=num_sequences)
 
     def learnt(self) -> Profile:
         """What is known by now, as a profile to start from."""
         modes = [(tuple(self.seen[greedy].rates), self.seen[greedy].expected) for greedy in (False, True)]
         return Profile(self.live.costs, *modes, self.profile.about)
-
-    def best(self, rate: float) -> Budget:
-        """The chain for a known acceptance of one draft, the same at every depth."""
-        costs, chosen, speed = self.profile.costs, 0, 1.0 / self.profile.costs.step(1, 0)
-        for depth in range(1, MOST_DEPTH + 1):
-            promised = speed_of([Expected(sum(rate**d for d in range(depth + 1)), depth, depth)], 1, costs)
-            chosen, speed = (depth, promised) if promised > speed else (chosen, speed)
-        return Budget.fixed(tree.chain(chosen)) if chosen else NOTHING

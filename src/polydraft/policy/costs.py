@@ -9,6 +9,7 @@ Measured with a handful of passes when an engine is built (`measured`) and kept 
 what steps took (`LiveCosts`).
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -90,10 +91,7 @@ class Costs:
 
     def piece(self, rows: float) -> int:
         """The knot from which on a number of rows is interpolated."""
-        k = 0
-        while k < len(KNOTS) - 2 and rows >= KNOTS[k + 1]:
-            k += 1
-        return k
+        return max(min(bisect_right(KNOTS, rows), len(KNOTS) - 1) - 1, 0)
 
     def rows(self, rows: float) -> float:
         """Seconds of a pass, with prices that do not fall."""

@@ -25,6 +25,7 @@ from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.policy.acceptance import FIRST, NEXT, UNKNOWN, UNKNOWN_SAMPLED
 from polydraft.policy.costs import KNOTS, Costs, Overhead, measured, no_overhead
 from polydraft.policy.marginal import Expected, foreseen
+from polydraft.processor import processor
 from polydraft.schema import PROFILE, fault, read_json
 
 __all__ = ["Profile", "check_identity", "identity", "profile_of", "remember", "remembered"]
@@ -158,17 +159,9 @@ def identity(target: Target, drafter: Drafter, verifier: Verifier) -> dict[str, 
         "models": models,
         "drafter": drafter.info.name,
         "verifier": verifier.info.name,
-        "machine": [platform.node(), _processor(), target.num_threads],
+        "machine": [platform.node(), processor(), target.num_threads],
         "version": __version__,
     }
-
-
-def _processor() -> str:
-    """The processor's name, as far as the system tells it."""
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-    return platform.processor() or platform.machine()
 
 
 def profile_of(target: Target, drafter: Drafter, verifier: Verifier, overhead: Overhead = no_overhead) -> Profile:

@@ -24,7 +24,6 @@ from polydraft.policy.acceptance import FIRST, NEXT
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.costs import KNOTS, Costs
 from polydraft.policy.fixed import FixedPolicy, Policy
-from polydraft.policy.marginal import Expected, speed_of
 from polydraft.policy.profile import Profile
 from polydraft.verifiers import pairing
 
@@ -88,29 +87,29 @@ class Tuning:
     def predicted(self, trial: Trial) -> float | None:
         """Tokens per second by the other chains' costs and acceptance; None for the adaptive policy and for several paths."""
         if trial.name == "plain":
-            return speed_of([], 1, self.profile.costs)
+            return 1.0 / self.profile.costs.step(1, 0)
         if trial.budget is None or not trial.is_chain:
             return None
         depth, others = trial.budget.max_depth, [t for t in self.trials if t is not trial]
         drafted = [trial.drafted[d] / trial.steps if trial.drafted else 1.0 for d in range(depth)]
         tokens = 1.0 + sum(share * rate for share, rate in zip(drafted, self._reach(others, depth), strict=True))
-        costs = chain_costs(others) or self.profile.costs
-        return speed_of([Expected(tokens, sum(drafted), sum(drafted))], 1, costs)
+        costs, steps = chain_costs(others), sum(drafted)
+        if costs is None:
+            return tokens / self.profile.costs.step(1 + steps, steps)
+        return tokens / (scoring(others, 1 + steps) + costs.drafting(steps) + costs.overhead)
 
     def _reach(self, trials: Sequence[Trial], depth: int) -> list[float]:
         """How often a chain is accepted to each depth: as these chains were, beyond them at their last rate, and as the policy knows without any."""
         rates, _ = self.profile.known(self.greedy)
-        others, reach, rate = [t for t in trials if t.is_chain], list[float](), rates[FIRST]
+        chains, reach, rate = [t for t in trials if t.is_chain], [1.0], rates[FIRST]
         for d in range(depth):
-            drafted = sum(t.drafted[d] for t in others)
-            before = reach[-1] if reach else 1.0
-            if drafted:
-                reach.append(sum(t.accepted[d] for t in others) / drafted)
-                rate = reach[-1] / before if before else 0.0
-            else:
-                rate = rate if any(t.drafted for t in others) else rates[NEXT] if d else rates[FIRST]
-                reach.append(before * rate)
-        return reach
+            if drafted := sum(t.drafted[d] for t in chains):
+                share = sum(t.accepted[d] for t in chains) / drafted
+                rate = share / reach[-1] if reach[-1] else 0.0
+            elif d and not any(t.drafted for t in chains):
+                rate = rates[NEXT]
+            reach.append(rate * reach[-1])
+        return reach[1:]
 
     def recommendation(self) -> str:
         """One setting, in plain words."""
@@ -189,14 +188,23 @@ def tune(
         for t in trials
     ]
     for number in range(repetitions * len(prompts)):
-        prompt = list(prompts[number % len(prompts)])
         for turn in range(len(trials)):
             at = (number + turn) % len(trials)
-            stats = loops[at].generate([prompt], sampling)[0].stats
-            trials[at].record(stats)
+            (result,) = loops[at].generate([list(prompts[number % len(prompts)])], sampling)
+            trials[at].record(result.stats)
             progress(len(trials) * repetitions * len(prompts))
     profile = adaptive.learnt()
     return Tuning(replace(profile, costs=chain_costs(trials) or profile.costs), trials, sampling.greedy)
+
+
+def scoring(trials: Sequence[Trial], rows: float) -> float:
+    """Seconds of a forward pass of so many rows, between the nearest of plain and chain steps; behind the longest at the price of a row of them all."""
+    points = sorted(
+        (1 + t.drafted.total() / t.steps, t.scoring / t.steps) for t in trials if t.steps and (t.is_chain or t.name == "plain")
+    )
+    numbers, seconds = zip(*points, strict=True)
+    row = max((seconds[-1] - seconds[0]) / max(numbers[-1] - numbers[0], 1.0), 0.0)
+    return float(np.interp(rows, numbers, seconds)) + row * max(rows - numbers[-1], 0.0)
 
 
 def chain_costs(trials: Sequence[Trial]) -> Costs | None:
@@ -206,10 +214,9 @@ def chain_costs(trials: Sequence[Trial]) -> Costs | None:
     steps = np.array([t.drafted.total() / t.steps for t in chains])
     if len(chains) < 2 or steps[-1] - steps[0] < 1.0:
         return None
-    rows, seconds = np.array([1.0, *(1.0 + steps)]), np.array([t.scoring / t.steps for t in (plain, *chains)])
-    row = max((seconds[-1] - seconds[0]) / (rows[-1] - rows[0]), 0.0)
-    passes = [float(np.interp(n, rows, seconds) + row * max(n - rows[-1], 0.0)) for n in KNOTS[:3]]
     overhead = plain.beside / plain.steps
     step, start = np.polyfit(steps, [(t.drafting + t.beside) / t.steps - overhead for t in chains], 1)
-    costs = Costs.of(*passes, draft_start=max(float(start), 0.0), draft_step=max(float(step), 0.0))
+    costs = Costs.of(
+        *(scoring(trials, n) for n in KNOTS[:3]), draft_start=max(float(start), 0.0), draft_step=max(float(step), 0.0)
+    )
     return replace(costs, overhead=overhead)
