@@ -18,6 +18,8 @@ from hashlib import sha256
 from typing import Any
 from uuid import uuid4
 
+import regex
+
 from polydraft.engine.structured import WRITTEN
 from polydraft.models.encoding import special_tokens
 from polydraft.params import StructuredOutputs
@@ -119,7 +121,7 @@ LLAMA = CallFormat(
     re.compile(r"\s*\}\s*;"),
 )
 FORMATS = {calls.name: calls for calls in (HERMES, MISTRAL, MISTRAL_ARGS, LLAMA)}
-BARE = re.compile(r'(?:```(?:json)?\s*)?\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+BARE = regex.compile(r'(?:```(?:json)?\s*)?\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 """What stands before the arguments of a call without marks."""
 BLANKS = {"whitespace_pattern": r"[ \n]{0,40}"}
 """How JSON is written in a call without marks: as the model likes."""
@@ -241,10 +243,6 @@ def _bare(number: int, function: Mapping[str, Any]) -> str:
     return f"o{number}[lazy]: {opening}\nb{number}: o{number} /[ \\n]{{0,40}}/ %json {schema} {closing}"
 
 
-STEPS = ("```", "json", "{", '"name"', ":", None, ",", ('"arguments"', '"parameters"'), ":", "{")
-"""Of `BARE`, between blanks; None is a name."""
-
-
 def _last_opening(text: str) -> int:
     """Where a call without marks may have begun, of which the text has only a part; else the text's end.
 
@@ -253,30 +251,7 @@ def _last_opening(text: str) -> int:
         (4, 16, 8)
     """
     candidates = (m.start() for m in re.finditer(r"`+|\{", text))
-    return next((at for at in candidates if _may_open(text[at:])), len(text))
-
-
-def _may_open(text: str) -> bool:
-    """Whether a call without marks begins as this text does."""
-    for step in STEPS:
-        text = text.lstrip()
-        if not text:
-            return True
-        if step is None:
-            name = re.match(r'"(?:[^"\\]|\\.)*("|$)', text)
-            if name is None:
-                return False
-            text = text[name.end() :]
-            continue
-        choices = (step,) if isinstance(step, str) else step
-        whole = next((choice for choice in choices if text.startswith(choice)), None)
-        if whole is not None:
-            text = text[len(whole) :]
-        elif any(choice.startswith(text) for choice in choices):
-            return True
-        elif step not in ("```", "json"):
-            return False
-    return False
+    return next((at for at in candidates if BARE.fullmatch(text, at, partial=True)), len(text))
 
 
 def _schema(schema: Any) -> dict[str, Any]:
