@@ -197,7 +197,7 @@ def main(
     max_tokens: Annotated[int, typer.Option(min=1)] = 64,
     repetitions: Annotated[int, typer.Option(min=1)] = 2,
     threads: Annotated[int, typer.Option(min=1)] = 1,
-    json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures, beside it a .md and a .png.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures, beside it a .md.")] = None,
 ) -> None:
     """Print the table."""
     use_threads(threads)

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import typer
 
 from polydraft.bench.compare import Measurement, engine_contender, measure
-from polydraft.bench.labels import label
 from polydraft.bench.record import markdown_table, provenance, write_texts
 from polydraft.bench.ways import Way, engine_options
 from polydraft.cli.files import say_written
@@ -25,6 +24,7 @@ from polydraft.cli.start import use_threads
 from polydraft.config import Config, EngineConfig, setting
 from polydraft.engine.api import Engine
 from polydraft.models import pair
+from studies.labels import label
 from studies.question_files import Question, questions
 
 __all__ = ["Yardstick", "app", "markdown", "picture"]

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from polydraft.bench.labels import label
 from studies.drafters.comparison import WAYS, WORKLOADS
+from studies.labels import label
 
 __all__ = ["pictures"]
 

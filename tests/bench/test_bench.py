@@ -19,6 +19,7 @@ from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.folder import load_module
 from polydraft.train.run import untrained
+from studies import bench_picture
 from studies.inflate import inflate
 
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
@@ -161,7 +162,7 @@ def test_a_run_in_which_nobody_could_be_measured_is_an_error_with_the_reasons():
     assert "no contender could be measured" in said and "the context holds 1024" in said
 
 
-def test_the_command_writes_json_table_and_picture(tmp_path):
+def test_the_command_writes_json_and_table_of_which_a_study_draws_a_picture(tmp_path):
     file = tmp_path / "bench.json"
     asked = ["bench", "--quick", "--no-peers", "--max-tokens", "6", "--json", str(file), "--way", "model:chain+block@1x3"]
     result = CliRunner().invoke(app, asked)
@@ -173,6 +174,7 @@ def test_the_command_writes_json_table_and_picture(tmp_path):
     assert wanted | {"inter_token_p99", "peak_memory", "spread", "law_check"} <= set(report["rows"][0])
     assert {"hardware", "versions", "commit", "command"} <= set(report)
     assert file.with_suffix(".md").read_text() in result.output + "\n"
+    bench_picture.main(file)
     assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 

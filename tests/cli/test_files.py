@@ -19,7 +19,7 @@ MEASURING = (
     ("tune", "--picture"),
     ("index build CORPUS", "--out"),
 )
-DRAWING = (("bench", "--json"), ("tune", "--picture"))
+DRAWING = (("tune", "--picture"), ("images", "--out"))
 
 
 def line(*given):

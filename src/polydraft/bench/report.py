@@ -1,10 +1,9 @@
-"""A bench's findings as JSON, as a markdown table and as a picture."""
+"""A bench's findings as JSON and as a markdown table."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from polydraft.bench.labels import PEERS, label
 from polydraft.bench.record import markdown_table, provenance, write_texts
 from polydraft.bench.suite import Findings
 
@@ -83,33 +82,6 @@ def markdown(report: dict[str, Any]) -> str:
     )
 
 
-def picture(report: dict[str, Any], path: Path) -> None:
-    """Tokens per second of each contender, fastest on top, with quartiles; ours in colour, what failed its check hatched."""
-    from matplotlib import pyplot as plt
-
-    rows = sorted(report["rows"], key=lambda r: r["tokens_per_second"])
-    figure, axes = plt.subplots(figsize=(6.4, 1 + 0.55 * len(rows)), layout="constrained")
-    for y, row in enumerate(rows):
-        low, high = row["spread"]
-        rate = row["tokens_per_second"]
-        axes.barh(
-            y,
-            rate,
-            color="tab:gray" if row["contender"].startswith(PEERS) else "tab:blue",
-            hatch=None if row["law_check"]["passed"] else "//",
-            xerr=[[max(rate - low, 0)], [max(high - rate, 0)]],
-        )
-        axes.text(max(rate, high), y, f" {rate:.0f}", va="center", fontsize=13)
-    axes.set_yticks(range(len(rows)), [label(r["contender"]) for r in rows], fontsize=12)
-    axes.tick_params(axis="x", labelsize=12)
-    axes.set_xlim(right=1.3 * max(max(row["tokens_per_second"], row["spread"][1]) for row in rows))
-    axes.set_xlabel(f"tokens per second, temperature {report['settings']['temperature']:g}", fontsize=13)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-
-
 def write(report: dict[str, Any], path: Path) -> list[Path]:
-    """The JSON file, and beside it a markdown table and a picture. An old text stays until the new one is complete."""
-    texts = {path: json.dumps(report, indent=1) + "\n", path.with_suffix(".md"): markdown(report) + "\n"}
-    picture(report, path.with_suffix(".png"))
-    return [*write_texts(texts), path.with_suffix(".png")]
+    """The JSON file, and beside it a markdown table. An old text stays until the new one is complete."""
+    return write_texts({path: json.dumps(report, indent=1) + "\n", path.with_suffix(".md"): markdown(report) + "\n"})

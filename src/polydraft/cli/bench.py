@@ -37,12 +37,10 @@ def bench(
     config: Annotated[EngineConfig, Only("target", "draft_model", "device", "dtype", "backend")],
     measurement: MeasurementOptions,
     options: BenchOptions,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="File for all figures, and beside it a .md table and a .png.")
-    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures, and beside it a .md table.")] = None,
 ) -> None:
     """Measure this library against its peers: same models, prompts and threads, one interleaved run, outputs checked."""
-    check_output("--json", json_file, picture=True)
+    check_output("--json", json_file)
     use_threads(measurement.threads)
     from polydraft.bench import report as reports
     from polydraft.bench.suite import Bench

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from polydraft.bench.labels import label
 from polydraft.bench.ways import DEFAULT_WAYS
+from studies.labels import label
 
 
 @pytest.mark.parametrize("way", [*DEFAULT_WAYS, "plain", "eagle@1x3", "suffix+store"])
