@@ -31,8 +31,9 @@ from polydraft.cli.progress import bars
 from polydraft.core import SamplingParams
 from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
 from polydraft.models import load
+from polydraft.models.catalogue import default_draft
 from polydraft.models.gguf import GgufFile
-from polydraft.models.hub import default_draft, located
+from polydraft.models.hub import located
 from polydraft.threads import usable_cores
 from studies.question_files import QUESTIONS, Question, questions
 

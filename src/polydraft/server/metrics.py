@@ -1,29 +1,47 @@
 """Figures for Prometheus: names are vLLM's where it has them, so that its dashboards work, and `polydraft:` beyond."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import product
 from time import perf_counter
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
 
 from polydraft.engine.loop import Loop
 from polydraft.engine.output import StepOutput
 from polydraft.policy.acceptance import FIRST, NEXT
 from polydraft.policy.adaptive import AdaptivePolicy
-from polydraft.policy.costs import Costs
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 COUNTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 255)
 
 
-Family = TypeVar("Family", Counter, Gauge, Histogram)
+Family = TypeVar("Family", Counter, Histogram)
 ROWS = (1, 4, 8, 16, 32, 64)
 """Rows of a forward pass whose seconds, as the policy foresees them, are told."""
 
 DRAFTS, MODES = {"first": FIRST, "next": NEXT}, {"sampled": False, "greedy": True}
 """Drafts below the root and below an accepted one, and requests, whose acceptance rates the policy keeps apart."""
+
+STATES = {
+    "polydraft:model_loaded": ("1 while a model is loaded.",),
+    "vllm:num_requests_running": ("Samples that have a slot.",),
+    "vllm:num_requests_waiting": ("Samples that wait for one.",),
+    "vllm:kv_cache_usage_perc": ("Share of the KV cache in use, 1 is all.",),
+    "polydraft:prefix_cache_bytes": ("KV cache entries of finished texts, beside the slots.",),
+    "polydraft:prefix_cache_max_bytes": ("What they may take.",),
+    "polydraft:cost_model_draft_start_seconds": ("Of any draft, as the speculation policy foresees it.",),
+    "polydraft:cost_model_draft_step_seconds": ("Of one draft step, as the speculation policy foresees it.",),
+    "polydraft:cost_model_overhead_seconds": ("Of any step beside passes and drafts, as the speculation policy foresees it.",),
+    "polydraft:cost_model_pass_seconds": ("Of a forward pass by its rows, as the speculation policy foresees it.", "rows"),
+    "polydraft:policy_acceptance_rate": (
+        "Acceptance rate of a first and of a next draft, as the speculation policy expects it.",
+        "draft",
+        "mode",
+    ),
+}
+"""Gauges: what they tell, and their labels beside the model's name."""
 
 
 class Metrics:
@@ -58,36 +76,27 @@ class Metrics:
             "polydraft:prefix_cache_hit_tokens", "Prompt tokens whose entries came from the prefix cache."
         )
         self.evicted = self._counter("polydraft:prefix_cache_evicted_tokens", "Tokens whose entries the prefix cache dropped.")
-        self.states = {
-            name: Gauge(name, about, ("model_name",), registry=self.registry)
-            for name, about in (
-                ("polydraft:model_loaded", "1 while a model is loaded."),
-                ("vllm:num_requests_running", "Samples that have a slot."),
-                ("vllm:num_requests_waiting", "Samples that wait for one."),
-                ("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 1 is all."),
-                ("polydraft:prefix_cache_bytes", "KV cache entries of finished texts, beside the slots."),
-                ("polydraft:prefix_cache_max_bytes", "What they may take."),
-                ("polydraft:cost_model_draft_start_seconds", "Of any draft, as the speculation policy foresees it."),
-                ("polydraft:cost_model_draft_step_seconds", "Of one draft step, as the speculation policy foresees it."),
-                (
-                    "polydraft:cost_model_overhead_seconds",
-                    "Of any step beside passes and drafts, as the speculation policy foresees it.",
-                ),
-            )
-        }
-        self.passes = self._gauge(
-            "polydraft:cost_model_pass_seconds", "Of a forward pass by its rows, as the speculation policy foresees it.", "rows"
-        )
-        self.rates = self._gauge(
-            "polydraft:policy_acceptance_rate",
-            "Acceptance rate of a first and of a next draft, as the speculation policy expects it.",
-            "draft",
-            "mode",
-        )
+        self._models: dict[str, ModelMetrics] = {}
+        self.registry.register(self)  # pyright: ignore[reportArgumentType]
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """States of the loaded models, as the registry asks for them."""
+        states = {name: figures.states() for name, figures in self._models.items()}
+        for family_name, (about, *labels) in STATES.items():
+            family = GaugeMetricFamily(family_name, about, labels=("model_name", *labels))
+            for model, families in states.items():
+                for values, value in families.get(family_name, {}).items():
+                    family.add_metric((model, *values), value)
+            yield family
 
     def join(self, engine: Loop, model: str) -> "ModelMetrics":
         """The figures of one more model, which is loaded."""
-        return ModelMetrics(self, engine, model)
+        self._models[model] = ModelMetrics(self, engine, model)
+        return self._models[model]
+
+    def leave(self, model: str) -> None:
+        """A model is loaded no more: what it did stays, its state goes."""
+        del self._models[model]
 
     def text(self) -> bytes:
         """All figures in Prometheus' format."""
@@ -99,9 +108,6 @@ class Metrics:
     def _histogram(self, name: str, about: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(name, about, ("model_name",), buckets=buckets, registry=self.registry)
 
-    def _gauge(self, name: str, about: str, *labels: str) -> Gauge:
-        return Gauge(name, about, ("model_name", *labels), registry=self.registry)
-
 
 class ModelMetrics:
     """What one model's engine did so far; `observe` is told of every step, in the engine's thread."""
@@ -112,48 +118,30 @@ class ModelMetrics:
         """When each running sample was last given tokens."""
         self._cached = 0, 0
         """Tokens of the prefix cache that are counted: hits and evicted ones."""
-        room = engine.target.max_model_len * engine.target.max_num_seqs
-        values: dict[str, Callable[[], float]] = {
-            "polydraft:model_loaded": lambda: 1,
-            "vllm:num_requests_running": lambda: engine.num_running,
-            "vllm:num_requests_waiting": lambda: engine.num_waiting,
-            "vllm:kv_cache_usage_perc": lambda: sum(engine.target.lengths) / room,
+        self._columns = engine.target.max_model_len * engine.target.max_num_seqs
+
+    def states(self) -> dict[str, dict[tuple[str, ...], float]]:
+        """By name of the family and its labels but the model's."""
+        engine, cache, policy = self._engine, self._engine.prefix_cache, self._engine.policy
+        figures: dict[str, float] = {
+            "polydraft:model_loaded": 1,
+            "vllm:num_requests_running": engine.num_running,
+            "vllm:num_requests_waiting": engine.num_waiting,
+            "vllm:kv_cache_usage_perc": sum(engine.target.lengths) / self._columns,
         }
-        if (cache := engine.prefix_cache) is not None:
-            values["polydraft:prefix_cache_bytes"] = lambda: cache.num_bytes
-            values["polydraft:prefix_cache_max_bytes"] = lambda: cache.capacity_bytes
-        self._policy = engine.policy if isinstance(engine.policy, AdaptivePolicy) else None
-        if self._policy is not None:
-            values["polydraft:cost_model_draft_start_seconds"] = lambda: self._costs.draft_start
-            values["polydraft:cost_model_draft_step_seconds"] = lambda: self._costs.draft_step
-            values["polydraft:cost_model_overhead_seconds"] = lambda: self._costs.overhead
-            for rows in ROWS:
-                metrics.passes.labels(model, rows).set_function(partial(self._pass_seconds, rows))
-            for (draft, lane), (mode, greedy) in product(DRAFTS.items(), MODES.items()):
-                metrics.rates.labels(model, draft, mode).set_function(partial(self._rate, greedy, lane))
-        self._values = list(values)
-        for name, value in values.items():
-            metrics.states[name].labels(model).set_function(value)
-
-    @property
-    def _costs(self) -> Costs:
-        return self._policy.live.costs if self._policy is not None else Costs.assumed()
-
-    def _pass_seconds(self, rows: int) -> float:
-        return self._costs.rows(rows)
-
-    def _rate(self, greedy: bool, lane: int) -> float:
-        return self._policy.seen[greedy].rates[lane] if self._policy is not None else 0.0
-
-    def leave(self) -> None:
-        """The model is loaded no more: what it did stays, its state goes."""
-        for name in self._values:
-            self._metrics.states[name].remove(self._model)
-        if self._policy is not None:
-            for rows in ROWS:
-                self._metrics.passes.remove(self._model, rows)
-            for draft, mode in product(DRAFTS, MODES):
-                self._metrics.rates.remove(self._model, draft, mode)
+        if cache is not None:
+            figures["polydraft:prefix_cache_bytes"] = cache.num_bytes
+            figures["polydraft:prefix_cache_max_bytes"] = cache.capacity_bytes
+        if not isinstance(policy, AdaptivePolicy):
+            return {name: {(): value} for name, value in figures.items()}
+        costs = policy.live.costs
+        for name in ("draft_start", "draft_step", "overhead"):
+            figures[f"polydraft:cost_model_{name}_seconds"] = getattr(costs, name)
+        passes = {(str(rows),): costs.rows(rows) for rows in ROWS}
+        kinds = product(DRAFTS.items(), MODES.items())
+        rates = {(draft, mode): policy.seen[greedy].rates[lane] for (draft, lane), (mode, greedy) in kinds}
+        by_label = {"polydraft:cost_model_pass_seconds": passes, "polydraft:policy_acceptance_rate": rates}
+        return {name: {(): value} for name, value in figures.items()} | by_label
 
     def observe(self, outputs: Sequence[StepOutput], seconds: float) -> None:
         """One step."""

@@ -8,7 +8,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -26,13 +26,18 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class Body(BaseModel):
+    """ignored: fields that are read and dropped."""
+
+    ignored: ClassVar[tuple[str, ...]] = ()
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="null")
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, body: Any) -> Any:
         """A field that is null is as if it was not given."""
-        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+        if not isinstance(body, dict):
+            return body
+        return {name: value for name, value in body.items() if value is not None and name not in cls.ignored}
 
 
 class RequestedSpeculation(Body):
@@ -130,13 +135,7 @@ class Sampled(Body, ABC):
     speculation: RequestedSpeculation = Field(default_factory=RequestedSpeculation)
     prediction: Prediction | None = None
 
-    user: Any = Field(None, exclude=True)
-    metadata: Any = Field(None, exclude=True)
-    store: Any = Field(None, exclude=True)
-    service_tier: Any = Field(None, exclude=True)
-    safety_identifier: Any = Field(None, exclude=True)
-    prompt_cache_key: Any = Field(None, exclude=True)
-    verbosity: Any = Field(None, exclude=True)
+    ignored = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity")
 
     def params(self, defaults: SamplingParams) -> SamplingParams:
         """The engine's parameters. defaults: those of fields that are not given.
@@ -227,7 +226,7 @@ class Call(Body):
     id: str | None = None
     type: Literal["function"] = "function"
     function: Called
-    index: Any = Field(None, exclude=True)
+    ignored = ("index",)
 
 
 class Message(Body):
@@ -242,9 +241,7 @@ class Message(Body):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
-    refusal: Any = Field(None, exclude=True)
-    annotations: Any = Field(None, exclude=True)
-    audio: Any = Field(None, exclude=True)
+    ignored = ("refusal", "annotations", "audio")
 
     @model_validator(mode="before")
     @classmethod

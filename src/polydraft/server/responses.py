@@ -21,8 +21,7 @@ class InputText(Body):
 
     type: Literal["input_text", "output_text"]
     text: str
-    annotations: Any = Field(None, exclude=True)
-    logprobs: Any = Field(None, exclude=True)
+    ignored = ("annotations", "logprobs")
 
 
 class InputMessage(Message):
@@ -30,9 +29,7 @@ class InputMessage(Message):
 
     type: Literal["message"] = "message"
     content: str | list[InputText]  # pyright: ignore[reportIncompatibleVariableOverride]
-    id: Any = Field(None, exclude=True)
-    status: Any = Field(None, exclude=True)
-    phase: Any = Field(None, exclude=True)
+    ignored = (*Message.ignored, "id", "status", "phase")
 
 
 class FunctionCall(Called):
@@ -40,8 +37,7 @@ class FunctionCall(Called):
 
     type: Literal["function_call"]
     call_id: str
-    id: Any = Field(None, exclude=True)
-    status: Any = Field(None, exclude=True)
+    ignored = ("id", "status")
 
 
 class FunctionCallOutput(Body):
@@ -50,8 +46,7 @@ class FunctionCallOutput(Body):
     type: Literal["function_call_output"]
     call_id: str
     output: str | list[InputText]
-    id: Any = Field(None, exclude=True)
-    status: Any = Field(None, exclude=True)
+    ignored = ("id", "status")
 
 
 class FunctionTool(Function):
@@ -65,7 +60,7 @@ class NamedFunction(Body):
 
 class Reasoning(Body):
     effort: str | None = None
-    summary: Any = Field(None, exclude=True)
+    ignored = ("summary",)
 
 
 class OutputFormat(Body):
@@ -98,8 +93,7 @@ class ResponsesRequest(Sampled):
     max_tokens: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     response_format: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    include: Any = Field(None, exclude=True)
-    truncation: Any = Field(None, exclude=True)
+    ignored = (*Sampled.ignored, "include", "truncation")
 
     def messages(self) -> list[Message]:
         """The conversation, with the instructions before it."""

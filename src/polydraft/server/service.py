@@ -49,8 +49,8 @@ class Service:
     def __init__(self, engine: AsyncEngine, name: str, config: ServerConfig, metrics: Metrics) -> None:
         self.engine, self.name, self.config, self.num_users = engine, name, config, 0
         engine.engine.menu.offer(NgramDrafter(eos_token_ids=engine.engine.eos_token_ids))  # for predictions
-        self._figures = metrics.join(engine.engine, name)
-        engine.observe = self._figures.observe
+        self._metrics = metrics
+        engine.observe = metrics.join(engine.engine, name).observe
 
     @property
     def idle(self) -> bool:
@@ -60,7 +60,7 @@ class Service:
     async def close(self) -> None:
         """End the engine, whose figures stay, those of its state left out."""
         await self.engine.close()
-        self._figures.leave()
+        self._metrics.leave(self.name)
 
     def described(self) -> dict[str, Any]:
         """What is known of the model."""

@@ -1,0 +1,207 @@
+"""The header of a GGUF file: its settings, and where each tensor lies.
+
+It is read here, as the `gguf` package parses every token of a vocabulary as an array of its own, which takes seconds.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+import mmap
+import os
+import struct
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from polydraft.errors import ModelLoadError
+
+__all__ = ["ARCHITECTURES", "TYPES", "GgufHeader"]
+
+
+class BlockLayout(NamedTuple):
+    """A number format: its name, how many numbers are in a block, bytes of a block."""
+
+    type: str
+    block: int
+    num_bytes: int
+
+
+ARCHITECTURES = {
+    "llama": "llama",  # Mistral, too
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+    "phi3": "phi3",  # Phi-4, too
+    "smollm3": "smollm3",
+}
+"""Those that are read, with transformers' names of them."""
+LAYOUTS = {
+    0: BlockLayout("F32", 1, 4),
+    1: BlockLayout("F16", 1, 2),
+    2: BlockLayout("Q4_0", 32, 18),
+    3: BlockLayout("Q4_1", 32, 20),
+    6: BlockLayout("Q5_0", 32, 22),
+    7: BlockLayout("Q5_1", 32, 24),
+    8: BlockLayout("Q8_0", 32, 34),
+    10: BlockLayout("Q2_K", 256, 84),
+    11: BlockLayout("Q3_K", 256, 110),
+    12: BlockLayout("Q4_K", 256, 144),
+    13: BlockLayout("Q5_K", 256, 176),
+    14: BlockLayout("Q6_K", 256, 210),
+    20: BlockLayout("IQ4_NL", 32, 18),
+    23: BlockLayout("IQ4_XS", 256, 136),
+    30: BlockLayout("BF16", 1, 2),
+}
+"""Number formats by their numbers in a file; the `gguf` package has all, and takes a third of a second to import."""
+TYPES = tuple(layout.type for layout in LAYOUTS.values())
+"""Number formats that are read."""
+VERSIONS = (2, 3)
+SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+"""Types of metadata that have a size of their own, as `struct` formats."""
+STRING, ARRAY = 8, 9
+LENGTH = struct.Struct("<Q")
+"""Of a text, before its bytes."""
+SHORTEST_ENTRY = 12
+"""Bytes of the smallest entry of the header; more entries than fit into the file are damage."""
+
+
+class Entry(NamedTuple):
+    """A tensor of the file: shape as of transformers, name of its number format, where it begins and how long it is, in bytes."""
+
+    shape: tuple[int, ...]
+    type: str
+    start: int
+    num_bytes: int
+
+
+class TextList(NamedTuple):
+    """A list of texts of the metadata that was not read yet: where its first one begins, and how many there are."""
+
+    start: int
+    length: int
+
+
+class GgufHeader:
+    """A GGUF file's header; weights are read from the file when they are asked for.
+
+    metadata: keys and values; lists of texts, which only tokenizers need, are read by `strings`.  tensors: by the file's own names.
+
+    Raises:
+        ModelLoadError: it is missing, no GGUF file, cut off or too long, or of an architecture or a number format that is not read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(os.path.expanduser(path))
+        try:
+            with open(self.path, "rb") as file:
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError as error:  # nothing can be mapped of an empty file
+            raise self.refusal("it is empty", "Copy or download it again") from error
+        except OSError as error:
+            raise self.refusal(f"it cannot be read: {error.strerror}", "Check the path") from error
+        try:
+            self._read_header()
+        except (struct.error, UnicodeDecodeError, KeyError, TypeError, OverflowError, ZeroDivisionError) as error:
+            raise self.refusal(f"its header is damaged or cut off ({error})", "Copy or download it again") from error
+
+    def refusal(self, found: str, advice: str) -> ModelLoadError:
+        """Why the file cannot be used, and what to do instead, as an error to raise."""
+        return ModelLoadError(f"the GGUF file {str(self.path)!r} was given, but {found}. {advice}.")
+
+    def _read_header(self) -> None:
+        if (magic := self._data[:4]) != b"GGUF":
+            raise self.refusal(f"it begins with {magic!r} and not with b'GGUF'", "Give a file that llama.cpp can read")
+        _, version, num_tensors, num_keys = struct.unpack_from("<4sIQQ", self._data)
+        if version not in VERSIONS:
+            raise self.refusal(f"it is of version {version}; expected 2 or 3, little-endian", "Convert it again with llama.cpp")
+        if (num_tensors + num_keys) * SHORTEST_ENTRY > len(self._data):
+            raise struct.error(f"{num_keys} keys and {num_tensors} tensors in {len(self._data)} bytes")
+        self._at = struct.calcsize("<4sIQQ")
+        self.metadata = {self._string(): self._value(self._number("<I")) for _ in range(num_keys)}
+        self.architecture = self.metadata["general.architecture"]
+        if self.architecture not in ARCHITECTURES:
+            raise self.refusal(
+                f"its architecture is {self.architecture!r}; expected one of {', '.join(ARCHITECTURES)}",
+                "Give another model, or its safetensors folder, which transformers may know",
+            )
+        entries = [self._tensor() for _ in range(num_tensors)]
+        alignment = self.metadata.get("general.alignment", 32)
+        begin = -(-self._at // alignment) * alignment
+        self.tensors = {name: entry._replace(start=begin + entry.start) for name, entry in entries}
+        end = max((entry.start + entry.num_bytes for entry in self.tensors.values()), default=self._at)
+        if not end <= len(self._data) <= -(-end // alignment) * alignment:
+            raise self.refusal(
+                f"it has {len(self._data)} bytes, where its header tells of {end}: it is {'cut off' if len(self._data) < end else 'too long'}",
+                "Copy or download it again",
+            )
+
+    def _number(self, form: str) -> Any:
+        (value,) = struct.unpack_from(form, self._data, self._at)
+        self._at += struct.calcsize(form)
+        return value
+
+    def _string(self) -> str:
+        length = self._number("<Q")
+        if length > len(self._data) - self._at:
+            raise struct.error(f"a text of {length} bytes at {self._at}")
+        self._at += length
+        return self._data[self._at - length : self._at].decode()
+
+    def _value(self, kind: int) -> Any:
+        if kind == STRING:
+            return self._string()
+        if kind != ARRAY:
+            return self._number(SCALARS[kind])
+        kind, count = self._number("<I"), self._number("<Q")
+        if kind == STRING:
+            return self._skipped_texts(count)
+        form = SCALARS[kind]
+        values = struct.unpack_from(f"<{min(count, len(self._data))}{form[1]}", self._data, self._at)
+        self._at += count * struct.calcsize(form)
+        return list(values)
+
+    def _skipped_texts(self, count: int) -> "TextList":
+        start = at = self._at
+        for _ in range(count):
+            at += LENGTH.size + LENGTH.unpack_from(self._data, at)[0]
+        if at > len(self._data):
+            raise struct.error(f"{count} texts at {start}")
+        self._at = at
+        return TextList(start, count)
+
+    def strings(self, key: str) -> list[str]:
+        """A list of texts of the metadata.
+
+        Raises:
+            ModelLoadError: there is none of that name.
+        """
+        entry = self.metadata.get(key)
+        if not isinstance(entry, TextList):
+            raise self.refusal(f"its {key} is {entry!r}; expected a list of texts", "Give another file of the model")
+        texts, at, data = [], entry.start, self._data
+        for _ in range(entry.length):
+            begin = at + LENGTH.size
+            at = begin + LENGTH.unpack_from(data, at)[0]
+            texts.append(data[begin:at].decode())
+        return texts
+
+    def _tensor(self) -> tuple[str, Entry]:
+        name, num_dimensions = self._string(), self._number("<I")
+        shape = tuple(self._number("<Q") for _ in range(min(num_dimensions, 8)))[::-1]
+        number, start = self._number("<I"), self._number("<Q")
+        if (layout := LAYOUTS.get(number)) is None:
+            raise self.refusal(
+                f"its tensor {name!r} is of type {_type_name(number)}; expected one of {', '.join(TYPES)}",
+                "Give a file of another type",
+            )
+        format_name, in_block, bytes_of_block = layout
+        if shape and shape[-1] % in_block:
+            raise struct.error(f"{name!r} has rows of {shape[-1]} numbers in blocks of {in_block}")
+        return name, Entry(shape, format_name, start, prod(shape) // in_block * bytes_of_block)
+
+
+def _type_name(number: int) -> str:
+    """Name of a number format that is not read."""
+    import gguf
+
+    return gguf.GGMLQuantizationType(number).name if number in set(gguf.GGMLQuantizationType) else f"number {number}"
