@@ -69,6 +69,14 @@ class OwnLaw:
         return SimpleNamespace(logits=self._model.head(states))
 
 
+def bits_per_weight(path: Path) -> float:
+    """Of the matrices of a GGUF file."""
+    import gguf
+
+    matrices = [t for t in gguf.GGUFReader(path).tensors if len(t.shape) > 1]
+    return 8 * sum(int(t.n_bytes) for t in matrices) / sum(int(t.n_elements) for t in matrices)
+
+
 class AtEqualBits(Bench):
     """formats: of FORMATS; the others as of `Bench`. ways: drafters with rule and size, DRAFTERS without any; "none" is plain."""
 
@@ -147,7 +155,7 @@ class AtEqualBits(Bench):
                 self._try(f"llama.cpp {FASTEST[kind]}", partial(self._llama_cpp, kind, FASTEST[kind], None))
 
     def _llama_cpp(self, kind: str, written: str, lookup: str | None) -> Contender:
-        from polydraft.bench.llama_cpp import LlamaCpp, bits_per_weight, write_gguf
+        from polydraft.bench.llama_cpp import LlamaCpp, write_gguf
 
         file = located(self._name) if written == "of the file" else Path(self._files.name) / f"{written}.gguf"
         if not file.exists():

@@ -286,7 +286,7 @@ def _llama_cpp(model: str, folder: Path, slots: int, threads: int) -> Iterator[s
         file = folder / "model.gguf"
         write_gguf(load_module(source), models.load_tokenizer(source), file, "F32" if model == "embedded" else "BF16")
     server = LlamaCpp(file, exact=False, num_threads=threads, parallel=slots, context=CONTEXT * slots)
-    yield server.address
+    yield server.server.listening_address
 
 
 @contextmanager

@@ -23,7 +23,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from polydraft.core import TokenTree
+from polydraft.core import SamplingParams, TokenTree
 from polydraft.models import load
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.threads import Pool, usable_cores
@@ -84,9 +84,15 @@ def peer_tasks(file: Path, number: int, repetitions: int) -> Tasks | None:
         server = LlamaCpp(file, exact=False, num_threads=number, context=1024)
     except ImportError:
         return None
+
+    def seconds(prompt: list[int], num_tokens: int, part: str) -> float:
+        """Of a token of the prompt or behind it, greedy, by its own clock."""
+        answer = server.server.handle_completions(server.request(prompt, SamplingParams(temperature=0, max_tokens=num_tokens)))
+        return answer["timings"][f"{part}_per_token_ms"] / 1e3
+
     return {
-        "1 row": lambda: server.seconds_per_token(_ids(8), repetitions)[1],
-        "prompt": lambda: server.seconds_per_token(_ids(PROMPT), 1)[0],
+        "1 row": lambda: seconds(_ids(8), repetitions, "predicted"),
+        "prompt": lambda: seconds(_ids(PROMPT), 1, "prompt"),
     }
 
 

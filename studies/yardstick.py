@@ -23,6 +23,7 @@ from polydraft.cli.progress import bars
 from polydraft.cli.start import use_threads
 from polydraft.config import Config, EngineConfig, setting
 from polydraft.engine.api import Engine
+from polydraft.errors import InvalidInputError
 from polydraft.models import pair
 from studies.labels import label
 from studies.question_files import Question, questions
@@ -179,13 +180,15 @@ class DrafterOptions(Config):
     num_requests: int = setting("Number of requests", int, 8, low=1)
     head: Sequence[Path] = setting("Folder of a trained drafter; may be repeated", list, (), items=Path)
     way: Sequence[str] = setting("DRAFTER or folder's name, [:KIND][+VERIFIER][@PATHSxDEPTH]; may be repeated", list, ())
-    prompts: Path = setting('.jsonl file of "prompt", or "turns", and "category"', Path, Path("spec_bench.jsonl"))
+    prompts: Path | None = setting('.jsonl file of "prompt", or "turns", and "category"', Path)
     repetitions: int = setting("Number of measured repetitions of all prompts", int, 1, low=1)
 
 
 @configured
 def main(*, config: Annotated[EngineConfig, Only("target")], options: DrafterOptions) -> None:
     """Compare any drafters of one model, trained ones among them, with plain decoding."""
+    if options.prompts is None:
+        raise InvalidInputError("--prompts was not given; expected a .jsonl file of questions. Name one.")
     use_threads()
     count = 2 if options.quick else options.num_requests
     prompts = questions([options.prompts], count)[:count]

@@ -1,7 +1,8 @@
 """From pictures to a folder of `models.images`: tokenizer, transformer over codes, draft model distilled on the guided law."""
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Int
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -76,6 +78,17 @@ def train_tokenizer(settings: Settings, pictures: Pictures, report: Report) -> I
 def error(tokenizer: ImageTokenizer, pictures: Pictures) -> float:
     """Root of the mean squared error of a pixel, coded and decoded."""
     return float((tokenizer.decode(tokenizer.encode(pictures.pixels)) - pictures.pixels).square().mean().sqrt())
+
+
+def save_folder(
+    path: Path, tokenizer: ImageTokenizer, classes: Sequence[str], guidance: float, texts: Int[np.ndarray, "n S"]
+) -> None:
+    """Write an `ImageFolder`, all but its models, whose configurations name `tokenizer.fingerprint` as `codebook`."""
+    path.mkdir(parents=True, exist_ok=True)
+    card = {"sizes": vars(tokenizer.sizes), "classes": list(classes), "codebook": tokenizer.fingerprint, "guidance": guidance}
+    (path / "images.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+    save_file({name: x.contiguous() for name, x in tokenizer.state_dict().items()}, path / "tokenizer.safetensors")
+    save_file({"texts": torch.from_numpy(texts.astype(np.int16))}, path / "codes.safetensors")
 
 
 def texts_of(tokenizer: ImageTokenizer, pixels: Tensor, labels: Tensor) -> Int[Tensor, "n S"]:
@@ -198,5 +211,5 @@ def train_folder(settings: Settings, pictures: Pictures, work: Path, folder: Pat
         model.bfloat16().save_pretrained(folder / name)
         (folder / name / "generation_config.json").unlink(missing_ok=True)
     texts = texts_of(tokenizer, pictures.pixels, pictures.labels).numpy()
-    ImageFolder.save(folder, tokenizer, pictures.classes, settings.guidance, np.asarray(texts))
+    save_folder(folder, tokenizer, pictures.classes, settings.guidance, np.asarray(texts))
     return ImageFolder.load(folder)

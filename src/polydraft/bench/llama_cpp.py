@@ -90,16 +90,8 @@ def _write_tokenizer(writer: Any, tokenizer: Any, vocab_size: int) -> None:
         writer.add_chat_template(tokenizer.chat_template)
 
 
-def bits_per_weight(path: Path) -> float:
-    """Of the matrices of a GGUF file."""
-    import gguf
-
-    matrices = [t for t in gguf.GGUFReader(path).tensors if len(t.shape) > 1]
-    return 8 * sum(int(t.n_bytes) for t in matrices) / sum(int(t.n_elements) for t in matrices)
-
-
 class LlamaCpp:
-    """A llama.cpp server inside this process.
+    """A llama.cpp server inside this process. server: as `xllamacpp` has it.
 
     model, draft: GGUF files; with a draft it speculates with the given number of drafted tokens.
     lookup: or by a type of its speculation that needs no draft, such as "NGRAM_SIMPLE".
@@ -137,9 +129,10 @@ class LlamaCpp:
             chosen.mparams.path, chosen.n_max = str(draft), draft_length
             chosen.cpuparams.n_threads = chosen.cpuparams_batch.n_threads = num_threads
             params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
-        self._server = xllamacpp.Server(params)
+        self.server = xllamacpp.Server(params)
 
-    def _request(self, prompt: list[int], params: SamplingParams, **more: Any) -> dict[str, Any]:
+    def request(self, prompt: list[int], params: SamplingParams, **more: Any) -> dict[str, Any]:
+        """Body of a completion."""
         return {
             "prompt": prompt,
             "n_predict": params.max_tokens,
@@ -160,13 +153,8 @@ class LlamaCpp:
                 arrive()
             pieces.append(answer["choices"][0]["text"])
 
-        self._server.handle_completions(self._request(prompt, params, stream=True), deliver)
+        self.server.handle_completions(self.request(prompt, params, stream=True), deliver)
         return "".join(pieces)
-
-    @property
-    def address(self) -> str:
-        """Where it listens, as a URL of this machine."""
-        return self._server.listening_address
 
     def check_logits(self, judge: Any, prompt: list[int]) -> float:
         """Largest difference of log-probabilities to transformers after a prompt.
@@ -175,8 +163,8 @@ class LlamaCpp:
             IncompatibleError: it is too large for the same model.
         """
         size = int(judge.config.vocab_size)
-        request_body = self._request(prompt, SamplingParams(temperature=0, max_tokens=1), n_probs=size)
-        answer = self._server.handle_completions(request_body)
+        request_body = self.request(prompt, SamplingParams(temperature=0, max_tokens=1), n_probs=size)
+        answer = self.server.handle_completions(request_body)
         top = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
         with torch.inference_mode():
             ours = judge(torch.tensor([prompt])).logits[0, -1].double().log_softmax(-1)
@@ -184,12 +172,6 @@ class LlamaCpp:
         if worst > LOGIT_TOLERANCE:
             raise IncompatibleError(f"llama.cpp's log-probabilities differ from transformers' by {worst:.2g} on the same prompt.")
         return worst
-
-    def seconds_per_token(self, prompt: list[int], num_tokens: int) -> tuple[float, float]:
-        """Of the prompt and of the tokens behind it, greedy, by its own clock."""
-        answer = self._server.handle_completions(self._request(prompt, SamplingParams(temperature=0, max_tokens=num_tokens)))
-        timings = answer["timings"]
-        return timings["prompt_per_token_ms"] / 1e3, timings["predicted_per_token_ms"] / 1e3
 
     def contender(self, name: str, temperature: float) -> Contender:
         """As a contender. Token ids come only with log-probabilities: the same seed is asked again outside the timed call."""
@@ -200,7 +182,7 @@ class LlamaCpp:
             prompt, timer = list(prompts[0]), Timer()
             text = self.stream(prompt, params, timer.arrive)
             timed = timer.run([])
-            again = self._server.handle_completions(self._request(prompt, params, n_probs=1))["choices"][0]
+            again = self.server.handle_completions(self.request(prompt, params, n_probs=1))["choices"][0]
             if again["text"] != text:
                 raise IncompatibleError("llama.cpp gave another text for the same seed; its tokens cannot be checked.")
             return replace(timed, outputs=[[entry["id"] for entry in again["logprobs"]["content"]]])

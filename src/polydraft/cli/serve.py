@@ -123,8 +123,7 @@ def _run(models: "AsyncEngine | ModelPool", server: ServerConfig, keys: Sequence
     from polydraft.server.app import create_app
     from polydraft.server.connection import Connection
 
-    host, port = listening.getsockname()[:2]
-    address = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+    *_, address = _address(listening)
     if isinstance(models, AsyncEngine):
         summary = models.engine.summary()
         typer.echo(f"{address}, {server.served_model_name}{weights(summary)}, drafter {summary['drafter']}", err=True)
@@ -150,8 +149,7 @@ def _replicas(
     _check_installed()
     from polydraft.integrations.ray.serve import deploy, shutdown
 
-    host, port = listening.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+    host, port, url = _address(listening)
     listening.close()  # Serve's proxy takes it
 
     def update() -> None:
@@ -209,6 +207,12 @@ def _bound(host: str, port: int) -> socket.socket:
             f"--host {host} --port {port} were given, which cannot be listened on: {error.strerror}. Give a free port of this machine, or 0."
         ) from error
     return listening
+
+
+def _address(listening: socket.socket) -> tuple[str, int, str]:
+    """Host, port and URL of a socket."""
+    host, port = listening.getsockname()[:2]
+    return host, port, f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
 def _origin(text: str) -> str:

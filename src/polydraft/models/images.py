@@ -11,7 +11,7 @@ model each in `target` and `draft`. All of them name the codebook by its fingerp
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -256,21 +256,6 @@ class ImageFolder:
                     "Take all parts from one training."
                 )
         return target
-
-    @staticmethod
-    def save(
-        path: Path, tokenizer: ImageTokenizer, classes: Sequence[str], guidance: float, texts: Int[np.ndarray, "n S"]
-    ) -> None:
-        """Write all but the models, whose configurations name `tokenizer.fingerprint` as `codebook`."""
-        import json
-
-        from safetensors.torch import save_file
-
-        path.mkdir(parents=True, exist_ok=True)
-        card = {"sizes": vars(tokenizer.sizes), "classes": list(classes), "codebook": tokenizer.fingerprint, "guidance": guidance}
-        (path / "images.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
-        save_file({name: x.contiguous() for name, x in tokenizer.state_dict().items()}, path / "tokenizer.safetensors")
-        save_file({"texts": torch.from_numpy(texts.astype(np.int16))}, path / "codes.safetensors")
 
 
 def _damaged(path: Path, why: object) -> ModelLoadError:

@@ -16,6 +16,7 @@ from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import Sample, TokenLogprob
 from polydraft.engine.stopping import REPLACEMENT, Detokenizer
 from polydraft.models.vocabulary import byte_alphabet
+from polydraft.params import SamplingParams
 from polydraft.server.errors import ApiError
 from polydraft.server.reasoning import ReasoningParser, opens_reasoning
 from polydraft.server.tools import HERMES, CallFormat, CallParser, Piece, ToolCall
@@ -63,16 +64,16 @@ class Reader:
 
 @dataclass
 class Answer(ABC):
-    """One response in the making. prompts: their ids.  echo: what stands before each text.
+    """One response in the making. prompts: their ids.  params: of each sample.  echo: what stands before each text.
 
     kind: the object's name, and that of its chunks.  methods: drafter and rule, as usage tells them.  num_predicted: tokens of the prediction.
-    calls: how the model writes calls of tools.  trace: tell where each token comes from.
+    tools: names of those that may be called.  calls: how the model writes calls of them.  trace: tell where each token comes from.
     """
 
     tokenizer: Any
     model: str
     prompts: Seq[Seq[int]]
-    n: int
+    params: SamplingParams
     trace: bool = False
     echo: Seq[str] = ()
     id: str = field(default_factory=lambda: uuid4().hex)
@@ -80,6 +81,7 @@ class Answer(ABC):
     methods: dict[str, Any] = field(default_factory=dict[str, Any])
     num_predicted: int = 0
     calls: CallFormat = HERMES
+    tools: Collection[str] = ()
 
     kind = chunk_kind = prefix = ""
     end = "data: [DONE]\n\n"
@@ -87,6 +89,11 @@ class Answer(ABC):
     def __post_init__(self) -> None:
         self.readers: dict[int, Reader] = {}
         self.samples: dict[int, Sample] = {}
+
+    @property
+    def n(self) -> int:
+        """Choices of a prompt."""
+        return self.params.n
 
     def reader(self, index: int, output: StepOutput) -> Reader:
         """Of the choice that an output belongs to."""
@@ -224,9 +231,8 @@ class Completion(Choices):
 
 @dataclass
 class Chat(Choices):
-    """Of /v1/chat/completions. tools: names of those that may be called.  reasoning: whether <think> parts are told apart."""
+    """Of /v1/chat/completions. reasoning: whether <think> parts are told apart."""
 
-    tools: Collection[str] = ()
     reasoning: bool = False
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"

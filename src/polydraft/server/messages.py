@@ -1,13 +1,14 @@
 """/v1/messages: Anthropic's format of a conversation and its answer, of text and calls of tools, whole or as its events."""
 
 import json
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from polydraft.engine.output import StepOutput
+from polydraft.params import SamplingParams
 from polydraft.server.answers import Answer, check
 from polydraft.server.errors import ApiError
 from polydraft.server.protocol import Body, Call, Called, Function, Message, Sampled, Tools
@@ -113,6 +114,10 @@ class CountRequest(Sampled):
         tools = Tools.of(functions, choice, tool_choice.name, not tool_choice.disable_parallel_tool_use)
         return replace(tools, place="tools.{}.input_schema")
 
+    def params(self, defaults: SamplingParams) -> SamplingParams:
+        params = super().params(defaults)
+        return params.with_(stop=(*params.stop, *(self.stop_sequences or ())))
+
     def template_options(self) -> dict[str, Any]:
         """What else the chat template is given."""
         return self.chat_template_kwargs or {}
@@ -131,11 +136,8 @@ def _text(content: str | list[TextBlock] | None) -> str:
     return content or "" if isinstance(content, str | None) else "".join(block.text for block in content)
 
 
-@dataclass
 class MessageAnswer(Answer):
-    """Of /v1/messages. tools: names of those that may be called."""
-
-    tools: Collection[str] = ()
+    """Of /v1/messages."""
 
     prefix, end = "msg", ""
 

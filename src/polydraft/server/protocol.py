@@ -21,6 +21,11 @@ MOST_LOGPROBS = 20
 """Alternatives beside each token, at most."""
 COMPLETION_TOKENS = 16
 """Of /v1/completions where `max_tokens` is not given: OpenAI's default."""
+SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens",
+    "stop", "stop_token_ids", "ignore_eos", "n", "seed", "logprobs_mode", "skip_special_tokens",
+)  # fmt: skip
+"""Fields that are those of `SamplingParams`."""
 Ids = Annotated[list[int], Field(min_length=1)]
 Text = Annotated[str, Field(min_length=1)]
 
@@ -117,8 +122,8 @@ class Sampled(Body, ABC):
     stop_token_ids: list[int] | None = None
     seed: int | None = None
     logit_bias: dict[str, float] | None = None
-    presence_penalty: float | None = 0.0
-    frequency_penalty: float | None = 0.0
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int = 0
     max_tokens: int | None = None
@@ -144,23 +149,12 @@ class Sampled(Body, ABC):
             InvalidInputError: a value outside its range.
             ApiError: biases that are not of token ids.
         """
-        fields = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        sampling = {name: value for name in fields if (value := getattr(self, name)) is not None}
+        sampling = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
         return defaults.with_(
             **sampling,
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias={_token_id(k): bias for k, bias in (self.logit_bias or {}).items()},
             max_tokens=self.most_tokens(),
-            min_tokens=self.min_tokens,
-            stop=self.stop or (),
-            stop_token_ids=self.stop_token_ids or (),
-            ignore_eos=self.ignore_eos,
-            n=1 if self.n is None else self.n,
-            seed=self.seed,
             logprobs=self.most_logprobs(),
-            logprobs_mode=self.logprobs_mode,
-            skip_special_tokens=self.skip_special_tokens,
             structured_outputs=self.form(),
         )
 

@@ -1,13 +1,12 @@
 """/v1/responses: one answer to a text or a conversation, of text and calls of tools, whole or as OpenAI's typed events. Nothing is stored."""
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from polydraft.engine.output import StepOutput
-from polydraft.params import SamplingParams
 from polydraft.server.answers import Answer, check, traced
 from polydraft.server.errors import ApiError
 from polydraft.server.protocol import Body, Call, Called, Choice, Function, Message, Sampled, Tools
@@ -136,11 +135,9 @@ class ResponsesRequest(Sampled):
 
 @dataclass
 class Responses(Answer):
-    """Of /v1/responses. request, params, tools: parts of which are told again."""
+    """Of /v1/responses. request: parts of it are told again."""
 
     request: ResponsesRequest | None = None
-    params: SamplingParams = field(default_factory=SamplingParams)
-    tools: Collection[str] = ()
     num_events: int = 0
 
     prefix, end = "resp", ""

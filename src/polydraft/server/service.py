@@ -3,8 +3,9 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
@@ -81,40 +82,40 @@ class Service:
         params = self._params(body, len(prompts), chat=False)
         ids = [await self._encoded(prompt, body.parse_special) for prompt in prompts]
         echo = [p if isinstance(p, str) else self._decode(p) for p in prompts] if body.echo else ()
-        answer = Completion(self._tokenizer, self.name, ids, params.n, body.speculation.trace, echo)
+        answer = Completion(self._tokenizer, self.name, ids, params, body.speculation.trace, echo)
         return await self._answer(request, body, answer, params)
 
     async def chat(self, request: Request, body: ChatRequest) -> Response:
         """Answer a conversation."""
-        conversation = await self._conversation(request, body, body.messages)
-        if conversation is None:
-            return Response(status_code=GONE)
-        ids, params, names = conversation
-        answer = Chat(
-            self._tokenizer,
-            self.name,
-            [ids],
-            params.n,
-            body.speculation.trace,
-            tools=names,
-            reasoning=self.config.reasoning,
-            calls=self._call_format,
-        )
-        return await self._answer(request, body, answer, params)
+        return await self._converse(request, body, body.messages, partial(Chat, reasoning=self.config.reasoning))
 
-    async def _conversation(
+    async def responses(self, request: Request, body: ResponsesRequest) -> Response:
+        """Answer a text or a conversation."""
+        return await self._converse(request, body, body.messages(), partial(Responses, request=body), param="input")
+
+    async def messages(self, request: Request, body: MessagesRequest) -> Response:
+        """Answer a conversation in Anthropic's format."""
+        return await self._converse(request, body, body.conversation(), MessageAnswer)
+
+    async def _converse(
         self,
         request: Request,
         body: ChatRequest | ResponsesRequest | MessagesRequest,
         messages: Sequence[Message],
+        kind: Callable[..., Answer],
         param: str = "messages",
-    ) -> tuple[list[int], SamplingParams, list[str]] | None:
-        """Prompt, parameters and names of the tools that may be called; None where the client has left."""
+    ) -> Response:
+        """An answer of a kind. param: where the messages stand in the request."""
         params, tools = self._params(body, 1, chat=True), body.offered_tools()
         options = body.template_options()
         ids = await self._encoded_chat(messages, body.parse_special, tools=tools, options=options, param=param)
         params = await unless_gone(request, self._with_tools(params, tools))
-        return None if params is None else (ids, params, [function.name for function in tools.callable])
+        if params is None:
+            return Response(status_code=GONE)
+        names = [function.name for function in tools.callable]
+        trace, calls = body.speculation.trace, self._call_format
+        answer = kind(self._tokenizer, self.name, [ids], params, trace, tools=names, calls=calls)
+        return await self._answer(request, body, answer, params)
 
     async def _with_tools(self, params: SamplingParams, tools: Tools) -> SamplingParams:
         """With the grammar of the calls that may be made.
@@ -146,35 +147,6 @@ class Service:
             structured_outputs=source,
             skip_special_tokens=params.skip_special_tokens and not has_special_marks(self._tokenizer, calls),
         )
-
-    async def responses(self, request: Request, body: ResponsesRequest) -> Response:
-        """Answer a text or a conversation."""
-        conversation = await self._conversation(request, body, body.messages(), param="input")
-        if conversation is None:
-            return Response(status_code=GONE)
-        ids, params, names = conversation
-        answer = Responses(
-            self._tokenizer,
-            self.name,
-            [ids],
-            1,
-            body.speculation.trace,
-            request=body,
-            params=params,
-            tools=names,
-            calls=self._call_format,
-        )
-        return await self._answer(request, body, answer, params)
-
-    async def messages(self, request: Request, body: MessagesRequest) -> Response:
-        """Answer a conversation in Anthropic's format."""
-        conversation = await self._conversation(request, body, body.conversation())
-        if conversation is None:
-            return Response(status_code=GONE)
-        ids, params, names = conversation
-        params = params.with_(stop=(*params.stop, *(body.stop_sequences or ())))
-        answer = MessageAnswer(self._tokenizer, self.name, [ids], 1, tools=names, calls=self._call_format)
-        return await self._answer(request, body, answer, params)
 
     async def count_tokens(self, request: Request, body: CountRequest) -> dict[str, Any]:
         """Tokens of a conversation in Anthropic's format."""
