@@ -70,15 +70,10 @@ def active_paths(drafted: TokenTree) -> Bool[np.ndarray, "B N K"]:
     return active
 
 
+_SHAPES = {TreeShape.CHAIN, TreeShape.PATHS}
+
 list_race = Race(
-    method(
-        "list_race",
-        "Gumbel-max list sampling",
-        "2506.05632",
-        {DraftSampling.LISTED},
-        {TreeShape.CHAIN, TreeShape.PATHS},
-        shared_noise=True,
-    ),
+    method("list_race", "Gumbel-max list sampling", "2506.05632", {DraftSampling.LISTED}, _SHAPES, shared_noise=True),
     active_paths,
 )
 """The verifier."""
