@@ -348,3 +348,26 @@ def test_unknown_kinds_and_a_missing_draft_model_are_refused():
         ModelDrafter(TableModel(), "chian")
     with pytest.raises(InvalidInputError, match="without a draft model"):
         ModelDrafter.build(Parts(TableModel(), None, None, ()))
+
+
+def test_texts_that_begin_alike_are_read_once(monkeypatch):
+    """The next turn of a chat, and further samples of one prompt: only what is new is read, and drafts are those of a fresh slot."""
+    model = load.load_model(str(pair.draft_folder()), max_num_seqs=3)
+    drafter, text = ModelDrafter(model, "chain"), list(range(40, 72))
+    states, budgets = drafter.start(requests(text)), [Budget.fixed(chain(4))]
+    draft = drafter.propose(states, budgets)
+    emitted = Outcome.of(np.array([[1, 2]]), np.array([2]), np.array([7]))
+    states = drafter.observe(states, emitted, Scores(draft.tree, torch.zeros(1, draft.tree.num_nodes, 1)))
+    drafter.propose(states, budgets)  # nobody is told of what the last step of a text emits
+    drafter.release(states)
+    turn = [*states[0].context, 50, 51, 52]
+    fresh = ModelDrafter(load.load_model(str(pair.draft_folder()), max_num_seqs=1), "chain")
+    expected = fresh.propose(fresh.start(requests(turn)), budgets)
+    read, prefill = list[int](), model.prefill
+    monkeypatch.setattr(model, "prefill", lambda slots, ids: (read.extend(map(len, ids)), prefill(slots, ids))[1])
+    states = drafter.start(requests(turn, turn))
+    assert sum(read) < len(turn) - len(text) + 1
+    for b in range(2):
+        again = drafter.propose(states[b : b + 1], budgets)
+        assert again.tree.tokens.equal(expected.tree.tokens) or b
+        torch.testing.assert_close(again.probs[0, 0], expected.probs[0, 0], rtol=1e-4, atol=1e-6)

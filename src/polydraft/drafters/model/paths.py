@@ -28,7 +28,7 @@ from polydraft.budget import Budget, TreeShape
 from polydraft.core.drafts import FIXED, Draft, DraftSampling
 from polydraft.core.outcomes import Outcome
 from polydraft.core.requests import Request
-from polydraft.core.targets import Needs, Proposing, Scores, Target
+from polydraft.core.targets import EncoderDecoder, Needs, Proposing, Scores, Target
 from polydraft.core.trees import NoiseKey, TokenTree
 from polydraft.drafters.base import Parts, interleaved, read_source
 from polydraft.drafters.model.best_first import grow
@@ -134,22 +134,31 @@ class ModelDrafter:
         return drafter
 
     def start(self, requests: Sequence[Request]) -> list[ModelState]:
-        """Read the prompts into free slots; see `core.Drafter.start`."""
+        """Read the prompts into slots, those that kept most of them, from where what they kept ends; see `core.Drafter.start`."""
         states: list[ModelState] = []
         with given_back_on_error():
             for request in requests:
-                slot, ids = self.slots.take(), request.prompt_token_ids
+                ids = request.prompt_token_ids
+                unread = ids[:-1] if len(ids) < self.model.max_model_len else ()
+                slot = self.slots.take(self._shared(unread))
+                self.slots.holds(slot, self._shared(unread))
                 read_source(self.model, slot, request)
-                if len(ids) > 1 and len(ids) < self.model.max_model_len:
-                    self.model.prefill([slot], [ids[:-1]])
+                if len(unread) > (length := int(self.model.lengths[slot])):
+                    self.model.prefill([slot], [unread[length:]])
                 states.append(ModelState(request, slot, ids, ids[-1:]))
         return states
 
     def release(self, states: Sequence[ModelState]) -> None:
-        """Give the slots back."""
+        """Give the slots back; each keeps what it has read for texts that begin alike."""
         for state in states:
-            self._proposed.pop(state.slot, None)
-            self.slots.give_back(state.slot)
+            try:
+                self._rewind([state])
+            finally:
+                self.slots.give_back(state.slot, self._shared(state.context[: self._cached(state)]))
+
+    def _shared(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """What texts that begin alike can share: nothing where the KV cache depends on a source, too."""
+        return () if isinstance(self.model, EncoderDecoder) else token_ids
 
     def _by_position(self, budget: Budget) -> Budget:
         """The budget, or equal paths within the bounds of one whose shape this kind does not draw."""
