@@ -22,7 +22,7 @@ def picture(values: Sequence[Values], passes: Mapping[str, Sequence[float]], fil
         axis.set_title(title, fontsize=11)
         axis.set_xlabel("how often one drafted token is accepted")
     axes[0].set_ylabel("speed over the best single path, % (bars: two standard errors)")
-    axes[0].legend(fontsize=9, frameon=False, loc="lower left")
+    axes[0].legend(fontsize=9, frameon=False, loc="upper left")
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=110)
     plt.close(figure)
