@@ -52,7 +52,7 @@ def test_the_index_grown_token_by_token_equals_a_rescan_of_the_text(prompt, outp
     [state] = started(drafter, prompt)
     for token in output:
         [state] = emit(drafter, [state], 0, token)
-    assert state.tokens == prompt + output
+    assert state.tokens.tolist() == prompt + output
     assert [at for _, at in state.places()] == brute_force_places(prompt + output, max(a, b), min(a, b))
 
 
@@ -131,7 +131,7 @@ def test_rejected_tokens_leave_no_trace():
     [state] = started(drafter, [1, 2, 5, 6, 1, 2])
     [state] = emit(drafter, [state], accepted=1, extra=3)
     [fresh] = started(drafter, [1, 2, 5, 6, 1, 2, 5, 3])
-    assert (state.tokens, state.places()) == (fresh.tokens, fresh.places())
+    assert (state.tokens.tolist(), state.places()) == (fresh.tokens.tolist(), fresh.places())
 
 
 def test_proposing_twice_gives_the_same_draft_and_changes_nothing():
@@ -140,7 +140,7 @@ def test_proposing_twice_gives_the_same_draft_and_changes_nothing():
     first, second = (drafter.propose(states, [WIDE, WIDE]).tree for _ in range(2))
     assert torch.equal(first.tokens, second.tokens)
     for state, fresh in zip(states, started(drafter, [1, 2, 3, 1, 2], [1, 1, 1]), strict=True):
-        assert (state.tokens, state.places()) == (fresh.tokens, fresh.places())
+        assert (state.tokens.tolist(), state.places()) == (fresh.tokens.tolist(), fresh.places())
 
 
 def test_requests_do_not_see_each_other():
@@ -190,9 +190,9 @@ def test_a_round_reads_nothing_of_the_text_but_the_places_of_its_suffixes(length
 
 
 @pytest.mark.parametrize("length", [1 << 14, (1 << 14) + 1])
-def test_a_token_of_history_costs_at_most_104_bytes(length):
+def test_a_token_of_history_costs_at_most_16_bytes(length):
     (state,) = started(NgramDrafter(), np.random.default_rng(0).integers(0, 2048, length).tolist())
-    assert 52 <= state.num_bytes / state.num_tokens <= 104
+    assert 8 <= state.num_bytes / state.num_tokens <= 16.1
 
 
 def test_the_match_rule_keeps_the_law_whatever_the_text_suggested():

@@ -32,7 +32,7 @@ def test_a_pool_keeps_the_latest_distinct_phrases_of_each_token_and_the_latest_t
         pool.add(token, phrase)
     assert pool.latest(1) == []
     assert pool.latest(2) == [(8, 8)]
-    assert len(pool) == 2
+    assert pool.num_entries == 2
     assert pool.latest(3) == [(9, 9)]
 
 
@@ -66,7 +66,7 @@ def test_threads_share_a_pool_within_its_bounds():
     for w in workers:
         w.join()
     assert sum(bool(pool.latest(token)) for token in range(9)) == 5
-    assert 5 <= len(pool) <= 15
+    assert 5 <= pool.num_entries <= 15
 
 
 # Lookahead
@@ -270,7 +270,7 @@ def test_what_the_target_says_of_rejected_nodes_enters_the_pool():
     (state,) = dull.start(requests([0]))
     dull.observe([state], outcome, Scores(tree, logits))
     dull.propose([state], [Budget.grown(0, 0)])
-    assert len(state.pool) == 0
+    assert state.pool.num_entries == 0
 
 
 def test_learning_from_rejections_raises_tokens_per_step():

@@ -9,7 +9,7 @@ import pytest
 from polydraft.core import Budget
 from polydraft.drafters.grown_tree import GrownTree
 from polydraft.drafters.text.trigram import TrigramDrafter, TrigramStore, TrigramTable
-from polydraft.drafters.text.trigram_search import AGE, PARENT, TOKEN, VISITS, explore
+from polydraft.drafters.text.trigram_search import AGE, PARENT, TOKEN, VISITS, explore, with_flat_rows
 from polydraft.drafters.text.trigram_search import search as searched
 from tests.drafters.sessions import requests, trigram_table
 
@@ -24,7 +24,7 @@ def drafted(drafter, state, budget):
 def search(table, tokens=(0, 1), iterations=150, c1=32.0, c2=8.0, levels=3, seed=0):
     """Visits by path, those met first among equals."""
     nodes, _, size = searched(
-        table.arrays, TrigramStore(1).arrays, *tokens, levels, iterations, explore(iterations, c1, c2), seed, 0, 9
+        table.arrays, with_flat_rows(TrigramStore(1).arrays), *tokens, levels, iterations, explore(iterations, c1, c2), seed, 0, 9
     )
     paths = [()]
     for token, parent in nodes[[TOKEN, PARENT], 1:size].T.tolist():

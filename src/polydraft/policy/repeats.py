@@ -12,7 +12,9 @@ from numba import njit
 
 from polydraft.core import Request
 from polydraft.drafters.text.base import predicted_text
-from polydraft.drafters.text.ngram import MOST_PLACES, NgramState, extend, last_place
+from polydraft.drafters.text.ngram import MOST_PLACES
+from polydraft.drafters.text.suffix_array import LENGTH as END
+from polydraft.drafters.text.suffix_array import GrowingText, extend, latest_places
 
 __all__ = ["GRAM", "Repeats"]
 
@@ -45,7 +47,7 @@ class Repeats:
 
     def __init__(self, request: Request) -> None:
         before = (*request.source_token_ids, *predicted_text(request))
-        self._text = NgramState(GRAM, GRAM)
+        self._text = GrowingText(GRAM + 1)
         self._text.extend(before)
         self._predicted = np.array([len(before) - len(request.prediction_token_ids), len(before)])
         self._match, self._counts = np.zeros(2, np.int64), np.zeros((2, 2 * LANES))
@@ -59,13 +61,17 @@ class Repeats:
         """Go on to the end of a text; what comes after the first call is counted."""
         tokens, counted = np.array(token_ids[self._num_read :], np.int32), self._num_read > 0
         self._num_read = len(token_ids)
-        self._text.reserve(len(tokens))
-        _read(self._text.arrays, tokens, counted, self._match, self._counts, self._predicted)
+        if counted:
+            self._text.reserve(len(tokens))
+            _read(self._text.arrays, tokens, self._match, self._counts, self._predicted)
+        elif len(tokens):
+            self._text.extend(tokens)
+            _look_up(self._text.arrays, self._match, self._predicted)
 
     def tokens(self, most: int) -> tuple[int, ...]:
         """What followed the match, at most so many tokens."""
         place = self._match.item(PLACE)
-        return tuple(self._text.arrays[0][place : min(place + most, self._text.num_tokens)].tolist()) if self.length else ()
+        return tuple(self._text.tokens[place : place + most].tolist()) if self.length else ()
 
     def acceptance(self, most: int = 1) -> list[float]:
         """Of each of so many tokens behind the match, once those before it were accepted."""
@@ -93,12 +99,9 @@ def _lane(length, place, predicted):
 @njit(cache=True)
 def _look_up(index, match, predicted):
     """The longest match of the latest places, or the latest one in the prediction."""
-    text, before, _, about = index
-    end, place = about[0], last_place(index, GRAM)
+    text, end, places = index[0], index[4][END], np.empty(MOST_PLACES, np.int64)
     match[:] = 0
-    for _ in range(MOST_PLACES):
-        if not place:
-            break
+    for place in places[: latest_places(index, GRAM, places)]:
         length = GRAM
         while length < min(place, MOST) and text[place - 1 - length] == text[end - 1 - length]:
             length += 1
@@ -107,19 +110,17 @@ def _look_up(index, match, predicted):
             match[PLACE], match[LENGTH] = place, length
         if within:
             break
-        place = before[0, place]
 
 
 @njit(cache=True)
-def _read(index, tokens, counted, match, counts, predicted):
+def _read(index, tokens, match, counts, predicted):
     for i in range(len(tokens)):
         if match[LENGTH]:
             right = index[0][match[PLACE]] == tokens[i]
-            if counted:
-                lane = _lane(match[LENGTH], match[PLACE], predicted)
-                counts[0, lane] += 1.0
-                counts[1, lane] += right
+            lane = _lane(match[LENGTH], match[PLACE], predicted)
+            counts[0, lane] += 1.0
+            counts[1, lane] += right
             match[:] = (match[PLACE] + 1, match[LENGTH] + 1) if right else (0, 0)
         extend(index, tokens[i : i + 1])
-        if not match[LENGTH] and (counted or i == len(tokens) - 1):
+        if not match[LENGTH]:
             _look_up(index, match, predicted)

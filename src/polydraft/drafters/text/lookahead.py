@@ -87,13 +87,13 @@ def _advance(guesses, best, num_accepted, new, found):
 
 
 @njit(cache=True)
-def _learn(pool, guesses, best, num_accepted, new, text):
+def _learn(pool, length, guesses, best, num_accepted, new, text):
     windows = np.empty((guesses.shape[1], len(guesses) + 1), np.int64)
     if len(best):
         _advance(guesses, best, num_accepted, new, windows)
         for w in range(len(windows)):
-            add_phrase(pool, windows[w, 0], windows[w, 1:])
-    read_text(pool, text)
+            add_phrase(pool, length, windows[w, 0], windows[w, 1:])
+    read_text(pool, length, text)
 
 
 @dataclass
@@ -180,7 +180,9 @@ class LookaheadDrafter(TextDrafter[LookaheadState]):
             drawn = _drawn(state.request, state.tokens, min(accepted, self.columns) * (self.ngram - 1) if best.size else 0)
             text = np.array(state.tokens[-len(tokens) - self.ngram + 1 :] if self.read_text else [], np.int64)
             with state.pool.lock:
-                _learn(state.pool.arrays, state.window.guesses, best[b], accepted, np.array(drawn, np.int64), text)
+                _learn(
+                    state.pool.arrays, state.pool.length, state.window.guesses, best[b], accepted, np.array(drawn, np.int64), text
+                )
         return list(states)
 
 

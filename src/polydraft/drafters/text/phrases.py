@@ -192,14 +192,13 @@ class PhraseDrafter(TextDrafter[PhraseState]):
         """Step 3 for the last block, when another one follows: it may be the one that goes on behind a stop."""
         if state.block is not None:
             with state.pool.lock:
-                _learn(state.pool.arrays, *state.block)
+                _learn(state.pool.arrays, self.length, *state.block)
             state.block = None
 
 
 @njit(cache=True)
-def _learn(pool, tokens, parents, best, path, corrected, text):
+def _learn(pool, length, tokens, parents, best, path, corrected, text):
     """Step 3 for one row. best: the target's argmax behind each node.  path: the accepted nodes.  text: its new end."""
-    length = pool[2].shape[2]
     is_new = np.zeros(len(tokens), np.bool_)
     for n in path:
         if n > 0:
@@ -217,11 +216,11 @@ def _learn(pool, tokens, parents, best, path, corrected, text):
                 if parents[c] == at and tokens[c] == best[at]:
                     below = c
             at = below
-        add_phrase(pool, tokens[n], phrase[:num])
+        add_phrase(pool, length, tokens[n], phrase[:num])
         up, num = n, 0  # the last `length` nodes above and at n, each replaced by the argmax before it
         while parents[up] >= 0 and num < length:
             up = parents[up]
             num += 1
             phrase[length - num] = best[up]
-        add_phrase(pool, tokens[up], phrase[length - num :])
-    read_text(pool, text)
+        add_phrase(pool, length, tokens[up], phrase[length - num :])
+    read_text(pool, length, text)

@@ -84,8 +84,8 @@ class SuffixStore:
 
     def _cut(self, text: np.ndarray) -> int:
         """How much of texts one after the other is to leave, for the others to be no longer than the bound."""
-        ends = np.append(0, np.flatnonzero(text == NO_SEPARATOR) + 1)
-        return ends[np.argmax(len(text) - ends - np.arange(len(ends))[::-1] <= self.max_tokens)].item()
+        text_ends = np.append(0, np.flatnonzero(text == NO_SEPARATOR) + 1)
+        return text_ends[np.argmax(len(text) - text_ends - np.arange(len(text_ends))[::-1] <= self.max_tokens)].item()
 
     def add(self, tokens: Tokens) -> None:
         """Put in a finished text, and the oldest ones out as far as needed; of a text beyond `max_tokens` the end stays.

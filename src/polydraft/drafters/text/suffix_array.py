@@ -79,13 +79,13 @@ def narrow(text, order, length, low, high, offset, token):
 def find(index, tokens, begin):
     """The interval of the string tokens[begin:]."""
     text, order, first, _, about = index
-    low, high, known = np.int64(0), about[SORTED], 0
+    low, high, num_matched = np.int64(0), about[SORTED], 0
     if len(first):
-        token, known = tokens[begin], 1
+        token, num_matched = tokens[begin], 1
         if token >= len(first) - 1:
             return low, low  # beyond the vocabulary
         low, high = first[token], first[token + 1]
-    for k in range(known, len(tokens) - begin):
+    for k in range(num_matched, len(tokens) - begin):
         if low == high:
             break
         low, high = narrow(text, order, about[LENGTH], low, high, k, np.int64(tokens[begin + k]))
@@ -119,6 +119,33 @@ def count(index, tokens):
 def matches_of(index):
     """[L, 2] intervals of the last m tokens of the growing text in row m - 1: all lengths that occurred before."""
     return index[3][: index[4][PENDING]][::-1]
+
+
+@njit(cache=True)
+def latest_places(index, n, places):
+    """Fill in where the last n tokens of the growing text went on before, the latest places first; returns how many."""
+    _, order, _, pending, about = index
+    longer, number = about[PENDING] - n, 0
+    if longer < 0:
+        return 0
+    low, high = pending[longer]
+    for i in range(longer - 1, -1, -1):
+        if number < len(places) and low <= pending[i, 0] < high:
+            places[number] = about[LENGTH] - about[PENDING] + i + n
+            number += 1
+    for i in range(low, high):
+        place, at = np.int64(order[i]) + n, number
+        if number < len(places):
+            number += 1
+        elif place > places[number - 1]:
+            at -= 1
+        else:
+            continue
+        while at > 0 and places[at - 1] < place:
+            places[at] = places[at - 1]
+            at -= 1
+        places[at] = place
+    return number
 
 
 @njit(cache=True)
@@ -190,7 +217,7 @@ def _add_children(index, low, high, offset, smoothing, least, cells, share, begi
             number, latest = _pending_in(pending, about, child, end, offset + 1)
             number += end - child
             if number == total or trust * number >= least * total:
-                if latest < 0 and end - child <= PROBES and number < total:
+                if smoothing > 0 and latest < 0 and end - child <= PROBES and number < total:
                     for i in range(child, end):
                         latest = max(latest, np.int64(order[i]))
                 at, chance = size, trust * number / total

@@ -10,14 +10,16 @@ import numpy as np
 from numba import njit
 
 from polydraft.drafters.grown_tree import add_node, is_full, plant
-from polydraft.drafters.text.lru import find
-from polydraft.drafters.text.trigram_store import ROW, bump_all
+from polydraft.drafters.text.table import ROWS, find
+from polydraft.drafters.text.trigram_store import bump_all
 from polydraft.drafters.text.trigram_table import find_row
 from polydraft.noise import uniform_at
 
 FEWEST, PER_NODE = 64, 4
 """Iterations that every budget is worth, and each node: more change tokens per step by 1.2% at most."""
 
+WORDS, WEIGHTS = ROWS + 1, ROWS + 2
+"""Of a store as the search reads it: its rows flat, as integers and as numbers."""
 TOKEN, BEFORE, PARENT, CHILD, LAST, AFTER, LEARNT, COUNT, TRIED, MET, AGE, VISITS = range(12)
 """Rows of a search's nodes, a column for each node, column 0 the root. BEFORE: the token above, the other half of the state.
 CHILD, LAST, AFTER: tried children as a list. LEARNT, COUNT: of the row of successors; COUNT is -1 where it was not looked up.
@@ -34,21 +36,29 @@ class Search(NamedTuple):
 
 
 @njit(cache=True)
+def with_flat_rows(store):
+    """A store as the search reads it."""
+    words = store[ROWS].reshape(-1)
+    return store + (words, words.view(np.float32))  # noqa: RUF005  (compiled code adds tuples)
+
+
+@njit(cache=True)
 def _row(table, store, a, b):
-    """(learnt, begin, count) of what follows a pair: cells of the store, or else of the table."""
-    at = find(store[0], (a << 32) | b)
+    """(learnt, begin, count) of what follows a pair: words of the store, or else of the table."""
+    at = find(store, (a << 32) | b)
     if at >= 0:
-        return True, at * ROW + 1, store[1][at * ROW]
+        rows = store[ROWS]
+        return True, at * rows.shape[1] + 1, np.int64(rows[at, 0])
     begin, count = find_row(table[0], table[1], a, b)
-    return False, begin, count
+    return False, 2 * begin, count
 
 
 @njit(cache=True)
 def _entry(table, store, learnt, begin, j):
     """(token, weight) of the j-th successor of a row."""
-    at = 2 * (begin + j)
+    at = begin + 2 * j
     if learnt:
-        return np.int64(store[2][at]), np.float64(store[3][at + 1])
+        return np.int64(store[WORDS][at]), np.float64(store[WEIGHTS][at + 1])
     return np.int64(table[2][at]), np.float64(table[3][at + 1])
 
 
@@ -179,11 +189,11 @@ def grow(tree, table, store, update, ends, how, key, limits):
     """
     unread, bump, cap = update
     bump_all(table, store, unread, bump, cap)
-    a, b = ends
+    (a, b), learned = ends, with_flat_rows(store)
     plant(tree, b, limits)
     if is_full(tree) or a < 0:
         return
     max_nodes, max_depth, _ = limits
     levels, iterations = min(how.levels, max_depth), min(how.iterations, max(FEWEST, PER_NODE * max_nodes))
-    nodes, begin, size = search(table, store, a, b, levels, iterations, how.factors, *key)
-    _hang(tree, table, store, nodes, begin, size, how.num_paths)
+    nodes, begin, size = search(table, learned, a, b, levels, iterations, how.factors, *key)
+    _hang(tree, table, learned, nodes, begin, size, how.num_paths)

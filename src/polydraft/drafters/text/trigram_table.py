@@ -75,10 +75,10 @@ class TrigramTable:
         triples = np.stack([tokens[:-2], tokens[1:-1], tokens[2:]])
         a, b, c = triples[:, (triples < V).all(0)]
         codes, counts = np.unique((a * V + b) * V + c, return_counts=True)
-        pairs, begins, number, sizes = np.unique(codes // V, return_index=True, return_inverse=True, return_counts=True)
+        pairs, row_begins, number, sizes = np.unique(codes // V, return_index=True, return_inverse=True, return_counts=True)
         weight = counts / np.bincount(number, counts)[number]
         order = np.lexsort((codes, -counts, number))
-        largest = order[np.arange(len(codes)) - np.repeat(begins, sizes) < top]
+        largest = order[np.arange(len(codes)) - np.repeat(row_begins, sizes) < top]
         return cls.of_rows(pairs // V, pairs % V, np.minimum(sizes, top), codes[largest] % V, weight[largest])
 
     @classmethod
