@@ -1,6 +1,6 @@
 """What compiled heads have in common: passes over trees, CHUNK rows at a time, and laws over a draft vocabulary.
 
-A kind of head is a tuple of arrays with `work`, `memory` and `sizes`, for which there is an overload of `run_rows`; it is named in `HEADS`.
+A kind of head is a tuple of arrays with `work`, `memory` and `sizes`; `HEADS` has the compiled function that runs its rows.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,19 @@ from polydraft.models.slots import TREE_ROOM
 
 __all__ = ["HEADS", "CompiledHead", "compiled", "head_pass", "run_rows"]
 
-HEADS: set[type] = set()
+HEADS: dict[type, Any] = {}
+"""Arrays of a kind -> its `run_rows`."""
 
 
 def run_rows(model, rows, logits, done) -> int:
     """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now."""
     raise NotImplementedError
+
+
+@overload(run_rows)
+def _(model, rows, logits, done):
+    run = HEADS.get(model.instance_class)
+    return run and (lambda model, rows, logits, done: run(model, rows, logits, done))
 
 
 @njit(cache=True, nogil=True)
@@ -40,16 +47,8 @@ def head_pass(model, slots, tokens, parents, begins, ends, wanted, logits):
                 done = run_rows(model, rows, logits, done)
                 rows = np.int64(0)
             if n == 0 or parents[b, n] >= 0:
-                describe(
-                    work.rows[rows],
-                    work.seen_columns[rows],
-                    tokens[b, n],
-                    slots[b],
-                    lengths[slots[b]],
-                    parents[b],
-                    n,
-                    n >= wanted[b],
-                )
+                row, seen, slot = work.rows[rows], work.seen_columns[rows], slots[b]
+                describe(row, seen, tokens[b, n], slot, lengths[slot], parents[b], n, n >= wanted[b])
                 rows += 1
     if rows > 0:
         run_rows(model, rows, logits, done)

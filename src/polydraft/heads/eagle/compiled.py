@@ -19,26 +19,16 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from numba import njit
-from numba.extending import overload
 from torch import Tensor
 
 from polydraft.core import TokenTree
 from polydraft.heads.checkpoint import embeddings
-from polydraft.heads.compiled import HEADS, CompiledHead, run_rows
+from polydraft.heads.compiled import HEADS, CompiledHead
 from polydraft.heads.eagle.network import EagleCheckpoint
 from polydraft.models.checkpoint import head_width, rotary
 from polydraft.models.compiled.cache import SlotMemory, move_columns, new_memory, token_bytes, whole
 from polydraft.models.compiled.kernels import add, copy_row, rms_norm, swiglu
-from polydraft.models.compiled.layers import (
-    CHUNK,
-    Sizes,
-    Workspace,
-    attend,
-    cut_runs,
-    multiply_shared,
-    place_heads,
-    workspace,
-)
+from polydraft.models.compiled.layers import CHUNK, Sizes, Workspace, attend, cut_runs, multiply_shared, place_heads, workspace
 from polydraft.models.compiled.products import FORMATS, Packed, output_row, packed
 from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.models.slots import TREE_ROOM
@@ -123,19 +113,8 @@ def _run(model, rows, logits, done):
     nothing = np.empty(0, np.float32)
     for t in range(rows):
         row = work.rows[t]
-        place_heads(
-            work.qkv[t],
-            nothing,
-            nothing,
-            nothing,
-            sizes,
-            weights.cos[row.position],
-            weights.sin[row.position],
-            memory,
-            zero,
-            row.slot,
-            row.column,
-        )
+        cos, sin = weights.cos[row.position], weights.sin[row.position]
+        place_heads(work.qkv[t], nothing, nothing, nothing, sizes, cos, sin, memory, zero, row.slot, row.column)
     runs = cut_runs(work.rows, rows, work.runs)
     for run in range(runs):
         for g in range(sizes.groups):
@@ -159,14 +138,7 @@ def _run(model, rows, logits, done):
     return done + num_logits
 
 
-@overload(run_rows)
-def _(model, rows, logits, done):
-    if model.instance_class is EagleArrays:
-        return lambda model, rows, logits, done: _run(model, rows, logits, done)
-    return None
-
-
-HEADS.add(EagleArrays)
+HEADS[EagleArrays] = _run
 
 
 class CompiledEagle(CompiledHead):
@@ -223,18 +195,10 @@ class CompiledEagle(CompiledHead):
         )
         F = matrices["fc"].shape[1] if len(matrices["fc"]) else h
         self.weight_bytes = sum(matrix.nbytes for matrix in packed_matrices.values())
-        self.arrays = EagleArrays(
-            weights,
-            sizes,
-            memory,
-            workspace(weights, sizes, columns, target.num_threads, max(F, 2 * h)),
-            aligned(slots, TREE_ROOM, F),
-            np.zeros(slots, np.int64),
-            aligned(slots, TREE_ROOM, h),
-            aligned(CHUNK, F),
-            aligned(CHUNK, 2 * h),
-            head.norm_before_residual,
-        )
+        work = workspace(weights, sizes, columns, target.num_threads, max(F, 2 * h))
+        target_rooms = aligned(slots, TREE_ROOM, F), np.zeros(slots, np.int64)
+        rooms = aligned(slots, TREE_ROOM, h), aligned(CHUNK, F), aligned(CHUNK, 2 * h)
+        self.arrays = EagleArrays(weights, sizes, memory, work, *target_rooms, *rooms, head.norm_before_residual)
         self._left: dict[int, Float[Tensor, "T F"]] = {}
 
     def give(self, slot: int, states: Float[Tensor, "T F"]) -> None:

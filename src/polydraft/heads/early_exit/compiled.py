@@ -14,22 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numba import njit
-from numba.extending import overload
 
-from polydraft.heads.compiled import HEADS, CompiledHead, compiled, run_rows
+from polydraft.heads.compiled import HEADS, CompiledHead, compiled
 from polydraft.heads.early_exit.network import ExitCheckpoint
 from polydraft.heads.network import TargetSlots
 from polydraft.models.compiled.cache import SlotMemory
 from polydraft.models.compiled.kernels import add, copy_row, rms_norm, swiglu
-from polydraft.models.compiled.layers import (
-    CHUNK,
-    ModelArrays,
-    Sizes,
-    Workspace,
-    cut_runs,
-    multiply_shared,
-    run_layer,
-)
+from polydraft.models.compiled.layers import CHUNK, ModelArrays, Sizes, Workspace, cut_runs, multiply_shared, run_layer
 from polydraft.models.compiled.products import FORMATS, Packed, output_row, packed
 from polydraft.models.compiled.rounding import rounded_bytes
 from polydraft.models.compiled.vectors import aligned
@@ -85,14 +76,7 @@ def _run(model, rows, logits, done):
     return done + num_logits
 
 
-@overload(run_rows)
-def _(model, rows, logits, done):
-    if model.instance_class is ExitArrays:
-        return lambda model, rows, logits, done: _run(model, rows, logits, done)
-    return None
-
-
-HEADS.add(ExitArrays)
+HEADS[ExitArrays] = _run
 
 
 class CompiledExit(TargetSlots, CompiledHead):
@@ -126,20 +110,9 @@ class CompiledExit(TargetSlots, CompiledHead):
 
         gate_up, down = matrix("gate_proj", "up_proj"), matrix("down_proj")
         self.weight_bytes = sum(x.nbytes for x in (gate_up, down, head) if x is not weights.head)
-        self.arrays = ExitArrays(
-            target.arrays,
-            exit_.layers[0],
-            Sizes(0, 0, 0, inner, head.outputs, np.float32(epsilon)),
-            target.arrays.memory,
-            target.arrays.work,
-            mlp_norm,
-            gate_up,
-            down,
-            norm,
-            head,
-            aligned(CHUNK, h),
-            aligned(CHUNK, gate_up.outputs),
-            aligned(CHUNK, inner),
-            aligned(CHUNK, down.outputs),
-            aligned(CHUNK, rounded_bytes(max(h, inner)), dtype=np.uint8),
-        )
+        sizes = Sizes(0, 0, 0, inner, head.outputs, np.float32(epsilon))
+        shared = sizes, target.arrays.memory, target.arrays.work
+        rooms = (aligned(CHUNK, width) for width in (h, gate_up.outputs, inner, down.outputs))
+        rounded = aligned(CHUNK, rounded_bytes(max(h, inner)), dtype=np.uint8)
+        matrices = mlp_norm, gate_up, down, norm, head
+        self.arrays = ExitArrays(target.arrays, exit_.layers[0], *shared, *matrices, *rooms, rounded)

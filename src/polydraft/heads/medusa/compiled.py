@@ -90,13 +90,8 @@ class CompiledMedusa(DepthLaws):
         rows = packed([matrix[: len(self.draft_ids)] for matrix in heads], kind)
         self.weight_bytes = blocks.nbytes + rows.nbytes
         self.weights = MedusaWeights(blocks, bias.reshape(K, L, h), rows)
-        self.work = MedusaWork(
-            aligned(CHUNK, h),
-            aligned(CHUNK, h),
-            aligned(CHUNK, blocks.outputs),
-            aligned(CHUNK, rounded_bytes(h), dtype=np.uint8),
-            aligned(CHUNK, outputs),
-        )
+        x, rows_in, update, logits = (aligned(CHUNK, width) for width in (h, h, blocks.outputs, outputs))
+        self.work = MedusaWork(x, rows_in, update, aligned(CHUNK, rounded_bytes(h), dtype=np.uint8), logits)
 
     def know(self, slots: Sequence[int], states: Float[Tensor, "B h"]) -> None:
         """What the heads say of these states."""

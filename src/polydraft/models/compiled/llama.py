@@ -110,14 +110,8 @@ class CompiledLlama(CompiledProposals):
         packed_model = packed_weights(source, columns, quantization, integers=activations != "float32")
         weights, self.weight_format, self.quantization_error, self.rounded_again = packed_model
         self.activations = "int8" if any(w.rounding == BYTES for w in (weights.qkv, weights.down, weights.head)) else "float32"
-        sizes = Sizes(
-            config.num_attention_heads,
-            groups,
-            width,
-            config.intermediate_size,
-            weights.head.outputs,
-            np.float32(config.rms_norm_eps),
-        )
+        inner, epsilon = config.intermediate_size, np.float32(config.rms_norm_eps)
+        sizes = Sizes(config.num_attention_heads, groups, width, inner, weights.head.outputs, epsilon)
         self.weight_bytes = sum(x.nbytes for x in (weights.head, weights.qkv, weights.out, weights.gate_up, weights.down))
         threads = default_threads(self.weight_bytes) if threads is None else threads
         self.arrays = model_arrays(weights, sizes, memory, workspace(weights, sizes, columns, threads))
@@ -241,22 +235,9 @@ class CompiledLlama(CompiledProposals):
             state_index = state_index.copy()
             state_index[list(layers)] = range(len(layers))
         hidden = np.empty((len(layers), B * (N - since + extra.shape[2]), len(self.arrays.weights.norm)), np.float32)
-        first_nodes, end_nodes = np.array([since] * B), np.array([N] * B)
+        nodes = tokens, parents, np.full(B, since), np.full(B, N)
         with self.pool:
-            compiled_pass(
-                self.arrays,
-                np.array(slots),
-                tokens,
-                parents,
-                first_nodes,
-                end_nodes,
-                logits_from,
-                logits,
-                hidden,
-                state_index,
-                extra,
-                mask,
-            )
+            compiled_pass(self.arrays, np.array(slots), *nodes, logits_from, logits, hidden, state_index, extra, mask)
         self.passes += 1
         return hidden
 
@@ -295,13 +276,7 @@ class CompiledLlama(CompiledProposals):
         return rows
 
     def score(
-        self,
-        slots: Sequence[int],
-        tree: TokenTree,
-        *,
-        hidden: Sequence[int] = (),
-        aux: AuxRows | None = None,
-        since: int = 0,
+        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None, since: int = 0
     ) -> Scores:
         """One pass over the nodes `since` .. N-1; see `core.Target.score`.
 
@@ -355,14 +330,10 @@ class CompiledLlama(CompiledProposals):
         self.scored(slots, N)
         self.appended(list(pieces), counts)
         num_tree_rows = B + int((parents[:B, 1:] >= 0).sum())
-        tree_states = {
-            layer: torch.from_numpy(_place(x[:num_tree_rows], parents[:B, :N], True, 0))
-            for layer, x in zip(hidden, states, strict=True)
-        }
-        piece_states = {
-            layer: torch.from_numpy(_place(x[num_tree_rows:], parents[B:, : max(counts)], True, 0))
-            for layer, x in zip(hidden, states, strict=True)
-        }
+        tree_states, piece_states = dict[int, Tensor](), dict[int, Tensor]()
+        for layer, x in zip(hidden, states, strict=True):
+            tree_states[layer] = torch.from_numpy(_place(x[:num_tree_rows], parents[:B, :N], True, 0))
+            piece_states[layer] = torch.from_numpy(_place(x[num_tree_rows:], parents[B:, : max(counts)], True, 0))
         roots = TokenTree.roots(torch.tensor([ids[-1] for ids in pieces.values()]))
         logits = torch.from_numpy(_place(buffer, parents[:B, :N], True, 0)[..., : self.vocab_size])
         return Scores(tree, logits, tree_states), Scores(roots, torch.empty(len(counts), 1, 0), piece_states)

@@ -212,11 +212,8 @@ def _propose(model, vocab, outputs, requests, pending, places, laws, bias, sibli
         draft_pass(model, slots, fed, above, first_nodes, node_ends, first_logits, logits)
         r, passes = 0, passes + 1
         for b in range(B):
-            root, depth, parents = (
-                requests[b].num_pending - 1,
-                (places.starts[b, d + 1], places.starts[b, d + 2], d),
-                places.parents[b],
-            )
+            root, parents = requests[b].num_pending - 1, places.parents[b]
+            depth = places.starts[b, d + 1], places.starts[b, d + 2], d
             for node in range(places.starts[b, d], places.inner[b, d]):
                 if trees.first[b, node] == node and trees.goes_on[b, node]:
                     _add_row(trees, b, node, logits[r], outputs, slots[b], laws[b], bias[b], compact)
@@ -295,19 +292,10 @@ class CompiledProposals(SlotModel):
             places, stops = with_leaves(places), ()
             raw = np.empty((*places.parents.shape, self.arrays.sizes.outputs), _f32)
         requests, token_ids = self._asked(DRAW, slots, list(zip(*keys, strict=True)), pending, drafting, places.parents.shape[1])
+        laws, ends = laws_asked(params, self.vocab_size, self.draft_ids), stops_asked(tuple(stops), len(slots))
+        model = self.arrays, self.vocab_size, self.output_tokens or OutputTokens.of(self.draft_ids)
         with self.pool:
-            *nodes, probs, last, passes = _propose(
-                self.arrays,
-                self.vocab_size,
-                self.output_tokens or OutputTokens.of(self.draft_ids),
-                requests,
-                token_ids,
-                places,
-                *laws_asked(params, self.vocab_size, self.draft_ids),
-                draft_sampling.value,
-                raw,
-                stops_asked(tuple(stops), len(slots)),
-            )
+            *nodes, probs, last, passes = _propose(*model, requests, token_ids, places, *laws, draft_sampling.value, raw, ends)
         tokens, parents, rows, confidence = (np.ascontiguousarray(x[:, :last]) for x in nodes)
         self._committed(requests, drafting, places.parents.shape[1], passes)
         if len(slots) == 1:  # without the rows that no pass has filled
@@ -318,11 +306,7 @@ class CompiledProposals(SlotModel):
         return Proposal(TokenTree.of(tokens, parents), *map(torch.from_numpy, (rows, probs, confidence)), logits)
 
     def propose_tree(
-        self,
-        slots: Sequence[int],
-        pending: Sequence[Sequence[int]],
-        budgets: Sequence[Budget],
-        params: Sequence[SamplingParams],
+        self, slots: Sequence[int], pending: Sequence[Sequence[int]], budgets: Sequence[Budget], params: Sequence[SamplingParams]
     ) -> tuple[TokenTree, np.ndarray, list[tuple[list[int], list[int]]]]:
         """The most probable trees: the draft, its nodes' confidences [B, N], and tokens and parents of each row's scored nodes.
 
@@ -338,17 +322,10 @@ class CompiledProposals(SlotModel):
         requests, token_ids = self._asked(GROW, slots, sizes, pending, [depth > 0 for depth in depths], most)
         laws, bias = laws_asked(params, self.vocab_size, self.draft_ids)
         laws["least"] = [g.least for g in budgets]
+        stops = stops_asked(tuple(g.stop for g in budgets), len(budgets))
+        model = self.arrays, self.output_tokens or OutputTokens.of(self.draft_ids), self.vocab_size
         with self.pool:
-            tokens, parents, confidences, scored, below, rows, passes = grow(
-                self.arrays,
-                self.output_tokens or OutputTokens.of(self.draft_ids),
-                self.vocab_size,
-                requests,
-                token_ids,
-                laws,
-                bias,
-                *stops_asked(tuple(g.stop for g in budgets), len(budgets)),
-            )
+            tokens, parents, confidences, scored, below, rows, passes = grow(*model, requests, token_ids, laws, bias, *stops)
         self._committed(requests, [depth > 0 for depth in depths], scored.shape[1], passes)
         cached = [(scored[b, :n].tolist(), below[b, :n].tolist()) for b, n in enumerate(rows.tolist())]
         return TokenTree.of(tokens, parents), confidences, cached
