@@ -70,15 +70,13 @@ class Asynchronous(Protocol):
     lead_cap: int
 
 
-@runtime_checkable
-class Crediting(Protocol):
+class Crediting:
     """A drafter's state that knows more than the drafter's name: the sources of the tokens that were accepted in the last round."""
 
     credit: list[str]
 
 
-@runtime_checkable
-class Attributing(Protocol):
+class Attributing:
     """A drafter's state that knows where each token that the last round emitted stands."""
 
     attribution: Sequence[Any]

@@ -25,7 +25,7 @@ from numba import njit
 
 from polydraft import registry
 from polydraft.core import AuxRows, Budget, Draft, Drafter, DraftSampling, Outcome, Request, Scores, TreeShape
-from polydraft.drafters.base import Auxiliary, Parts, Reading, release_each, start_each, teach_each
+from polydraft.drafters.base import Auxiliary, Crediting, Parts, Reading, release_each, start_each, teach_each
 from polydraft.drafters.credit import Credit
 from polydraft.drafters.grown_tree import PARENT, SCORE, TOKEN, GrownTree, end_ids, point_mass
 from polydraft.drafters.text.base import TextDrafter
@@ -37,7 +37,7 @@ MOST_SOURCES = 8
 
 
 @dataclass
-class MixtureState:
+class MixtureState(Crediting):
     """One request: the sources' states, what it has learnt, and what was proposed last.
 
     proposed: (nodes of all sources as `Credit.choose` takes them, the tree of those taken, the source of each of its nodes).

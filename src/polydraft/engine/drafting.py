@@ -343,8 +343,18 @@ def aux(drafter: Drafter | None, sequences: Seq[Sequence], room: int) -> AuxRows
     return AuxRows(*(x.index_copy(0, index, y) for x, y in zip(idle, fields, strict=True)))
 
 
-def observe(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
-    """Tell the drafter what the round kept, unless the pass carried nothing of its own. The target's caches hold it already."""
+def observe(
+    target: Target,
+    drafter: Drafter,
+    sequences: Seq[Sequence],
+    outcome: Outcome,
+    scores: Scores,
+    reporting: Reporting | None = None,
+) -> None:
+    """Tell the drafter what the round kept, unless the pass carried nothing of its own. The target's caches hold it already.
+
+    reporting: the drafter, where it says what became of its work.
+    """
     bare = scores.tree.num_nodes == 1 and scores.aux_logits is None and not drafter.needs.every_round
     untold = [b for b, s in enumerate(sequences) if s.drafting and (bare or s.copying)]
     for b in untold if drafter.needs.hidden else ():
@@ -360,8 +370,8 @@ def observe(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome:
     _tell(target, drafter, observers, live_outcome, live_scores)
     for s, accepted in zip(observers, live_outcome.num_accepted.tolist(), strict=True):
         s.num_read = len(s.token_ids) + accepted + 1
-        if isinstance(drafter, Reporting) and s.drafting:
-            s.sample.stats.drafter_counts = drafter.report(s.state) or None
+        if reporting is not None and s.drafting:
+            s.sample.stats.drafter_counts = reporting.report(s.state) or None
 
 
 def _tell(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:

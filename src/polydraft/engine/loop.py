@@ -21,6 +21,7 @@ from collections.abc import Sequence as Seq
 from contextlib import ExitStack
 from time import perf_counter
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from polydraft.clock import clock as pricing_clock
 from polydraft.compile_time import working
@@ -40,7 +41,7 @@ from polydraft.errors import BusyError, GrammarError, IncompatibleError, Polydra
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.slots import Slots
 from polydraft.params import ConstraintSource, SamplingParams, StructuredOutputs
-from polydraft.policy.fixed import Opening, Policy, Timed
+from polydraft.policy.fixed import Opening, Policy
 
 MOST_WAITING = 65_536
 """Samples that may wait for a slot; `add_request` refuses more."""
@@ -104,6 +105,7 @@ class Loop:
         """Sequences to add and ids of requests to abort, in the order of the calls."""
         self._waiting: OrderedDict[Sequence, None] = OrderedDict()
         self._running: list[Sequence] = []
+        self._steppers: WeakKeyDictionary[Speculation, Stepper] = WeakKeyDictionary()
         self._unfinished: dict[str, dict[Sequence, None]] = {}
         self._outputs: list[StepOutput] = []
         """Those that no call of `step` has returned yet."""
@@ -377,13 +379,16 @@ class Loop:
             outputs, self._outputs = self._outputs, []
             return outputs
 
+    def _stepper(self, chosen: Speculation) -> Stepper:
+        if chosen not in self._steppers:
+            parts = self.target, chosen.drafter, chosen.verifier, chosen.policy, frozenset(self.eos_token_ids), self.tie_margin
+            self._steppers[chosen] = Stepper(*parts, self.decoding, self._second, clock=self._clock)
+        return self._steppers[chosen]
+
     def _round(self, chosen: Speculation, sequences: list[Sequence], riding: Mapping[Sequence, int]) -> RoundTime:
         """One round of sequences that are drafted for alike, with pieces of new ones in its pass."""
-        stop_ids = frozenset(self.eos_token_ids)
-        parts = self.target, chosen.drafter, chosen.verifier, chosen.policy, stop_ids, self.tie_margin
-        timed = chosen.policy if isinstance(chosen.policy, Timed) else None
-        began = self._pricing() if timed else 0.0
-        done = Stepper(*parts, self.decoding, self._second, clock=self._clock)(sequences, riding)
+        timed, began = chosen.timed, self._pricing() if chosen.timed else 0.0
+        done = self._stepper(chosen)(sequences, riding)
         start = self._clock()
         failed = list(done.failed)
         for b, s in enumerate(done.sequences):

@@ -6,6 +6,7 @@ Drafters are built by `drafters.by_name`; verifier and policy here, from the sam
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from polydraft import registry, tree
 from polydraft.budget import Budget
@@ -16,7 +17,7 @@ from polydraft.drafters.base import Asynchronous, Parts
 from polydraft.engine.parts import check_drafter
 from polydraft.errors import InvalidInputError, unknown_name
 from polydraft.policy.adaptive import AdaptivePolicy
-from polydraft.policy.fixed import FixedPolicy, Policy, Preparing, check_room
+from polydraft.policy.fixed import FixedPolicy, Policy, Preparing, Timed, check_room
 from polydraft.policy.profile import Profile
 from polydraft.verifiers import pairing
 from polydraft.verifiers.match import match
@@ -31,6 +32,11 @@ class Speculation:
     drafter: Drafter | None
     verifier: Verifier
     policy: Policy
+
+    @cached_property
+    def timed(self) -> Timed | None:
+        """The policy, where it is told what steps take."""
+        return self.policy if isinstance(self.policy, Timed) else None
 
     @property
     def source(self) -> str:

@@ -28,6 +28,7 @@ from polydraft.core.methods import Drafter, Verifier, Walking
 from polydraft.core.outcomes import Outcome
 from polydraft.core.targets import AuxRows, Mixing, Scores, Target
 from polydraft.core.trees import NoiseKey, TokenTree
+from polydraft.drafters.base import Reporting
 from polydraft.engine import drafting
 from polydraft.engine.batch import joined, some
 from polydraft.engine.second import Second
@@ -132,10 +133,18 @@ class Stepper:
                     self.second.commit(done.sequences, done.draft, unique, done.outcome)
             with watch.phase("drafting"):
                 if self.drafter is not None and (budgets or self.drafter.needs.each_round):
-                    drafting.observe(self.target, self.drafter, done.sequences, done.outcome, done.scores)
+                    drafting.observe(self.target, self.drafter, done.sequences, done.outcome, done.scores, self._reporting)
             self.policy.learn(done.sequences, done.draft, done.processed, done.outcome)
             self._record(done)
         return replace(done, num_scored=num_scored, seconds=watch.stop())
+
+    @cached_property
+    def _walk(self) -> Callable[[Draft, Tensor, NoiseKey], Outcome | None] | None:
+        return self.verifier.walk if isinstance(self.verifier, Walking) else None
+
+    @cached_property
+    def _reporting(self) -> Reporting | None:
+        return self.drafter if isinstance(self.drafter, Reporting) else None
 
     @property
     def _softened(self) -> bool:
@@ -270,7 +279,7 @@ class Stepper:
         lossless, num_greedy = verifier.info.lossless, sum(row.greedy for row in params)
         follows_largest = lossless and num_greedy == len(params)
         if processed.dtype == torch.float32:
-            walk = verifier.walk if isinstance(verifier, Walking) else None
+            walk = match.walk if verifier is match else self._walk
             if follows_largest:
                 walk = greedy_verifier.walk
             elif draft.tree.num_nodes == 1 and lossless and not verifier.info.shared_noise:

@@ -281,7 +281,8 @@ def _written(wanted: StructuredOutputs) -> str:
 
 def pruned(draft: Draft, contexts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> Draft:
     """A draft from text without the nodes that constraints do not allow, and what hangs on them; any other as it is."""
-    bound = [(b, p.structured_outputs) for b, p in enumerate(params) if isinstance(p.structured_outputs, Constraint)]
+    forms = [(b, p.structured_outputs) for b, p in enumerate(params) if p.structured_outputs is not None]
+    bound = [(b, form) for b, form in forms if isinstance(form, Constraint)]
     if draft.sampling is not DraftSampling.POINT_MASS or not bound or draft.tree.num_nodes == 1:
         return draft
     tokens, parents = (x.copy() for x in draft.tree.host)

@@ -16,7 +16,7 @@ import torch
 
 from polydraft import tree
 from polydraft.core import Budget, Draft, DraftSampling, Needs, Outcome, Request, Scores, TreeShape
-from polydraft.drafters.base import Parts
+from polydraft.drafters.base import Attributing, Crediting, Parts
 from polydraft.errors import InvalidInputError
 from polydraft.papers import method
 
@@ -33,7 +33,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class SpanState:
+class SpanState(Crediting, Attributing):
     """at: where the last token stands.  drafted: tokens of the last draft.  used: where spans were begun.  credit: see `core.Drafter`."""
 
     tokens: tuple[int, ...]
