@@ -72,14 +72,14 @@ def first_place(x, value):
 @njit(cache=True)
 def keep_top(x, count, nothing):
     """x = nothing below its count-th largest; equals stay. `np.partition` finds it, too, and takes some three seconds to compile."""
-    heap = np.arange(count)  # the least on top
+    heap, first = np.arange(count), np.int64(0)  # the least on top; a literal 0 would compile `sift` twice
     for j in range(count // 2 - 1, -1, -1):
         sift(heap, x, j, count)
     least = x[heap[0]]
     for i in range(count, x.size):
         if x[i] > least:
             heap[0] = i
-            sift(heap, x, 0, count)
+            sift(heap, x, first, count)
             least = x[heap[0]]
     for i in range(x.size):
         x[i] = nothing if x[i] < least else x[i]
@@ -135,7 +135,7 @@ def drop_tail(masses, share, ids):
         elif k == border:
             ids[size] = token
             size += 1
-    heap = ids[:size]
+    heap, first = ids[:size], np.int64(0)
     for j in range(size // 2 - 1, -1, -1):
         sift(heap, masses, j, size)
     while size > (border == top):  # the largest token always stays
@@ -145,7 +145,7 @@ def drop_tail(masses, share, ids):
             break
         size -= 1
         heap[0] = heap[size]
-        sift(heap, masses, 0, size)
+        sift(heap, masses, first, size)
         masses[token] = 0
 
 

@@ -24,7 +24,7 @@ from polydraft.models.compiled.kernels import copy_row
 from polydraft.models.compiled.trees import draft_law, grow
 from polydraft.models.layout import layouts, with_leaves
 from polydraft.models.slots import TREE_ROOM, SlotModel
-from polydraft.noise import choose_row, choose_systematic, first_arrivals, uniform_at
+from polydraft.noise import Stream, choose_row, choose_systematic, first_arrivals, uniform_at
 
 __all__ = ["CompiledProposals", "Proposal", "laws_asked", "stops_asked"]
 
@@ -36,6 +36,7 @@ GROW = np.dtype([(name, np.int64) for name in ("slot", "depth", "width", "max_no
 LAW = np.dtype([("temperature", float), ("top_k", np.int64), ("top_p", float), ("min_p", float), ("least", float)])
 """Sampling parameters of a request. least: path probability of the nodes of a grown tree."""
 IID, COUPLED = DraftSampling.IID.value, DraftSampling.COUPLED.value
+_DRAFT = np.int64(Stream.DRAFT)
 _MISSING = -2
 """Token of a node that its row has too few tokens for; of one that is not drawn it is -1."""
 LONGEST_PENDING = 32
@@ -129,7 +130,7 @@ def _draw(trees, b, above, depth, n, siblings, key, drawn):
     context = trees.first[b, above[n]]
     probs = trees.probs[b, trees.row[b, context]]
     if siblings == IID:
-        trees.tokens[b, n] = choose_row(probs, uniform_at(key.seed, key.sample, key.position, 0, n))
+        trees.tokens[b, n] = choose_row(probs, uniform_at(key.seed, key.sample, key.position, _DRAFT, n))
         return
     if _in_context(trees, b, above, begin, n, context):
         return  # drawn with the first of them
@@ -137,7 +138,7 @@ def _draw(trees, b, above, depth, n, siblings, key, drawn):
     if siblings == COUPLED:
         first_arrivals(probs, key.seed, key.sample, key.position + d, drawn[:many])
     else:
-        choose_systematic(probs, uniform_at(key.seed, key.sample, key.position, 0, context), drawn[:many])
+        choose_systematic(probs, uniform_at(key.seed, key.sample, key.position, _DRAFT, context), drawn[:many])
     for m in range(n, end):
         if trees.first[b, above[m]] == context:
             again = siblings == COUPLED and turn > 0 and drawn[turn] == drawn[turn - 1]
@@ -191,7 +192,8 @@ def _propose(model, vocab, outputs, requests, pending, places, laws, bias, sibli
     (B, N), P, passes = places.parents.shape, pending.shape[1], 0
     trees, drawn, compact = _planted(vocab, places), np.empty(N, np.int64), np.empty(outputs.ids.size, _f32)
     fed, above = np.zeros((B, P + N), np.int64), np.full((B, P + N), -1, np.int64)  # the tree that the model sees
-    slots, first_nodes, node_ends, first_logits = np.empty((4, B), np.int64)
+    slots, first_nodes = np.empty(B, np.int64), np.empty(B, np.int64)  # rows of one array would compile the pass twice
+    node_ends, first_logits = np.empty(B, np.int64), np.empty(B, np.int64)
     for b in range(B):
         slots[b] = requests[b].slot
         trees.tokens[b, 0] = pending[b, requests[b].num_pending - 1]

@@ -124,7 +124,8 @@ def grow(model, outputs, vocab, requests, pending, laws, bias, least, acceptance
     Returns tokens, parents and confidences of the drafts, tokens and parents of what was scored, the root first, how many rows that is, and the passes.
     """
     ids, (B, P), M, R, deepest = outputs.ids, pending.shape, 0, 1, 0
-    slots, first_nodes, node_ends, first_logits = np.empty((4, B), np.int64)
+    slots, first_nodes = np.empty(B, np.int64), np.empty(B, np.int64)  # rows of one array would compile the pass twice
+    node_ends, first_logits = np.empty(B, np.int64), np.empty(B, np.int64)
     for b in range(B):
         g = requests[b]
         slots[b], deepest = g.slot, max(deepest, g.depth)

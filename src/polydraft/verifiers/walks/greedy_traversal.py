@@ -134,18 +134,18 @@ def _settle(u, draw, at):
             status[j] = _DONE
         left_inside = left_inside or status[j] == _INSIDE
     at.untried[d, x] = 0.0
-    bucket = at.buckets[d, x]
+    bucket, lowest = np.int64(at.buckets[d, x]), np.int64(0)  # of one type: else `_restrict` would be compiled twice
     if left_inside:
         _restrict(at.untried[d], at.buckets[d], bucket, bucket + 1, at.tried[d])
     elif (status[:n] == _UNTRIED).any():
-        _restrict(at.untried[d], at.buckets[d], 0, bucket, at.untried[d])
+        _restrict(at.untried[d], at.buckets[d], lowest, bucket, at.untried[d])
 
 
 @njit(cache=True, error_model="numpy")
 def _open_bucket(u, begin, end, at):
     """The draws of a group that lie in the highest bucket, and the distribution of the first of them."""
     d, status, tokens = at.depth[u], at.status[u], at.tokens[at.kids[u]]
-    untried, order, count, highest = at.untried[d], at.buckets[d], 0, -1
+    untried, order, count, highest = at.untried[d], at.buckets[d], np.int64(0), -1
     for j in range(begin, end):
         count += status[j] == _UNTRIED
     if count == end - begin and begin > 0:  # a new group

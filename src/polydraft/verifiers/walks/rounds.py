@@ -18,7 +18,7 @@ from polydraft.noise import Stream, choose_row, uniform_at
 from polydraft.threads import sync
 from polydraft.verifiers.walks.rows import compiled
 
-STOP, EXTRA = int(Stream.STOP), int(Stream.EXTRA)
+STOP, EXTRA = np.int64(Stream.STOP), np.int64(Stream.EXTRA)  # literals would compile what draws twice
 
 
 @compiled

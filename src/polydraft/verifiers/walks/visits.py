@@ -48,7 +48,7 @@ def _try_single(u, at):
 @njit(error_model="numpy", inline="always")
 def _visit(try_next, logits, at, until):
     """The context where the accepted probability rises above `until`; FAULTY where what was looked at is."""
-    u, alive, enters = 0, 1.0, True
+    u, alive, enters = np.int64(0), 1.0, True  # a literal 0 would compile the tries twice
     at.weight[0] = 1.0
     while True:
         if enters and not _open(logits, u, at):
