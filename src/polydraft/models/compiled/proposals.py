@@ -36,7 +36,7 @@ GROW = np.dtype([(name, np.int64) for name in ("slot", "depth", "width", "max_no
 LAW = np.dtype([("temperature", float), ("top_k", np.int64), ("top_p", float), ("min_p", float), ("least", float)])
 """Sampling parameters of a request. least: path probability of the nodes of a grown tree."""
 IID, COUPLED = DraftSampling.IID.value, DraftSampling.COUPLED.value
-_DRAFT = np.int64(Stream.DRAFT)
+_DRAFT: Any = np.int64(Stream.DRAFT)
 _MISSING = -2
 """Token of a node that its row has too few tokens for; of one that is not drawn it is -1."""
 LONGEST_PENDING = 32

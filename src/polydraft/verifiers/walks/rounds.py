@@ -5,7 +5,7 @@ without making the distributions: every row is read once for its normaliser, dra
 the walk stopped. Equal to the verdict up to rounding.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -18,7 +18,8 @@ from polydraft.noise import Stream, choose_row, uniform_at
 from polydraft.threads import sync
 from polydraft.verifiers.walks.rows import compiled
 
-STOP, EXTRA = np.int64(Stream.STOP), np.int64(Stream.EXTRA)  # literals would compile what draws twice
+STOP: Any = np.int64(Stream.STOP)  # a literal would compile what draws twice
+EXTRA: Any = np.int64(Stream.EXTRA)
 
 
 @compiled
