@@ -1,4 +1,4 @@
-"""Only the rule: two drafted paths go in, a verdict comes out, and enumeration shows that the law is kept."""
+"""Only the rule: two drafted paths go in, a verdict comes out, and enumeration shows that the distribution is kept."""
 
 from itertools import product
 
@@ -11,16 +11,16 @@ CONTEXTS = [path for depth in range(L + 2) for path in product(range(V), repeat=
 noise = torch.Generator().manual_seed(0)
 
 
-def law() -> torch.Tensor:
+def distribution() -> torch.Tensor:
     return torch.softmax(torch.randn(V, generator=noise, dtype=torch.float64), 0)
 
 
-p = {context: law() for context in CONTEXTS}  # a toy target: one random law for every context
-q = {context: (p[context] + law()) / 2 for context in CONTEXTS}  # and a draft that is half right
+p = {context: distribution() for context in CONTEXTS}  # a toy target: one random distribution for every context
+q = {context: (p[context] + distribution()) / 2 for context in CONTEXTS}  # and a draft that is half right
 
 
 def draft(paths: tuple[tuple[int, ...], ...]) -> tuple[Draft, torch.Tensor, list[tuple[int, ...]]]:
-    """K sampled paths as a draft, with the target's law at every node."""
+    """K sampled paths as a draft, with the target's distribution at every node."""
     nodes: list[tuple[int, ...]] = [(), *(path[: d + 1] for path in paths for d in range(L))]
     parents = [-1] + [0 if d == 0 else 1 + k * L + d - 1 for k in range(K) for d in range(L)]
     tokens = torch.tensor([[0] + [node[-1] for node in nodes[1:]]])
@@ -31,8 +31,8 @@ def draft(paths: tuple[tuple[int, ...], ...]) -> tuple[Draft, torch.Tensor, list
     return Draft(tree, DraftSampling.IID, TreeShape.PATHS, drawn_from, rows), torch.stack([p[c] for c in nodes])[None], nodes
 
 
-def prob(law: dict[tuple[int, ...], torch.Tensor], path: tuple[int, ...]) -> float:
-    return float(torch.stack([law[path[:d]][x] for d, x in enumerate(path)]).prod()) if path else 1.0
+def prob(distribution: dict[tuple[int, ...], torch.Tensor], path: tuple[int, ...]) -> float:
+    return float(torch.stack([distribution[path[:d]][x] for d, x in enumerate(path)]).prod()) if path else 1.0
 
 
 emitted = dict.fromkeys(product(range(V), repeat=L + 1), 0.0)
@@ -49,6 +49,6 @@ for paths in product(product(range(V), repeat=L), repeat=K):
                 if text[: len(block)] == block:
                     emitted[text] += weight * stop * chance * prob(p, text) / prob(p, block)
 error = max(abs(emitted[text] - prob(p, text)) for text in emitted)
-print(f"drafts enumerated: {V ** (K * L)}, tokens per step: {tokens_per_step:.4f}, law exact to 1e-12: {error < 1e-12}")
+print(f"drafts enumerated: {V ** (K * L)}, tokens per step: {tokens_per_step:.4f}, distribution exact to 1e-12: {error < 1e-12}")
 
-# drafts enumerated: 81, tokens per step: 2.5454, law exact to 1e-12: True
+# drafts enumerated: 81, tokens per step: 2.5454, distribution exact to 1e-12: True

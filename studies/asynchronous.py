@@ -83,7 +83,7 @@ def durations(engine: Engine) -> tuple[float, float, float]:
 def main(
     model: Annotated[str | None, typer.Option(help="A chat model in the place of the embedded pair; needs --exit.")] = None,
     exit_: Annotated[Path | None, typer.Option("--exit", help="A trained exit behind its first layers, which draft.")] = None,
-    layers: Annotated[list[int], typer.Option(help="Layers to inflate the embedded target by; its law stays.")] = [0, 20],  # noqa: B006
+    layers: Annotated[list[int], typer.Option(help="Layers that inflate the embedded target; its texts stay.")] = [0, 20],  # noqa: B006
     draft_layers: Annotated[int, typer.Option(help="The same of the draft model.")] = 0,
     tokens: int = 64,
     num_prompts: int = 6,

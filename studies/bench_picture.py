@@ -24,7 +24,7 @@ def picture(report: dict[str, Any], path: Path) -> None:
             y,
             rate,
             color="tab:gray" if row["contender"].startswith(PEERS) else "tab:blue",
-            hatch=None if row["law_check"]["passed"] else "//",
+            hatch=None if row["distribution_check"]["passed"] else "//",
             xerr=[[max(rate - low, 0)], [max(high - rate, 0)]],
         )
         axes.text(max(rate, high), y, f" {rate:.0f}", va="center", fontsize=13)

@@ -1,7 +1,7 @@
 """`python -m studies.contrastive`: contrastive decoding by alpha and beta: exactly, on rows of held-out Python; and what is generated.
 
-    kept        1 - TV(law, amateur's): the exact share of single drafts that the ratio test keeps
-    moved       TV(law, expert's)       right    held-out tokens that are the law's likeliest
+    kept        1 - TV(distribution, amateur's): the exact share of single drafts that the ratio test keeps
+    moved       TV(distribution, expert's)       right    held-out tokens that are the distribution's likeliest
     repetition  share of four-grams of the output that it had before      perplexity   of the output, under the expert
     sums        exact answers to generated sums, greedily
 
@@ -151,17 +151,19 @@ def main(
 
 
 def speed(expert: Any, amateur: Any, parts: dict[str, Any], prompts: list[list[int]], params: SamplingParams) -> dict[str, Any]:
-    """Plain and drafted, of the expert's law and of the contrastive one at its defaults; the median of three turns behind one that does not count."""
-    laws, found = {"expert": None, "contrastive": "contrastive"}, dict[str, Any]()
+    """Plain and drafted, of the expert's distribution and of the contrastive one at its defaults; the median of three turns behind one that does not count."""
+    distributions, found = {"expert": None, "contrastive": "contrastive"}, dict[str, Any]()
     size = {"depth": 3, "num_paths": 1}
     options: dict[str, dict[str, Any]] = {"plain": {"drafter": None}, "drafted": {"drafter": "model:chain", **size}}
     engines = {
-        (w, h): Engine.of(expert, **parts, decoding=law, **given) for w, law in laws.items() for h, given in options.items()
+        (w, h): Engine.of(expert, **parts, decoding=distribution, **given)
+        for w, distribution in distributions.items()
+        for h, given in options.items()
     }
     turns = [{way: written(engine, prompts, params) for way, engine in engines.items()} for _ in range(4)][1:]
-    for law, how in engines:
-        each = [turn[law, how] for turn in turns]
-        found[f"{law}, {how}"] = {key: median(one[key] for one in each) for key in each[0]}
+    for distribution, how in engines:
+        each = [turn[distribution, how] for turn in turns]
+        found[f"{distribution}, {how}"] = {key: median(one[key] for one in each) for key in each[0]}
     for way, figures in found.items():
         typer.echo(f"{way}: {figures['milliseconds']:.2f} ms a token, {figures['tokens_per_step']:.2f} tokens per step")
     return found

@@ -1,7 +1,7 @@
 """`python -m studies.equal_bits`: a real model in several formats of weights, each against peers of the same bits per weight, on chat prompts.
 
 Ours in a format without drafts and with each drafter; llama.cpp on a file of the same bits with the settings that its users have,
-plain and with its lookups of earlier text, and on its fastest format of about so many bits; transformers in bfloat16 and float32. The law of a format is that of its own rounded
+plain and with its lookups of earlier text, and on its fastest format of about so many bits; transformers in bfloat16 and float32. The distribution of a format is that of its own rounded
 weights: ours is judged by a plain pass over each text, llama.cpp's lookup by the tokens that llama.cpp writes without it.
 """
 
@@ -23,7 +23,7 @@ from polydraft.bench.compare import Contender, Measurement, Prompts, engine_cont
 from polydraft.bench.peers import transformers_contender
 from polydraft.bench.suite import Bench
 from polydraft.bench.ways import Way
-from polydraft.check.texts import check_law
+from polydraft.check.texts import check_distribution
 from polydraft.cli.files import read_lines
 from polydraft.cli.start import use_threads
 from polydraft.engine.api import Engine
@@ -34,7 +34,7 @@ from polydraft.models.folder import load_module
 from polydraft.models.gguf import GgufFile, is_gguf
 from polydraft.models.hub import located
 
-__all__ = ["DRAFTERS", "FORMATS", "QUESTIONS", "AtEqualBits", "OwnLaw", "main"]
+__all__ = ["DRAFTERS", "FORMATS", "QUESTIONS", "AtEqualBits", "OwnDistribution", "main"]
 
 FORMATS = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_1"}
 """Our format -> llama.cpp's of about the same bits; of four bits it is the file itself where the model is one."""
@@ -53,8 +53,8 @@ QUESTIONS = (
 )
 
 
-class OwnLaw:
-    """A compiled model as a judge of texts, see `check_law`: its logits after every token, by one plain pass in its last slot."""
+class OwnDistribution:
+    """A compiled model as a judge of texts, see `check_distribution`: its logits after every token, by one plain pass in its last slot."""
 
     device = torch.device("cpu")
 
@@ -85,7 +85,7 @@ class AtEqualBits(Bench):
             if name not in FORMATS:
                 raise unknown_name("format of this benchmark", name, FORMATS)
         self._name, self._formats = target, formats
-        self._judges: dict[str, OwnLaw] = {}
+        self._judges: dict[str, OwnDistribution] = {}
         self._same_tokens: dict[str, str] = {}
         super().__init__(target=target, **options)
         self.settings["formats"] = list(formats)
@@ -111,7 +111,7 @@ class AtEqualBits(Bench):
         way = Way.parse(text)
         engine = Engine.of(model, tokenizer=self.tokenizer, draft_model=self._draft, **vars(way))
         name = f"{kind} {'plain' if way.drafter == 'none' else text}"
-        self._judges[name] = OwnLaw(model)
+        self._judges[name] = OwnDistribution(model)
         return self._of_bits(
             engine_contender(name, engine, self.temperature), kind, 8 * model.weight_bytes / self._num_weights, f"{kind} plain"
         )
@@ -181,7 +181,9 @@ class AtEqualBits(Bench):
     def check(self, measured: Measurement, prompts: Prompts, found: Sequence[Measurement]) -> dict[str, Any]:
         name = measured.contender.name
         if name == "transformers" or name in self._judges:
-            checked = check_law(self._judges.get(name, self.judge), self.temperature, measured.texts(prompts, self.batch_size))
+            checked = check_distribution(
+                self._judges.get(name, self.judge), self.temperature, measured.texts(prompts, self.batch_size)
+            )
             return checked | ({"to": " to its own weights'"} if name in self._judges else {})
         plain = next((m.runs for m in found if m.contender.name == self._same_tokens.get(name)), None)
         if plain is None or self.temperature:

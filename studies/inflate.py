@@ -1,6 +1,6 @@
 """`python -m studies.inflate LAYERS`: a small trained model made as expensive as a big one without changing what it computes.
 
-Appended layers whose output projections are zero add nothing to the residual stream: the law stays bit-equal, the cost is
+Appended layers whose output projections are zero add nothing to the residual stream: the distribution stays bit-equal, the cost is
 that of the bigger model. Acceptance is then a trained pair's and cost ratios are realistic on a small machine.
 """
 

@@ -2,7 +2,7 @@
 
 Nine tenths of the corpus are stored, the last tenth is held out.
 
-    perplexity   of held-out tokens, under the target's law and under the mixture, by alpha
+    perplexity   of held-out tokens, under the target's distribution and under the mixture, by alpha
     quoted       share of generated tokens that stand in a passage         deviation   of the relaxed test, exact: total variation a token where
                  the nearest hit's value is drafted
 """
@@ -40,16 +40,16 @@ def docstrings(most: int) -> list[tuple[str, str]]:
     return found
 
 
-def of_rows(law: Nearest, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor, float]:
+def of_rows(distribution: Nearest, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor, float]:
     """Log-probabilities of the tokens behind the first under the target and under the mixture, and the relaxed test's mean deviation."""
-    target, tree = law.target, TokenTree.chain(torch.tensor([ids]))
+    target, tree = distribution.target, TokenTree.chain(torch.tensor([ids]))
     try:
-        scores = target.score([0], tree, hidden=(law.layer,))
+        scores = target.score([0], tree, hidden=(distribution.layer,))
     finally:
         target.release([0])
-    plain, mixture = scores.logits.log_softmax(-1)[0, :-1], law(scores, tree, [ids[:1]])[0, :-1]
-    wanted, states = torch.tensor(ids[1:])[:, None], scores.hidden[law.layer][0].numpy()
-    hits = [law.hits(ids[: n + 1], states[n]) for n in range(len(ids) - 1)]
+    plain, mixture = scores.logits.log_softmax(-1)[0, :-1], distribution(scores, tree, [ids[:1]])[0, :-1]
+    wanted, states = torch.tensor(ids[1:])[:, None], scores.hidden[distribution.layer][0].numpy()
+    hits = [distribution.hits(ids[: n + 1], states[n]) for n in range(len(ids) - 1)]
     p = mixture.double().exp()
     moved = [float(deviation(row, row[h.tokens[0]])) for row, h in zip(p, hits, strict=True) if h is not None]
     return plain.gather(1, wanted)[:, 0], mixture.gather(1, wanted)[:, 0], sum(moved) / max(len(moved), 1)
@@ -104,9 +104,9 @@ def main(
 
 def written(target: Any, store: Passages, prompts: list[list[int]], how: str, count: int) -> dict[str, float]:
     """CPU milliseconds a token, tokens per step, and what share is quoted. Temperature 0.7, as the authors'; the second of two runs."""
-    law = None if how == "plain" else Nearest(store, target, alpha=0.5)
+    distribution = None if how == "plain" else Nearest(store, target, alpha=0.5)
     drafting: dict[str, Any] = {"drafter": "nest", "depth": 8} if how in ("spans", "relaxed") else {"drafter": None}
-    engine = Engine.of(target, decoding=law, verifier="lenient" if how == "relaxed" else "auto", **drafting)
+    engine = Engine.of(target, decoding=distribution, verifier="lenient" if how == "relaxed" else "auto", **drafting)
     for seed in (0, 1):
         began = process_time()
         results = engine.generate(prompts, SamplingParams(seed=seed, temperature=0.7, max_tokens=count, ignore_eos=True))

@@ -9,7 +9,7 @@ index. Nothing depends on the slot, the batch row, the order of arrival or the s
     EPOCH               position = committed length when an epoch of asynchronous drafts began
 
 Trap: DRAFT and STOP keyed by a token's own position would meet, at a position that is drafted again after a rejection,
-noise that the rule has already looked at; single rounds stay exact and the law over several rounds is biased.
+noise that the rule has already looked at; single rounds stay exact and the distribution over several rounds is biased.
 
 On the CPU the functions are compiled; on other devices they run in int64 torch operations. The integer bits are the same
 everywhere, and so are the floats: they are made with exact bit patterns, + - * / and no library logarithm.
@@ -224,7 +224,7 @@ def arrivals(rates, begin, end, seed, sample, position, start, least, arrival, d
 def first_arrivals(rates: np.ndarray, seed: int, sample: int, position: int, drawn: np.ndarray, start: int = 0) -> None:
     """The winners of the race at a position: token ids in the order of clock / rate, into `drawn`; equal arrivals: lowest id first.
 
-    rates: a law, [V].  Where fewer tokens have a positive rate than there is room, the last one is repeated.
+    rates: a distribution, [V].  Where fewer tokens have a positive rate than there is room, the last one is repeated.
     start: index of token 0's clock; that of token i is start + i.
     A clock is at least one minus its uniform, so the logarithm is only taken for tokens that may still win.
 
@@ -313,7 +313,7 @@ def choose_systematic(probs: np.ndarray, u: float, drawn: np.ndarray) -> None:
     """k draws at equal steps of one uniform, for compiled callers; into `drawn`, whose length is k; -1 where the row has no positive finite sum.
 
     Draw j is the first token whose cumulative sum is above (u + j)/k of the whole, at most the last with any mass. Sums are added up one
-    after the other in float64: `verifiers.flow` finds the law of the draws by the same sums.
+    after the other in float64: `verifiers.flow` finds the distribution of the draws by the same sums.
 
     Example:
         >>> drawn = np.zeros(4, np.int64)
@@ -390,7 +390,7 @@ def _clocks_torch(key: NoiseKey, vocab_size: int) -> Float64[Tensor, "B V"]:
 def try_choose(probs: Float[Tensor, "M V"], u: Float[Tensor, " M"]) -> Int[Tensor, " M"]:
     """`choose` in torch operations, without a look at the result: -1 for a row that has no positive finite sum.
 
-    Same law as `choose_row`; a parallel sum rounds differently, so a draw within 1e-15 of a border may differ.
+    Same distribution as `choose_row`; a parallel sum rounds differently, so a draw within 1e-15 of a border may differ.
 
     Example:
         >>> try_choose(torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.tensor([0.5, 0.5])).tolist()
@@ -435,7 +435,7 @@ def clocks(key: NoiseKey, vocab_size: int) -> Float64[Tensor, "B V"]:
 
 
 def choose(probs: Float[Tensor, "*M V"], u: Float[Tensor, "*M"]) -> Int[Tensor, "*M"]:
-    """Inverse of the cumulative law: the first token whose cumulative sum, in float64, is above u times the total.
+    """Inverse of the cumulative distribution: the first token whose cumulative sum, in float64, is above u times the total.
 
     Rows need not sum to one. A token of probability 0 is never chosen, not even for a u that was rounded to 1.
 

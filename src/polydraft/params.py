@@ -40,7 +40,7 @@ def _refuse(name: str, given: object, expected: str, advice: str) -> InvalidInpu
 
 @runtime_checkable
 class Constraint(Protocol):
-    """Which tokens may come next in one output; the law of a node is the target's over these alone."""
+    """Which tokens may come next in one output; the distribution of a node is the target's over these alone."""
 
     def allowed(self, context: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Bool[np.ndarray, "N V"]:
         """What may follow each node of a tree whose root is the end of `context`, the prompt and the output so far.
@@ -61,7 +61,7 @@ class ConstraintSource(Protocol):
 
 @dataclass(frozen=True)
 class StructuredOutputs:
-    """The form that an output has to have; one of these, named as vLLM's. The law is that of the target's tokens that may come next.
+    """The form that an output has to have; one of these, named as vLLM's. The distribution is that of the target's tokens that may come next.
 
     Fields:
         json: a JSON schema, as a mapping or as text.
@@ -115,7 +115,7 @@ _FORMS: dict[str, Callable[[Any], bool]] = {
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """What one request asks of the target's law, and when to stop.
+    """What one request asks of the target's distribution, and when to stop.
 
     Fields:
         temperature: logits are divided by it; 0 is greedy decoding.
@@ -132,10 +132,10 @@ class SamplingParams:
         ignore_eos: go on after the end-of-sequence token.
         n: independent samples of the same prompt, each with its own sample index; at most 65,536.
         seed: noise of the request, another one for each prompt of a call; None = drawn once from the system. The result records what repeats it.
-            Which text of the law it gives depends on how much is drafted, but for temperature 0 and the rule `race`; a policy that learns its
+            Which text of the distribution it gives depends on how much is drafted, but for temperature 0 and the rule `race`; a policy that learns its
             costs looks at the clock for that, a fixed policy or a given profile does not.
         logprobs: None, or how many top alternatives to report beside each emitted token, at most 1000.
-        logprobs_mode: "raw" = log-softmax of the target's logits; "processed" = log of the law sampled from.
+        logprobs_mode: "raw" = log-softmax of the target's logits; "processed" = log of the distribution sampled from.
         skip_special_tokens: leave special tokens out of the text.
         structured_outputs: the form that outputs have to have, see `StructuredOutputs`; or a `Constraint` or `ConstraintSource` of one's own.
 
@@ -202,12 +202,12 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the law is a point mass at the largest processed logit."""
+        """Whether the distribution is a point mass at the largest processed logit."""
         return self.temperature == 0
 
     @property
     def has_penalties(self) -> bool:
-        """Whether the law depends on which tokens came before."""
+        """Whether the distribution depends on which tokens came before."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     def within(self, capacity: int) -> "SamplingParams":

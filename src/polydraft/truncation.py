@@ -1,4 +1,4 @@
-"""Which tokens of a row stay: top-k, top-p and min-p in one compiled call, for laws of targets and of compiled draft models.
+"""Which tokens of a row stay: top-k, top-p and min-p in one compiled call, for distributions of targets and of compiled draft models.
 
     mass   exp(logit - largest logit), in float32; a token that does not stay has mass 0
 

@@ -11,7 +11,7 @@ CERTAIN = 40.0
 
 
 class ScriptedTarget(Target):
-    """`core.Target` with one slot, whose law is certain of the next token of `text` on the text, and uniform elsewhere.
+    """`core.Target` with one slot, whose distribution is certain of the next token of `text` on the text, and uniform elsewhere.
 
     It has nothing to say about auxiliary rows and nodes off the text, so drafters that learn from those learn nothing of them.
 

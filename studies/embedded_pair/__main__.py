@@ -91,7 +91,7 @@ def draft(
     tv_weight: Annotated[float, typer.Option(help="Share of total variation in the loss; the rest is KL.")] = 0.7,
     compiled: Compiled = False,
 ) -> None:
-    """Pre-train the draft, then distil it on the target's laws; text that the target has not seen comes first."""
+    """Pre-train the draft, then distil it on the target's distributions; text that the target has not seen comes first."""
     torch.set_num_threads(threads)
     teacher = from_checkpoint(TARGET, work / "target.pt")
     model = llama(DRAFT, seed=seed + 1)

@@ -1,7 +1,7 @@
-"""Distil a draft on the target's laws, partly on text that the target generated.
+"""Distil a draft on the target's distributions, partly on text that the target generated.
 
 Zhou et al. 2023, DistillSpec (arXiv 2310.08461).
-    p  target law at a position      q  draft law there
+    p  target distribution at a position      q  draft distribution there
     KL = sum p ln(p / q)             TV = 1 - sum min(p, q), one minus the acceptance of a sampled token
 """
 

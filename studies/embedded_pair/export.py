@@ -80,12 +80,12 @@ def model_card(record: dict[str, Any]) -> str:
     return f"""# The embedded pair
 
 Two Llama-architecture models with one tokenizer (byte-level BPE, V = 2048, tied embeddings, context 1,024), trained from random
-weights on Python source. They exist so that every algorithm of this library can be run and measured offline on real laws: they
+weights on Python source. They exist so that every algorithm of this library can be run and measured offline on real distributions: they
 continue Python-looking text and know nothing else.
 
 {shapes}
 
-The draft's last {d["num_distillation_tokens"]:,} tokens were distillation on the target's laws, {d["share_generated"]:.0%} of
+The draft's last {d["num_distillation_tokens"]:,} tokens were distillation on the target's distributions, {d["share_generated"]:.0%} of
 them on text that the target generated.
 
 ## Held-out figures

@@ -3,7 +3,7 @@
 Chen & Goodman 1999, "An empirical study of smoothing techniques for language modeling", section 3.
     n(abc)     count of a trigram; for lower orders the number of distinct left neighbours (continuation count)
     D(n)       discount of a count of 1, 2, or 3 and more, one triple for each order
-    p(c|ab) = max(n(abc) - D, 0) / n(ab.) + gamma(ab) p(c|b), down to the uniform law over V
+    p(c|ab) = max(n(abc) - D, 0) / n(ab.) + gamma(ab) p(c|b), down to the uniform distribution over V
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class TrigramTable:
         return trigram.interpolate(a * v + b, (a * v + b) * v + c, p)
 
     def row(self, a: int, b: int) -> np.ndarray:
-        """The law after the context (a, b); [V], sums to 1."""
+        """The distribution after the context (a, b); [V], sums to 1."""
         c = np.arange(self.vocab_size)
         return self.probabilities(np.full_like(c, a), np.full_like(c, b), c)
 

@@ -1,4 +1,4 @@
-"""From pictures to a folder of `models.images`: tokenizer, transformer over codes, draft model distilled on the guided law."""
+"""From pictures to a folder of `models.images`: tokenizer, transformer over codes, draft model distilled on the guided distribution."""
 
 import json
 import time
@@ -25,7 +25,7 @@ NO_CLASS = 0.1
 
 @dataclass(frozen=True)
 class Settings:
-    """Sizes and steps. copies: varied ones of each picture, in codes.  samples: texts that the target writes for the draft.  target, draft: (layers, width).  guidance: the scale of the law that the draft learns."""
+    """Sizes and steps. copies: varied ones of each picture, in codes.  samples: texts that the target writes for the draft.  target, draft: (layers, width).  guidance: the scale of the distribution that the draft learns."""
 
     sizes: ImageSizes
     target: tuple[int, int] = (4, 64)
@@ -135,7 +135,7 @@ def guided(model: nn.Module, rows: Tensor, no_class: int, scale: float) -> Tenso
 def written(
     model: nn.Module, classes: Tensor, length: int, num_codes: int, no_class: int, scale: float, generator: torch.Generator
 ) -> Tensor:
-    """Texts that the guided law writes, [B, 1 + length]."""
+    """Texts that the guided distribution writes, [B, 1 + length]."""
     rows = classes[:, None]
     step = model(torch.cat([rows, torch.full_like(rows, no_class)]), use_cache=True)
     for _ in range(length):
@@ -149,7 +149,7 @@ def written(
 def train_models(
     settings: Settings, tokenizer: ImageTokenizer, pictures: Pictures, work: Path, report: Report
 ) -> tuple[Any, Any]:
-    """The transformer on codes, then the draft model on the transformer's guided law along texts that this one writes."""
+    """The transformer on codes, then the draft model on the transformer's guided distribution along texts that this one writes."""
     K, C, T = settings.sizes.num_codes, len(pictures.classes), settings.sizes.num_tokens
     generator = torch.Generator().manual_seed(settings.seed + 1)
     copies = [(pictures.pixels, pictures.labels)] + [

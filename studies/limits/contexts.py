@@ -134,15 +134,17 @@ class Pair:
         chosen = [places[int((i + u) * len(places) / count) % len(places)] for i in range(count)]
         return [tuple(self.documents[d][e - CONTEXT : e]) for d, e in chosen]
 
-    def last_laws(self, context: tuple[int, ...], temperatures: Sequence[float]) -> dict[float, tuple[np.ndarray, np.ndarray]]:
+    def last_distributions(
+        self, context: tuple[int, ...], temperatures: Sequence[float]
+    ) -> dict[float, tuple[np.ndarray, np.ndarray]]:
         """(p, q) after the context at each temperature."""
         rows: list[np.ndarray] = []
         for model in (self.target, self.draft):
             model.release([1])
             rows.append(model.prefill([1], [context]).logits[0, -1].double().cpu().numpy())
-        return {T: (_law(rows[0], T), _law(rows[1], T)) for T in temperatures}
+        return {T: (_distribution(rows[0], T), _distribution(rows[1], T)) for T in temperatures}
 
 
-def _law(logits: np.ndarray, temperature: float) -> np.ndarray:
+def _distribution(logits: np.ndarray, temperature: float) -> np.ndarray:
     x = np.exp((logits - logits.max()) / temperature)
     return x / x.sum()

@@ -1,6 +1,6 @@
 """`python -m studies.limits`: how much every rule keeps on real text, against what any rule could keep.
 
-nodes    one context, n drafts: acceptance of each rule and the optimum for each law of the draws
+nodes    one context, n drafts: acceptance of each rule and the optimum for each distribution of the draws
 paths    K paths of L tokens: expected tokens per step
 
 Contexts are places in texts that neither model was trained on. Every number is a function of models, texts and seed.

@@ -1,4 +1,4 @@
-"""Acceptance at one node by number of drafts, temperature and law of the draws, and the optimum for each law.
+"""Acceptance at one node by number of drafts, temperature and distribution of the draws, and the optimum for each distribution.
 
 In closed form where there is one, else with draws sampled and the verification integrated.
 """
@@ -21,15 +21,15 @@ DRAWS = 16
 
 
 def nodes(pair: Pair, progress: Callable[[], object]) -> list[dict[str, Any]]:
-    """Acceptance of each rule by law of the draws, number of drafts and temperature."""
+    """Acceptance of each rule by distribution of the draws, number of drafts and temperature."""
     s, values = pair.settings, dict[tuple[str, str, int, float], list[float]]()
     for index, context in enumerate(pair.contexts(s.node_contexts) if s.node_contexts else ()):
-        for T, (p, q) in pair.last_laws(context, sorted({*s.temperatures, s.temperature})).items():
+        for T, (p, q) in pair.last_distributions(context, sorted({*s.temperatures, s.temperature})).items():
             counts = s.num_drafts if s.temperature == T else (s.drafts_by_temperature,)
-            for (rule, law, n), value in _at_node(p, q, counts, s.seed, index):
-                values.setdefault((rule, law, n, T), []).append(value)
+            for (rule, distribution, n), value in _at_node(p, q, counts, s.seed, index):
+                values.setdefault((rule, distribution, n, T), []).append(value)
         progress()
-    names = ("rule", "law", "drafts", "temperature")
+    names = ("rule", "distribution", "drafts", "temperature")
     return [
         dict(zip(names, key, strict=True)) | efficiency.estimate(np.array(v)).to_dict("acceptance") for key, v in values.items()
     ]
@@ -38,7 +38,7 @@ def nodes(pair: Pair, progress: Callable[[], object]) -> list[dict[str, Any]]:
 def _at_node(
     p: np.ndarray, q: np.ndarray, counts: Sequence[int], seed: int, index: int
 ) -> Iterator[tuple[tuple[str, str, int], float]]:
-    """((rule, law of the draws, n), acceptance) at one context."""
+    """((rule, distribution of the draws, n), acceptance) at one context."""
     most, V = max(counts), len(p)
     key = NoiseKey.of([seed + i for i in range(DRAWS)], [1] * DRAWS, [index] * DRAWS)
     clocks = noise.clocks(key, most * V).numpy().reshape(DRAWS, most, V)
@@ -72,14 +72,14 @@ def _at_node(
 def _overlap_of_highest(p: np.ndarray, q: np.ndarray, n: int) -> float:
     chance = torch.zeros(1, n + 1, dtype=torch.float64)
     chance[0, n] = 1.0
-    law, _, _ = highest_probs(torch.from_numpy(p)[None], torch.from_numpy(q)[None], chance)
-    return float(torch.minimum(torch.from_numpy(p), law[0]).sum())
+    distribution, _, _ = highest_probs(torch.from_numpy(p)[None], torch.from_numpy(q)[None], chance)
+    return float(torch.minimum(torch.from_numpy(p), distribution[0]).sum())
 
 
 def _overlaps_of_tournaments(p: np.ndarray, q: np.ndarray, most: int) -> list[float]:
     """For 1, 2, ..., `most` drafts: each further one plays against the winner of those before."""
     target_probs, drafted = (torch.from_numpy(x)[None] for x in (p, q))
-    laws = [drafted]
-    while len(laws) < most:
-        laws.append(importance.select_pairs(target_probs, laws[-1], drafted).distribution)
-    return [float(torch.minimum(target_probs, law).sum()) for law in laws]
+    distributions = [drafted]
+    while len(distributions) < most:
+        distributions.append(importance.select_pairs(target_probs, distributions[-1], drafted).distribution)
+    return [float(torch.minimum(target_probs, distribution).sum()) for distribution in distributions]

@@ -76,7 +76,7 @@ class Paths:
         return read
 
     def _rows(self, model: Target, request: Request, tree: TokenTree) -> Tensor:
-        """The model's law at every node of a tree."""
+        """The model's distribution at every node of a tree."""
         once = trees.dedup(tree)
         self._prefilled(model, request)
         logits = model.score([1], once.tree).logits.cpu()

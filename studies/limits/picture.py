@@ -22,7 +22,7 @@ NODE_RULES = (
     ("match", "POINT_MASS", "tab:pink"),
     ("race", "COUPLED", "tab:purple"),
 )
-"""Rule, law of its draws, colour."""
+"""Rule, distribution of its draws, colour."""
 PATH_RULES = ("bound", "block", "greedy_traversal", "multipath", "traversal", "transport", "kseq", "recursive")
 SHIFT = 0.008
 """Of the axis between the bars of two lines, so that none hides another."""
@@ -87,10 +87,10 @@ def picture(report: dict[str, Any], path: Path) -> None:
 def _acceptance(axis: Any, title: str, report: dict[str, Any], column: str, fixed: str, value: float) -> None:
     given = [r for r in report["nodes"] if r[fixed] == value]
     panel = _Panel(axis, title, column, "acceptance at one node", [r[column] for r in given] or [1], len(NODE_RULES))
-    for rule, law, colour in NODE_RULES:
-        rows = sorted((r for r in given if (r["rule"], r["law"]) == (rule, law)), key=lambda r: r[column])
+    for rule, distribution, colour in NODE_RULES:
+        rows = sorted((r for r in given if (r["rule"], r["distribution"]) == (rule, distribution)), key=lambda r: r[column])
         style = {"color": colour, "fmt": "--" if rule == "optimum" else "o-"}
-        panel.line(f"{rule}, {law.lower()}", *_columns(rows, column, "acceptance"), **style)
+        panel.line(f"{rule}, {distribution.lower()}", *_columns(rows, column, "acceptance"), **style)
     panel.legend()
 
 

@@ -1,6 +1,6 @@
-"""How far the output of each rule that is not lossless is from the target's law: the total variation of one token, exactly.
+"""How far the output of each rule that is not lossless is from the target's distribution: the total variation of one token, exactly.
 
-    tv    sum |output(y) - p(y)| / 2 at each context, output being the law that the rule emits for one draft from q
+    tv    sum |output(y) - p(y)| / 2 at each context, output being the distribution that the rule emits for one draft from q
     kept  probability that the draft itself is emitted; of a lossless rule it is at most sum min(p, q)
 
 LANTERN borrows from neighbours of a token; in a text model these are the nearest rows of the target's input embedding.
@@ -32,7 +32,7 @@ LARGEST_CODEBOOK = 16_384
 AT_ONCE = 32
 
 Rule = tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]
-"""(p [1, V], q [1, V]) -> law of the emitted token [1, V]; and -> probability that each drafted token is kept [1, V]."""
+"""(p [1, V], q [1, V]) -> distribution of the emitted token [1, V]; and -> probability that each drafted token is kept [1, V]."""
 
 
 def nearest(pair: Pair) -> Int[Tensor, "V m"]:
@@ -72,8 +72,8 @@ def relaxed(pair: Pair) -> list[dict[str, Any]]:
         return []
     measured, values = rules(pair), dict[tuple[str, float], list[tuple[float, float, float]]]()
     for context in pair.contexts(s.node_contexts):
-        for T, laws in pair.last_laws(context, s.temperatures).items():
-            p, q = (torch.from_numpy(x)[None] for x in laws)
+        for T, distributions in pair.last_distributions(context, s.temperatures).items():
+            p, q = (torch.from_numpy(x)[None] for x in distributions)
             for name, (output, keep) in measured.items():
                 tv, kept = (output(p, q) - p).abs().sum() / 2, (q * keep(p, q)).sum()
                 values.setdefault((name, T), []).append((float(tv), float(kept), float(overlap(p, q))))
@@ -105,7 +105,7 @@ def markdown(report: dict[str, Any]) -> str:
         ["rule", *(f"TV, T = {T:g}" for T in temperatures), *(f"kept, T = {T:g}" for T in temperatures)], lines
     )
     title = (
-        "Rules that are not lossless: total variation of the next token from the target's law for one draft (largest of any "
+        "Rules that are not lossless: total variation of the next token from the target's distribution for one draft (largest of any "
         "context in brackets), and how often the draft is kept:"
     )
     return f"\n{title}\n\n{table}\n"

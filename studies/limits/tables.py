@@ -10,7 +10,7 @@ from polydraft.bench.record import markdown_table, provenance, write_texts
 from studies.limits.contexts import BOUND_CONTEXTS
 from studies.limits.measurement import LimitFindings
 
-LAWS = ("IID", "WITHOUT_REPLACEMENT", "GREEDY_PLUS_ONE", "POINT_MASS", "COUPLED", "LISTED")
+DISTRIBUTIONS = ("IID", "WITHOUT_REPLACEMENT", "GREEDY_PLUS_ONE", "POINT_MASS", "COUPLED", "LISTED")
 
 
 def as_dict(found: LimitFindings, program: str = "polydraft") -> dict[str, Any]:
@@ -20,12 +20,17 @@ def as_dict(found: LimitFindings, program: str = "polydraft") -> dict[str, Any]:
 
 def _acceptance(report: dict[str, Any], column: str, values: Sequence[float], where: dict[str, float]) -> str:
     cells = {
-        (r["law"], r["rule"], r[column]): f"{r['acceptance']:.3f}"
+        (r["distribution"], r["rule"], r[column]): f"{r['acceptance']:.3f}"
         for r in report["nodes"]
         if all(r[k] == v for k, v in where.items())
     }
-    rows = sorted({(law, rule) for law, rule, _ in cells}, key=lambda x: (LAWS.index(x[0]), x[1] != "optimum", x[1]))
-    lines = [[rule, law, *(cells.get((law, rule, value), "-") for value in values)] for law, rule in rows]
+    rows = sorted(
+        {(distribution, rule) for distribution, rule, _ in cells},
+        key=lambda x: (DISTRIBUTIONS.index(x[0]), x[1] != "optimum", x[1]),
+    )
+    lines = [
+        [rule, distribution, *(cells.get((distribution, rule, value), "-") for value in values)] for distribution, rule in rows
+    ]
     return markdown_table(["rule", "draws", *(f"{value:g}" for value in values)], lines)
 
 

@@ -5,7 +5,7 @@ Hu et al. 2025 (arXiv 2502.18779), Khisti et al. 2024 (2410.18234); without repl
     alpha* = 1 + min over sets H of tokens of psi(H)      psi(H) = P(H) - Q(H)      Q(H) = Pr(all draws lie in H)
 
 For draws from one q, with or without replacement, a minimiser is a beginning of the tokens sorted by ascending p/q (p = 0
-first, q = 0 < p last): one sort and cumulative sums. All functions take float64 laws [V] that sum to one; acceptance means
+first, q = 0 < p last): one sort and cumulative sums. All functions take float64 distributions [V] that sum to one; acceptance means
 that the emitted token is one of the drafted ones.
 """
 
@@ -29,13 +29,13 @@ class Optimum:
 
 
 def _checked(*rows: np.ndarray) -> list[np.ndarray]:
-    laws = [np.asarray(row, np.float64) for row in rows]
-    for row in laws:
-        if row.shape != laws[0].shape or row.ndim != 1 or not (row >= 0).all() or abs(row.sum() - 1) > 1e-6:
+    distributions = [np.asarray(row, np.float64) for row in rows]
+    for row in distributions:
+        if row.shape != distributions[0].shape or row.ndim != 1 or not (row >= 0).all() or abs(row.sum() - 1) > 1e-6:
             raise InvalidInputError(
-                f"a row of shape {row.shape} that sums to {row.sum():g} was given; expected laws [V] of equal length. Normalise them."
+                f"a row of shape {row.shape} that sums to {row.sum():g} was given; expected distributions [V] of equal length. Normalise them."
             )
-    return laws
+    return distributions
 
 
 def ascending(p: np.ndarray, q: np.ndarray) -> np.ndarray:

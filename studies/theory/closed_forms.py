@@ -1,6 +1,6 @@
 """Acceptance of each rule at one node in closed form, or by an exact recursion: the mass that it emits on drafted tokens.
 
-Sources: the file of each rule under `polydraft.verifiers`. p, q: float64 laws [V]; n draws.
+Sources: the file of each rule under `polydraft.verifiers`. p, q: float64 distributions [V]; n draws.
 """
 
 import numpy as np

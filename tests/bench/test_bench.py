@@ -11,7 +11,7 @@ from polydraft.bench.compare import Contender, Measurement, Run, Timer, measure
 from polydraft.bench.peers import transformers_contender
 from polydraft.bench.suite import Bench
 from polydraft.bench.ways import Way
-from polydraft.check.texts import check_law, integral_transform
+from polydraft.check.texts import check_distribution, integral_transform
 from polydraft.cli.main import app
 from polydraft.core import SamplingParams
 from polydraft.errors import InvalidInputError
@@ -77,13 +77,13 @@ def sampled(judge, temperature, count, seed):
 
 
 @pytest.mark.parametrize(("drawn_at", "passes"), [(1.0, True), (0.7, False), (1.4, False)])
-def test_a_law_that_is_too_sharp_or_too_flat_is_disqualified(judge, drawn_at, passes):
+def test_a_distribution_that_is_too_sharp_or_too_flat_is_disqualified(judge, drawn_at, passes):
     found = Measurement(contender("x", [], temperature=1.0))
     found.runs = [Run(sampled(judge, drawn_at, 40, seed=3), 1.0, 1.0, [])]
-    assert check_law(judge, 1.0, found.texts([PROMPTS[0]], 8))["passed"] is passes
+    assert check_distribution(judge, 1.0, found.texts([PROMPTS[0]], 8))["passed"] is passes
 
 
-def test_the_integral_transform_is_uniform_on_rows_of_known_law():
+def test_the_integral_transform_is_uniform_on_rows_of_known_distribution():
     rng = np.random.default_rng(0)
     logits = torch.randn(4000, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     tokens = torch.multinomial(logits.softmax(-1), 1, generator=torch.Generator().manual_seed(1))[:, 0].tolist()
@@ -99,7 +99,7 @@ def test_greedy_tokens_that_are_not_the_argmax_are_counted(judge):
     for token, wrong in ((best, 0), (best + 1, 1)):
         found = Measurement(contender("x", []))
         found.runs = [Run([[token]], 1.0, 1.0, [])]
-        assert check_law(judge, 0.0, found.texts([PROMPTS[0]]))["wrong"] == wrong
+        assert check_distribution(judge, 0.0, found.texts([PROMPTS[0]]))["wrong"] == wrong
 
 
 def test_an_inflated_model_costs_more_and_says_the_same(judge):
@@ -125,7 +125,7 @@ def test_llama_cpp_runs_the_same_model(judge, tmp_path):
     run = server.contender("llama.cpp", 0.0).generate([PROMPTS[2]], SamplingParams(temperature=0, max_tokens=12))
     found = Measurement(contender("llama.cpp", []), [run])
     assert len(run.token_ids) == 12
-    assert check_law(judge, 0.0, found.texts([PROMPTS[2]]))["passed"]
+    assert check_distribution(judge, 0.0, found.texts([PROMPTS[2]]))["passed"]
 
 
 def test_ways_are_parsed_by_name_and_size():
@@ -171,7 +171,7 @@ def test_the_command_writes_json_and_table_of_which_a_study_draws_a_picture(tmp_
     assert [row["contender"] for row in report["rows"]] == ["plain", "model:chain+block@1x3"]
     assert set(report["ratios"]) == {"plain", "model:chain+block@1x3"}
     wanted = {"tokens_per_second", "tokens_per_cpu_second", "tokens_per_step", "time_to_first_token", "inter_token_p50"}
-    assert wanted | {"inter_token_p99", "peak_memory", "spread", "law_check"} <= set(report["rows"][0])
+    assert wanted | {"inter_token_p99", "peak_memory", "spread", "distribution_check"} <= set(report["rows"][0])
     assert {"hardware", "versions", "commit", "command"} <= set(report)
     assert file.with_suffix(".md").read_text() in result.output + "\n"
     bench_picture.main(file)
@@ -185,7 +185,7 @@ def test_the_command_measures_the_path_for_gpus_on_the_device_that_it_is_told(tm
     assert result.exit_code == 0, result.output
     report = json.loads(file.read_text())
     assert (report["settings"]["device"], report["settings"]["backend"]) == ("cpu", "transformers")
-    assert all(row["law_check"]["passed"] and row["tokens_per_second"] > 0 for row in report["rows"])
+    assert all(row["distribution_check"]["passed"] and row["tokens_per_second"] > 0 for row in report["rows"])
 
 
 def test_transformers_with_a_static_cache_says_what_it_says_without(judge):

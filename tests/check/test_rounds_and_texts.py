@@ -68,7 +68,7 @@ def test_greedy_tokens_are_compared_one_by_one(engine, judge):
     assert text.count == report.tokens > 100
 
 
-def test_texts_of_another_law_are_found_by_the_judge(engine, judge):
+def test_texts_of_another_distribution_are_found_by_the_judge(engine, judge):
     sharper = check(engine, PROMPTS, PARAMS, judge=_Tempered(judge), rounds=300)
     assert not sharper.passed
 

@@ -51,7 +51,7 @@ def test_the_history_changes_the_answer_and_reset_forgets_it(folder):
     assert not after.endswith(alone)
 
 
-def test_a_law_may_be_talked_to(folder):
+def test_a_distribution_may_be_talked_to(folder):
     lines = "import os\n"
     guided = talk(folder, lines, "--decoding", "guidance", "--decoding-option", "scale=4", "--decoding-option", "negative=x = 1")
     assert guided.exit_code == 0 and guided.stdout != talk(folder, lines).stdout

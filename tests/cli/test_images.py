@@ -25,7 +25,7 @@ def test_json_has_a_row_for_each_rule(tmp_path):
     assert rows[2]["total_variation"] > 0
 
 
-def test_without_guidance_the_law_is_the_models_own(tmp_path):
+def test_without_guidance_the_distribution_is_the_models_own(tmp_path):
     done = run("--classes", "7", "--guidance", 1, "--delta", 0.3, "--json", "--out", tmp_path / "grid.png")
     assert [row["lossless_to"] for row in json.loads(done.stdout)["rows"]] == ["the target distribution"] * 2 + [None]
 

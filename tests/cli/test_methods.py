@@ -19,7 +19,7 @@ def test_json_lists_the_whole_registry():
         assert listed == {*registry.names(kind), *(registry.MADE if kind == "verifier" else ())}
 
 
-def test_every_method_has_a_year_laws_and_shapes():
+def test_every_method_has_a_year_distributions_and_shapes():
     for row in json.loads(output("--json")):
         assert row["year"] > 2000, row["name"]
         assert row["kind"] == "decoding" or (row["draft_sampling"] and row["shapes"]), row["name"]

@@ -112,7 +112,7 @@ def test_clocks_are_the_logarithm_within_one_ulp():
         assert abs(clock - exact) <= math.ulp(exact)
 
 
-def test_the_race_of_the_clocks_has_the_law_it_runs_on():
+def test_the_race_of_the_clocks_has_the_distribution_it_runs_on():
     p, rounds = np.array([0.5, 0.25, 0.125, 0.1, 0.025, 0.0]), 20_000
     clocks = noise.clocks(NoiseKey.of([8] * rounds, [0] * rounds, range(rounds)), len(p)).numpy()
     with np.errstate(divide="ignore"):
@@ -123,7 +123,7 @@ def test_the_race_of_the_clocks_has_the_law_it_runs_on():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("vocab_size", [1, 5, 128, 129, 1000])
-def test_choose_has_exactly_the_law_when_u_is_scanned(dtype, vocab_size):
+def test_choose_has_exactly_the_distribution_when_u_is_scanned(dtype, vocab_size):
     counts = torch.from_numpy(np.random.default_rng(vocab_size).integers(0, 4, vocab_size)) + (vocab_size == 1)
     total = int(counts.sum())
     u = (torch.arange(total) + 0.5).double() / total
@@ -161,7 +161,7 @@ def test_choose_keeps_leading_dimensions():
 
 
 @pytest.mark.parametrize("row", [[0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]])
-def test_choose_refuses_a_row_that_is_no_law(row):
+def test_choose_refuses_a_row_that_is_no_distribution(row):
     with pytest.raises(InvalidInputError, match="row 1"):
         noise.choose(torch.tensor([[0.5, 0.5], row]), torch.tensor([0.5, 0.5]))
     assert noise.try_choose(torch.tensor([row]), torch.tensor([0.5])).item() == -1

@@ -101,7 +101,7 @@ def test_a_changed_copy_is_checked_again_and_the_original_stays():
 
 
 @pytest.mark.parametrize("field", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
-def test_each_penalty_makes_the_law_depend_on_the_context(field):
+def test_each_penalty_makes_the_distribution_depend_on_the_context(field):
     assert SamplingParams(**{field: 1.5}).has_penalties
     assert not SamplingParams().has_penalties
 

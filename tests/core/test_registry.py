@@ -18,7 +18,7 @@ def test_every_registered_verifier_loads_and_is_declared_under_its_name(name):
 
 
 @pytest.mark.parametrize("name", registry.DRAFTERS)
-def test_every_registered_drafter_loads_and_makes_one_sibling_law_a_method(name):
+def test_every_registered_drafter_loads_and_makes_one_sibling_distribution_a_method(name):
     drafter = registry.drafter(name)
     assert all(callable(getattr(drafter, verb)) for verb in ("build", "start", "propose", "observe", "release"))
     assert drafter.methods

@@ -28,7 +28,7 @@ def random_logits(seed: int, *shape: int, dtype: torch.dtype = torch.float64) ->
 
 
 def reference(logits: torch.Tensor, context: list[int], prompt_length: int, params: SamplingParams) -> torch.Tensor:
-    """The law of one row by the processors of transformers, in the order of its `generate`."""
+    """The distribution of one row by the processors of transformers, in the order of its `generate`."""
     processors = hf.LogitsProcessorList()
     if params.logit_bias:
         processors.append(hf.SequenceBiasLogitsProcessor({(i,): float(b) for i, b in params.logit_bias.items()}))
@@ -50,10 +50,10 @@ def reference(logits: torch.Tensor, context: list[int], prompt_length: int, para
     return scores.softmax(-1)[0]
 
 
-def law_of(
+def distribution_of(
     logits: torch.Tensor, params: SamplingParams, context: list[int] | None = None, prompt_length: int = 1
 ) -> torch.Tensor:
-    """The law of one row without a draft."""
+    """The distribution of one row without a draft."""
     context = context or [0]
     return sampling.distributions(
         logits[None, None], TokenTree.roots(torch.tensor([context[-1]])), [context], [prompt_length], [params], [EOS]
@@ -83,16 +83,16 @@ CASES = [
 
 @pytest.mark.parametrize("params", CASES, ids=str)
 @pytest.mark.parametrize("tied", [False, True])
-def test_laws_equal_those_of_transformers_at_every_node_of_a_tree(params, tied):
+def test_distributions_equal_those_of_transformers_at_every_node_of_a_tree(params, tied):
     for seed in range(8):
         logits = random_logits(seed, 1, len(PATHS), V)
         logits = logits.round() if tied else logits
         p = sampling.distributions(logits, TREE, [PROMPT + OUTPUT], [len(PROMPT)], [params], [EOS])[0]
         for n, path in enumerate(PATHS):
-            law, expected = p[n], reference(logits[0, n], PROMPT + OUTPUT + path, len(PROMPT), params)
+            distribution, expected = p[n], reference(logits[0, n], PROMPT + OUTPUT + path, len(PROMPT), params)
             if tied and params.top_p < 1:  # its sort leaves open which of equal logits goes first
-                law, expected = law.sort().values, expected.sort().values
-            torch.testing.assert_close(law, expected, rtol=0, atol=1e-12)
+                distribution, expected = distribution.sort().values, expected.sort().values
+            torch.testing.assert_close(distribution, expected, rtol=0, atol=1e-12)
 
 
 settings_of_a_request = st.builds(
@@ -109,7 +109,7 @@ settings_of_a_request = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(settings_of_a_request, min_size=1, max_size=4), st.integers(0, 2**16))
-def test_a_row_of_a_mixed_batch_is_the_law_that_it_has_alone(batch, seed):
+def test_a_row_of_a_mixed_batch_is_the_distribution_that_it_has_alone(batch, seed):
     B = len(batch)
     logits = random_logits(seed, B, 1, V)
     roots = TokenTree.roots(torch.full((B,), OUTPUT[-1]))
@@ -118,7 +118,7 @@ def test_a_row_of_a_mixed_batch_is_the_law_that_it_has_alone(batch, seed):
         torch.testing.assert_close(
             together[b, 0], reference(logits[b, 0], PROMPT + OUTPUT, len(PROMPT), params), rtol=0, atol=1e-12
         )
-        assert torch.equal(together[b, 0], law_of(logits[b, 0], params, PROMPT + OUTPUT, len(PROMPT)))
+        assert torch.equal(together[b, 0], distribution_of(logits[b, 0], params, PROMPT + OUTPUT, len(PROMPT)))
 
 
 def test_presence_and_frequency_count_the_output_on_the_path_and_not_the_prompt():
@@ -157,20 +157,28 @@ def test_a_row_that_is_faulty_is_left_as_it_is_by_compiled_truncation():
 
 def test_top_p_keeps_the_smallest_set_with_that_mass():
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
-    assert [int((law_of(logits, SamplingParams(top_p=p)) > 0).sum()) for p in (0.2, 0.5, 0.6, 0.81, 0.96)] == [1, 1, 2, 3, 4]
+    assert [int((distribution_of(logits, SamplingParams(top_p=p)) > 0).sum()) for p in (0.2, 0.5, 0.6, 0.81, 0.96)] == [
+        1,
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0), SamplingParams(top_p=1e-9)], ids=str)
 def test_the_lowest_id_among_equals_is_kept(params):
     logits = torch.zeros(V)
     logits[[7, 9, 30]] = 2.0
-    assert law_of(logits, params).nonzero().tolist() == [[7]]
+    assert distribution_of(logits, params).nonzero().tolist() == [[7]]
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e-5])
-def test_a_tiny_temperature_tends_to_the_greedy_law(temperature):
+def test_a_tiny_temperature_tends_to_the_greedy_distribution(temperature):
     logits = random_logits(1, V, dtype=torch.float32) * 1e3
-    assert torch.equal(law_of(logits, SamplingParams(temperature=temperature)), law_of(logits, SamplingParams(temperature=0)))
+    assert torch.equal(
+        distribution_of(logits, SamplingParams(temperature=temperature)), distribution_of(logits, SamplingParams(temperature=0))
+    )
 
 
 def test_min_tokens_counts_the_tokens_of_the_path():
@@ -180,9 +188,9 @@ def test_min_tokens_counts_the_tokens_of_the_path():
     assert (p[0, :, EOS] == 0).tolist() == [True, True, True, False, False, False]
 
 
-def test_half_precision_logits_give_float32_laws():
+def test_half_precision_logits_give_float32_distributions():
     logits = random_logits(2, V).to(torch.bfloat16)
-    p = law_of(logits, SamplingParams(temperature=0.5))
+    p = distribution_of(logits, SamplingParams(temperature=0.5))
     assert p.dtype == torch.float32
     assert torch.equal(p, (logits.float() / 0.5).softmax(-1))
 
@@ -206,11 +214,11 @@ def test_logits_that_are_not_finite_are_refused_by_row_and_node(params, value):
 
 def test_a_row_with_every_token_banned_is_refused():
     with pytest.raises(InvalidInputError, match="row 0, node 0 hold only -inf"):
-        law_of(torch.zeros(2), SamplingParams(logit_bias={0: -math.inf, 1: -math.inf}))
+        distribution_of(torch.zeros(2), SamplingParams(logit_bias={0: -math.inf, 1: -math.inf}))
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0), SamplingParams(top_p=0.5, top_k=4)], ids=str)
-def test_padding_may_hold_anything_and_gets_a_law(params):
+def test_padding_may_hold_anything_and_gets_a_distribution(params):
     padded = trees.pad([([1], [-1]), ([1, 2], [-1, 0])])
     logits = torch.zeros(2, 2, V)
     logits[0, 1] = math.nan
@@ -231,8 +239,8 @@ def test_ids_outside_the_vocabulary_are_refused(params):
     sampling.check_vocabulary(SamplingParams(logit_bias={V - 1: 1.0}, stop_token_ids=[0]), V)
 
 
-def test_tokens_chosen_with_the_noise_follow_the_law():
-    p, rounds = law_of(random_logits(5, V), SamplingParams(top_k=12, temperature=1.5)), 20_000
+def test_tokens_chosen_with_the_noise_follow_the_distribution():
+    p, rounds = distribution_of(random_logits(5, V), SamplingParams(top_k=12, temperature=1.5)), 20_000
     u = noise.uniforms(NoiseKey.of([1] * rounds, [0] * rounds, range(rounds)), noise.Stream.EXTRA, 1)[:, 0]
     counts = noise.choose(p.expand(rounds, -1), u).bincount(minlength=V)
     possible = p > 0

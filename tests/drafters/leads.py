@@ -13,7 +13,7 @@ from polydraft.drafters.amusd.lead import Item, Lead
 from polydraft.testing import Tables
 
 ROOT = 0
-"""The prompt, whose laws are those of the empty path."""
+"""The prompt, whose distributions are those of the empty path."""
 
 
 def cache_by_tables(f):
@@ -190,8 +190,8 @@ def after(case, worlds, event):
     return found
 
 
-def law(case, worlds, length):
-    """Law of the first tokens, those that are missing drawn from p: [V] * length, flat."""
+def distribution(case, worlds, length):
+    """Distribution of the first tokens, those that are missing drawn from p: [V] * length, flat."""
     V, found = case.tables.V, {}
 
     def extend(path, weight):
@@ -207,8 +207,8 @@ def law(case, worlds, length):
     return np.array([found.get(path, 0.0) for path in np.ndindex(*[V] * length)])
 
 
-def target_law(tables, length):
-    return law(Case(tables), Case(tables).begin(), length)
+def target_distribution(tables, length):
+    return distribution(Case(tables), Case(tables).begin(), length)
 
 
 def orders(case, length, worlds=None, most=None):

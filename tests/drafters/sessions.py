@@ -124,7 +124,7 @@ def kinds():
         "early-exit",
         "hidden-transfer",
         "nest",
-    }  # of two tokenizers, in a target's layers, or of a law: they have files of their own
+    }  # of two tokenizers, in a target's layers, or of a distribution: they have files of their own
     names = [name for name in registry.names("drafter") if name not in elsewhere]
     return [*(info.name for name in names for info in registry.drafter(name).methods), Head.info.name]
 
@@ -171,8 +171,8 @@ def requests(*prompts, **params):
     return [Request(str(i), tuple(p), SamplingParams(**params), seed=i) for i, p in enumerate(prompts)]
 
 
-def laws(target, draft, texts):
-    """The table's laws at every node, and the scores they come from."""
+def distributions(target, draft, texts):
+    """The table's distributions at every node, and the scores they come from."""
     for slot, text in enumerate(texts):
         target.release([slot])
         if len(text) > 1:
@@ -188,7 +188,7 @@ def play(drafter, states, texts, target, budgets, rounds, verifier="match"):
     """Rounds of propose, verify and observe; returns the states and the texts after them."""
     for _ in range(rounds):
         draft = drafter.propose(states, budgets)
-        p, scores = laws(target, draft, texts)
+        p, scores = distributions(target, draft, texts)
         key = NoiseKey.of(range(len(texts)), [0] * len(texts), map(len, texts))
         outcome = registry.verifier(verifier)(replace(draft, noise=key), p).sample(key)
         states = drafter.observe(states, outcome, scores)
@@ -202,4 +202,4 @@ def same(a, b):
     return equal and (a.probs is b.probs or torch.equal(a.probs, b.probs))
 
 
-__all__ = ["OPTIONS", "V", "build", "kinds", "laws", "models", "play", "requests", "same"]
+__all__ = ["OPTIONS", "V", "build", "distributions", "kinds", "models", "play", "requests", "same"]

@@ -72,7 +72,7 @@ def test_a_race_gives_the_plain_tokens_whatever_the_delays(chance, cap, least, b
 
 
 @pytest.mark.parametrize("rule", ["speculative", "block"])
-def test_the_law_of_sampled_text_is_the_targets(rule):
+def test_the_distribution_of_sampled_text_is_the_targets(rule):
     fast = engine(verifier=rule, seqs=128, V=3, lead_cap=4, least=1)
     assert p_value(fast, [1, 2, 1], 2, 256) > 1e-4
     assert fast.drafter.counts.reused > 0

@@ -1,4 +1,4 @@
-"""AMUSD's shared state, proven over every order of events: float64 laws for sampled chains, the very tokens for races and greedy decoding."""
+"""AMUSD's shared state, proven over every order of events: float64 distributions for sampled chains, the very tokens for races and greedy decoding."""
 
 import random
 
@@ -8,32 +8,34 @@ import pytest
 from polydraft.drafters.amusd.lead import Item, Lead
 from polydraft.errors import InvalidInputError
 from polydraft.testing import Tables
-from tests.drafters.leads import Case, Quarters, Worker, after, law, orders, race_case, reachable, target_law
+from tests.drafters.leads import Case, Quarters, Worker, after, distribution, orders, race_case, reachable, target_distribution
 from tests.support.amusd_simulator import simulate
 
 LENGTH = 4
 
 
 def worst(case, events=7):
-    """Largest distance to the target's law over all orders of so many events."""
-    expected = target_law(case.tables, LENGTH)
-    return max(abs(law(case, worlds, LENGTH) - expected).sum() / 2 for worlds in orders(case, events))
+    """Largest distance to the target's distribution over all orders of so many events."""
+    expected = target_distribution(case.tables, LENGTH)
+    return max(abs(distribution(case, worlds, LENGTH) - expected).sum() / 2 for worlds in orders(case, events))
 
 
 @pytest.mark.parametrize("rule", ["speculative", "block", "match"])
 @pytest.mark.parametrize(("cap", "depth"), [(3, 2), (2, 2), (3, 3)])
-def test_a_sampled_chain_keeps_the_law_in_every_order_of_events(rule, cap, depth):
+def test_a_sampled_chain_keeps_the_distribution_in_every_order_of_events(rule, cap, depth):
     assert worst(Case(Tables(2, 0), rule, cap, depth)) < 1e-12
 
 
 @pytest.mark.parametrize("rule", ["speculative", "block"])
-def test_the_law_is_kept_where_the_order_depends_on_published_tokens(rule):
+def test_the_distribution_is_kept_where_the_order_depends_on_published_tokens(rule):
     """Whoever schedules may look at all tokens that were published and at who is busy, and at nothing else."""
     case = Case(Tables(2, 6), rule)
-    expected = target_law(case.tables, LENGTH)
+    expected = target_distribution(case.tables, LENGTH)
     for number in range(12):
         worlds, found, turn = case.begin(), 0.0, 0
-        while worlds:  # each until its text is long enough: to give up waiting tokens for what they are would change the law
+        while (
+            worlds
+        ):  # each until its text is long enough: to give up waiting tokens for what they are would change the distribution
 
             def event(world, number=number, turn=turn):
                 seen = (
@@ -46,7 +48,10 @@ def test_the_law_is_kept_where_the_order_depends_on_published_tokens(rule):
 
             worlds, turn = after(case, worlds, event), turn + 1
             done = {key: each for key, each in worlds.items() if len(each[0].path) >= LENGTH}
-            found, worlds = found + law(case, done, LENGTH), {key: each for key, each in worlds.items() if key not in done}
+            found, worlds = (
+                found + distribution(case, done, LENGTH),
+                {key: each for key, each in worlds.items() if key not in done},
+            )
         assert abs(found - expected).max() < 1e-12
 
 
@@ -139,19 +144,19 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_variants_change_the_law(name):
+def test_wrong_variants_change_the_distribution(name):
     assert worst(Case(Tables(2, 0), **WRONG[name]), 8) > 0.003
 
 
 @pytest.mark.parametrize("order", ["ddddddvvddddddvv", "ddddddvvddddvv"])
-def test_noise_keyed_by_place_instead_of_epoch_changes_the_law_of_a_block_rule(order):
+def test_noise_keyed_by_place_instead_of_epoch_changes_the_distribution_of_a_block_rule(order):
     tables = Quarters(2, 0)
     for worker, holds in ((Worker(), True), (PositionNoise(), False)):
         case = Case(tables, "block", 3, 3, worker)
         worlds = case.begin()
         for event in order:
             worlds = after(case, worlds, event)
-        distance = abs(law(case, worlds, LENGTH) - target_law(tables, LENGTH)).sum() / 2
+        distance = abs(distribution(case, worlds, LENGTH) - target_distribution(tables, LENGTH)).sum() / 2
         assert distance < 1e-12 if holds else distance > 0.003
 
 

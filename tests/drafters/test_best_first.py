@@ -58,7 +58,7 @@ def test_the_tree_is_the_references_where_the_beam_does_not_bind(nodes, depth, l
 
 
 @pytest.mark.parametrize(("temperature", "reads_as"), [(0.5, 0.5), (0.0, best_first.COLD)])
-def test_the_law_is_the_requests_and_tempered_for_a_greedy_one(temperature, reads_as):
+def test_the_distribution_is_the_requests_and_tempered_for_a_greedy_one(temperature, reads_as):
     budget = Budget.grown(12, 3, 12)
     small, (tokens, parents) = drafted([budget], [[1, 2]], temperature=temperature)
     assert (tokens[0], parents[0]) == reference(small, [1, 2], budget, reads_as)
@@ -148,8 +148,8 @@ def test_top_children_passed_off_as_draws_from_q_bias_the_output(seed):
         ("WITHOUT_REPLACEMENT", "recursive_wor", False),
         ("IID", "recursive", False),
     ):
-        drafts, law = top_children(tables, reported)
-        found = measure(verifier(rule), tables, law, TreeShape.GROWN, by_depth(), 1, drafts)
+        drafts, distribution = top_children(tables, reported)
+        found = measure(verifier(rule), tables, distribution, TreeShape.GROWN, by_depth(), 1, drafts)
         assert (found.error < 1e-12) if exact else (found.tv > 0.02), (reported, found.tv)
 
 

@@ -12,12 +12,14 @@ from polydraft.core import Budget, Draft, DraftSampling, Outcome, TokenTree
 from polydraft.tree import chain, paths
 from polydraft.verifiers import pairing
 from tests.drafters.sessions import Head, V, begin, build, kinds, models, play, requests, same, told
-from tests.engine.tables import law, plain_greedy
+from tests.engine.tables import distribution, plain_greedy
 
 KINDS = kinds()
 INFO = {info.name: info for name in registry.names("drafter") for info in registry.drafter(name).methods} | {"head": Head.info}
 PAIRS = [(kind, rule) for kind in KINDS for rule in pairing.fitting(INFO[kind])]
-LAW_PAIRS = [(kind, rule) for kind, rule in PAIRS if not kind.startswith("model") or rule == pairing.best_for(INFO[kind])]
+DISTRIBUTION_PAIRS = [
+    (kind, rule) for kind, rule in PAIRS if not kind.startswith("model") or rule == pairing.best_for(INFO[kind])
+]
 """The slow draws of a model meet one rule here; tests/exactness enumerates the others."""
 PROMPTS = [[1, 2, 3, 1, 2], [4], [0, 0, 1, 0, 0]]
 WIDE = Budget.grown(12, 4, width=3)
@@ -48,15 +50,15 @@ def test_greedy_text_is_the_targets_with_every_verifier(kind, rule, tmp_path):
     assert [r.stats.drafter_error for r in results] == [None] * 3
 
 
-@pytest.mark.parametrize(("kind", "rule"), LAW_PAIRS)
-def test_law_of_the_text_is_the_targets_with_every_verifier(kind, rule, tmp_path):
+@pytest.mark.parametrize(("kind", "rule"), DISTRIBUTION_PAIRS)
+def test_distribution_of_the_text_is_the_targets_with_every_verifier(kind, rule, tmp_path):
     """Chi-square of two tokens in the middle of a text, so that what was learnt from earlier rounds is in play."""
     fast = engine(kind, tmp_path, rule, seqs=128, V=3)
     start, count = [1, 2, 1, 2, 0], 5
     samples = fast.generate([start], SamplingParams(max_tokens=count, n=128, seed=5, temperature=1.2))[0].samples
     tempered = models(V=3)[0]
     tempered.logits = tempered.logits / 1.2
-    expected = law(tempered, start, count).sum((0, 1, 2)).flatten() * len(samples)
+    expected = distribution(tempered, start, count).sum((0, 1, 2)).flatten() * len(samples)
     seen = Counter(s.token_ids[3] * 3 + s.token_ids[4] for s in samples)
     observed = torch.tensor([float(seen[i]) for i in range(9)], dtype=torch.float64)
     assert chi2.sf(float(((observed - expected) ** 2 / expected).sum()), 8) > 1e-4
@@ -85,7 +87,7 @@ def test_the_budget_holds_at_every_depth(kind, budget, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_drafts_are_of_the_declared_law_rooted_at_the_last_token_and_repeatable(kind, tmp_path):
+def test_drafts_are_of_the_declared_distribution_rooted_at_the_last_token_and_repeatable(kind, tmp_path):
     drafter, states, texts, _ = played(kind, tmp_path)
     draft, again = (drafter.propose(states, [WIDE] * 3) for _ in range(2))
     trees.check(draft.tree, V)

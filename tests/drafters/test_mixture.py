@@ -1,4 +1,4 @@
-"""What a mixture takes from its sources, what it learns, and that it never hurts the law."""
+"""What a mixture takes from its sources, what it learns, and that it never hurts the distribution."""
 
 import threading
 
@@ -18,7 +18,7 @@ from polydraft.drafters.text.text_index import TextIndex
 from polydraft.drafters.text.trigram import TrigramDrafter
 from polydraft.errors import InvalidInputError, UnknownNameError
 from polydraft.train.run import untrained
-from tests.drafters.sessions import build, laws, models, play, requests, trigram_table
+from tests.drafters.sessions import build, distributions, models, play, requests, trigram_table
 
 TABLE = trigram_table([[0, 1, 2, 3, 0, 1, 2, 4]], 5)
 
@@ -100,13 +100,13 @@ def test_the_choice_of_this_round_does_not_know_its_outcome():
     assert drafts[1] != drafts[3]
 
 
-def test_the_match_rule_keeps_the_law_over_rounds_of_learning():
-    """Enumerated in float64: the law of the first token that comes out, after the mixture has learnt from other rounds."""
+def test_the_match_rule_keeps_the_distribution_over_rounds_of_learning():
+    """Enumerated in float64: the distribution of the first token that comes out, after the mixture has learnt from other rounds."""
     target, small = models()
     drafter = MixtureDrafter({"suffix": SuffixDrafter(), "trigram": TrigramDrafter(TABLE), "model": ModelDrafter(small)})
     states, texts = play(drafter, drafter.start(requests([0, 1, 2])), [[0, 1, 2]], target, [Budget.grown(6, 3, 3)], 8)
     draft = drafter.propose(states, [Budget.grown(6, 3, 3)])
-    p, _ = laws(target, draft, texts)
+    p, _ = distributions(target, draft, texts)
     verdict = registry.verifier("match")(draft, p)
     first = verdict.stop[0, 0] * verdict.after(torch.tensor([0]))[0]
     top = list(range(draft.tree.num_nodes))

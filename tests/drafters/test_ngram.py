@@ -195,7 +195,7 @@ def test_a_token_of_history_costs_at_most_16_bytes(length):
     assert 8 <= state.num_bytes / state.num_tokens <= 16.1
 
 
-def test_the_match_rule_keeps_the_law_whatever_the_text_suggested():
+def test_the_match_rule_keeps_the_distribution_whatever_the_text_suggested():
     drafter = NgramDrafter()
     draft = drafter.propose(started(drafter, [1, 2, 0, 1, 2, 3, 1, 2]), [WIDE])
     p = torch.rand(1, draft.tree.num_nodes, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

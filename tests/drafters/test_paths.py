@@ -16,7 +16,7 @@ from polydraft.models import load, pair
 from polydraft.models.slots import Slots
 from polydraft.tree import chain, paths, ragged
 from polydraft.verifiers.inputs import check_draft
-from tests.drafters.sessions import laws, models, play, requests
+from tests.drafters.sessions import distributions, models, play, requests
 from tests.engine.tables import TableModel
 
 WIDE = Budget.fixed(paths(3, 4))
@@ -31,13 +31,13 @@ def started(kind, *prompts, **params):
     return drafter, drafter.start(requests(*prompts, **params))
 
 
-def table_law(model, text):
-    """The table's law after a text, computed from the table alone."""
+def table_distribution(model, text):
+    """The table's distribution after a text, computed from the table alone."""
     return model.logits[text[-2] if len(text) > 1 else 0, text[-1]].softmax(-1)
 
 
 @pytest.mark.parametrize("kind", SAMPLED)
-def test_the_reported_rows_are_the_draft_models_laws_at_the_parents(kind):
+def test_the_reported_rows_are_the_draft_models_distributions_at_the_parents(kind):
     drafter, states = started(kind, *PROMPTS)
     draft = drafter.propose(states, [WIDE] * 3)
     for b, prompt in enumerate(PROMPTS):
@@ -46,7 +46,7 @@ def test_the_reported_rows_are_the_draft_models_laws_at_the_parents(kind):
             path, _ = trees.path_to(trees.subtree(draft.tree, b), parent)
             text = prompt + draft.tree.tokens[b, path[0]].tolist()
             torch.testing.assert_close(
-                draft.probs[b, draft.rows[b, n]].double(), table_law(drafter.model, text), rtol=0, atol=1e-6
+                draft.probs[b, draft.rows[b, n]].double(), table_distribution(drafter.model, text), rtol=0, atol=1e-6
             )
 
 
@@ -55,10 +55,10 @@ def first_children(kind, width, seeds=2000):
     model = TableModel(5, seed=1, max_num_seqs=seeds)
     drafter = ModelDrafter(model, kind)
     states = drafter.start(requests(*[[1, 2]] * seeds))
-    return drafter.propose(states, [Budget.fixed(paths(width, 1))] * seeds).tree.tokens[:, 1:], table_law(model, [1, 2])
+    return drafter.propose(states, [Budget.fixed(paths(width, 1))] * seeds).tree.tokens[:, 1:], table_distribution(model, [1, 2])
 
 
-def test_iid_children_follow_the_product_law_with_duplicates():
+def test_iid_children_follow_the_product_distribution_with_duplicates():
     drawn, q = first_children("paths", 2)
     seen = torch.bincount(drawn[:, 0] * 5 + drawn[:, 1], minlength=25) / len(drawn)
     assert (seen - torch.outer(q, q).flatten()).abs().max() < 0.045
@@ -66,7 +66,7 @@ def test_iid_children_follow_the_product_law_with_duplicates():
 
 
 @pytest.mark.parametrize("kind", ["without_replacement", "coupled"])
-def test_distinct_children_follow_the_law_of_draws_without_replacement(kind):
+def test_distinct_children_follow_the_distribution_of_draws_without_replacement(kind):
     drawn, q = first_children(kind, 2)
     expected = torch.outer(q / (1 - q), q).fill_diagonal_(0).flatten()
     seen = torch.bincount(drawn[:, 0] * 5 + drawn[:, 1], minlength=25) / len(drawn)
@@ -157,7 +157,7 @@ def compiled_and_grown(kind, sizes):
     return drafts[0]
 
 
-def test_a_race_has_no_more_children_than_its_law_has_tokens():
+def test_a_race_has_no_more_children_than_its_distribution_has_tokens():
     """The compiled call leaves such a draft to growing; the second child of the root is none, nor is what hangs on it."""
     model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=2)
     drafter = ModelDrafter(model, "coupled")
@@ -280,7 +280,7 @@ def test_one_pass_of_the_model_a_depth():
 def test_a_draft_follows_the_requests_sampling_parameters():
     drafter, states = started("chain", [1, 2], top_k=1)
     draft = drafter.propose(states, [Budget.fixed(chain(3))])
-    p, _ = laws(drafter.model, draft, [[1, 2]])
+    p, _ = distributions(drafter.model, draft, [[1, 2]])
     assert draft.tree.tokens[0, 1:].tolist() == p[0, :3].argmax(-1).tolist()
     assert (draft.probs[0].max(-1).values == 1).all()
 
@@ -323,7 +323,7 @@ def test_the_largest_draft_is_the_same_behind_unread_tokens(small, kind, budget)
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 5e-324, 1e-38])
-def test_the_coldest_law_is_the_greedy_one(small, temperature):
+def test_the_coldest_distribution_is_the_greedy_one(small, temperature):
     drawn = []
     for cold in (temperature, 0):
         drafter = ModelDrafter(small)

@@ -19,7 +19,7 @@ COUNT = 3000
 
 
 def alike():
-    """Two members of equal laws: where their noise is shared, they draw the same tokens."""
+    """Two members of equal distributions: where their noise is shared, they draw the same tokens."""
     return paths_of_models.SeveralDrafter([TableModel(V, seed=1, max_num_seqs=COUNT) for _ in range(2)])
 
 

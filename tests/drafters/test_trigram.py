@@ -21,7 +21,7 @@ from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.match import emitted_probs
-from tests.drafters.sessions import laws, models, play, requests, trigram_table
+from tests.drafters.sessions import distributions, models, play, requests, trigram_table
 
 WIDE = Budget.grown(64, 4, width=24)
 RULES = {"window": 16, "bump": 0.04, "cap": 3.0}
@@ -157,13 +157,13 @@ def test_redrawing_after_a_failed_match_is_biased_and_the_match_rule_is_not():
 
     def tv(rows):
         accept = 1 - (1 - p[0]) ** rows
-        law = (1 - accept) * p + accept * torch.tensor([1.0, 0, 0])
-        return float((law - p).abs().sum() / 2)
+        distribution = (1 - accept) * p + accept * torch.tensor([1.0, 0, 0])
+        return float((distribution - p).abs().sum() / 2)
 
     assert (tv(1), tv(3)) == pytest.approx((0.25, 0.4375))
     verdict = registry.verifier("match")(draft, targets)
-    law = verdict.stop[0, 0] * verdict.after(torch.tensor([0]))[0] + verdict.stop[0, 1] * torch.tensor([1.0, 0, 0])
-    torch.testing.assert_close(law, p, rtol=0, atol=1e-12)
+    distribution = verdict.stop[0, 0] * verdict.after(torch.tensor([0]))[0] + verdict.stop[0, 1] * torch.tensor([1.0, 0, 0])
+    torch.testing.assert_close(distribution, p, rtol=0, atol=1e-12)
     assert isinstance(registry.verifier("match"), PerNode)
     assert torch.equal(emitted_probs(p[None], None, draft.tree.tokens[:, 1:]), p[None])
 
@@ -265,10 +265,10 @@ def test_a_store_with_rows_that_cannot_be_is_refused(name, value, words, tmp_pat
         TrigramStore.load(tmp_path / "store")
 
 
-def test_laws_of_a_searched_tree_are_asked_at_every_node():
+def test_distributions_of_a_searched_tree_are_asked_at_every_node():
     target, _ = models()
     drafter = TrigramDrafter(TABLE)
     draft = drafter.propose(drafter.start(requests([0, 1])), [WIDE])
-    p, _ = laws(target, draft, [[0, 1]])
+    p, _ = distributions(target, draft, [[0, 1]])
     assert p.shape[:2] == draft.tree.tokens.shape
     assert draft.tree.num_nodes > 10

@@ -1,4 +1,4 @@
-"""Drafts from a model with another tokenizer: what is common, what is odd, and the law of the output."""
+"""Drafts from a model with another tokenizer: what is common, what is odd, and the distribution of the output."""
 
 import json
 
@@ -18,7 +18,7 @@ from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models.hf import HFTarget
 from polydraft.models.translated import TranslatedModel
 from polydraft.models.vocabulary import Translation, token_bytes
-from tests.engine.tables import TableModel, law
+from tests.engine.tables import TableModel, distribution
 from tests.models.tree_rounds import outcome, small_model
 from tests.support.closeness import assert_close
 
@@ -155,11 +155,11 @@ def test_translated_logits_after_random_trees_equal_a_fresh_pass(translation):
         assert inner.lengths[1] == len(translation.expand(text[:-1]))
 
 
-# The law
+# The distribution
 
 
-def first_token_law(p, q, common, *, wrong):
-    """Law of the first token for a draft of one token drawn from q (their ids = ours here), by enumeration."""
+def first_token_distribution(p, q, common, *, wrong):
+    """Distribution of the first token for a draft of one token drawn from q (their ids = ours here), by enumeration."""
     found = torch.zeros_like(p)
     restricted = torch.where(common, q, 0.0)
     restricted /= restricted.sum()
@@ -183,10 +183,10 @@ def first_token_law(p, q, common, *, wrong):
 
 
 @pytest.mark.parametrize("wrong", [False, True], ids=["restricted and renormalised", "dropped outside"])
-def test_only_the_restricted_and_renormalised_row_keeps_the_law(wrong):
+def test_only_the_restricted_and_renormalised_row_keeps_the_distribution(wrong):
     p = torch.tensor([0.2, 0.5, 0.3, 0.0], dtype=torch.float64)
     q = torch.tensor([0.45, 0.1, 0.2, 0.25], dtype=torch.float64)
-    error = (first_token_law(p, q, torch.tensor([True, True, True, False]), wrong=wrong) - p).abs().sum() / 2
+    error = (first_token_distribution(p, q, torch.tensor([True, True, True, False]), wrong=wrong) - p).abs().sum() / 2
     assert (error > 0.02) if wrong else (error < 1e-12)
 
 
@@ -208,7 +208,7 @@ def test_texts_follow_the_target_over_rounds(drafter):
     params = SamplingParams(max_tokens=3, n=1000, seed=5, ignore_eos=True)
     (result,) = engine.generate([[3, 2]], params)
     codes = np.array([np.dot(s.token_ids, [49, 7, 1]) for s in result.samples])
-    expected = law(target, [3, 2], 3).flatten().numpy() * len(codes)
+    expected = distribution(target, [3, 2], 3).flatten().numpy() * len(codes)
     seen = np.bincount(codes, minlength=343).astype(float)
     big = expected >= 5
     seen, expected = np.append(seen[big], seen[~big].sum()), np.append(expected[big], expected[~big].sum())

@@ -1,4 +1,4 @@
-"""A target and a draft model that are tables: the law of the next token depends on the last two tokens."""
+"""A target and a draft model that are tables: the distribution of the next token depends on the last two tokens."""
 
 from collections import Counter
 
@@ -71,7 +71,7 @@ class TableModel(Target):
         return Scores(scored, self.logits[above, tree.tokens][:, since:], states, None if aux is None else self._aux(tree, aux))
 
     def _aux(self, tree, aux):
-        """The law after each auxiliary row's token and the last one that it sees a position before it."""
+        """The distribution after each auxiliary row's token and the last one that it sees a position before it."""
         rows = []
         for b in range(len(tree.tokens)):
             for x, (token, at, node) in enumerate(zip(aux.inputs[b], aux.positions[b], aux.nodes[b], strict=True)):
@@ -98,7 +98,7 @@ def plain_greedy(model, prompt, count):
     return text[len(prompt) :]
 
 
-def law(model, prompt, count):
+def distribution(model, prompt, count):
     """Probability of every continuation of this length, [V] * count."""
     probs = model.logits.double().softmax(-1)
     states = probs[prompt[-2] if len(prompt) > 1 else 0, prompt[-1]]
@@ -110,7 +110,7 @@ def law(model, prompt, count):
     return pairs
 
 
-__all__ = ["TableModel", "law", "plain_greedy"]
+__all__ = ["TableModel", "distribution", "plain_greedy"]
 
 
 def table_engine(kind="paths", verifier="auto", depth=3, num_paths=2, seqs=4, **model):
@@ -129,7 +129,7 @@ def p_value(make, prompt, count, seeds, against=None, **params):
     each = [SamplingParams(max_tokens=count + 3, n=size, seed=5 + i, **params) for i, size in enumerate(sizes)]
     samples = [sample for made in make.generate([prompt] * len(sizes), each) for sample in made.samples]
     V = make.target.vocab_size
-    expected = law(against or make.target, prompt, count).flatten() * seeds
+    expected = distribution(against or make.target, prompt, count).flatten() * seeds
     code = [sum(t * V ** (count - 1 - i) for i, t in enumerate(s.token_ids[:count])) for s in samples]
     seen = torch.zeros_like(expected)
     for c, times in Counter(code).items():

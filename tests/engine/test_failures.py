@@ -44,7 +44,7 @@ def served(engine, requests):
     ("drafter", "verifier"), [(None, "match"), ("model", "auto"), ("model:coupled", "race"), ("model:top_k", "match")]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_request_whose_law_fails_ends_alone(drafter, verifier, dtype):
+def test_a_request_whose_distribution_fails_ends_alone(drafter, verifier, dtype):
     def run(*ids):
         small = TableModel(seed=1)
         small.logits = small.logits.to(dtype)

@@ -18,7 +18,7 @@ def massless(draft):
     return replace(draft, probs=probs)
 
 
-def no_law(draft):
+def no_distribution(draft):
     probs = draft.probs.clone()
     probs[0, draft.rows[0, 1]] *= 2.0
     return replace(draft, probs=probs)
@@ -29,7 +29,7 @@ FAULTS = {
     r"draft.rows\[0, 1\] = -1 was given; expected 0 to": lambda d: replace(d, rows=d.rows.where(d.rows != d.rows[0, 1], -1)),
     r"draft.probs = None was given for a draft with draft sampling IID": lambda d: replace(d, probs=None),
     r"draft.probs\[0, 0, \d+\] = 0.0 was given for token": massless,
-    r"draft.probs\[0, 0\] sums to 2; expected 1": no_law,
+    r"draft.probs\[0, 0\] sums to 2; expected 1": no_distribution,
     r"draft.probs: float64 of shape \(1, 1, 3\) was given; expected shape \(1, any, ": lambda d: replace(
         d, probs=d.probs[:, :1, :3]
     ),

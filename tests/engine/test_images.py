@@ -1,4 +1,4 @@
-"""Pictures of the digits that come along: guided laws with drafts, LANTERN in the engine, and input that does not fit."""
+"""Pictures of the digits that come along: guided distributions with drafts, LANTERN in the engine, and input that does not fit."""
 
 import json
 import shutil
@@ -23,8 +23,8 @@ def folder():
     return ImageFolder.load(digits_folder())
 
 
-def guided_law(folder, text, scale):
-    """The law behind a text, from transformers' model alone."""
+def guided_distribution(folder, text, scale):
+    """The distribution behind a text, from transformers' model alone."""
     model = AutoModelForCausalLM.from_pretrained(folder.target, dtype=torch.float32)
     with torch.no_grad():
         own, bare = model(torch.tensor([text, [folder.no_class, *text[1:]]])).logits[:, -1, : folder.tokenizer.sizes.num_codes]
@@ -45,15 +45,15 @@ def test_guided_rows_behind_drafts_are_those_of_two_whole_passes(folder, drafter
     (result,) = engine.generate([prompt], params)
     assert result.stats.accepted_tokens > 0 or drafter == "ngram"
     for at, (token, found) in enumerate(zip(result.token_ids, result.samples[0].logprobs, strict=True)):
-        law = guided_law(folder, [*prompt, *result.token_ids[:at]], SCALE)
-        assert found.logprob == pytest.approx(float(law[token]), abs=1e-3)
+        distribution = guided_distribution(folder, [*prompt, *result.token_ids[:at]], SCALE)
+        assert found.logprob == pytest.approx(float(distribution[token]), abs=1e-3)
 
 
 def test_with_shared_noise_drafts_change_no_guided_picture(folder):
     def made(**options):
         target = load_model(folder.target, max_num_seqs=8, threads=1)
-        law = Guidance([folder.no_class], SCALE)
-        engine = Engine.of(target, decoding=law, verifier="race", **options)
+        distribution = Guidance([folder.no_class], SCALE)
+        engine = Engine.of(target, decoding=distribution, verifier="race", **options)
         params = SamplingParams(seed=5, max_tokens=16, logit_bias=dict.fromkeys(folder.others, -torch.inf))
         return [r.token_ids for r in engine.generate([[folder.class_token(c)] for c in range(4)], params)]
 
@@ -61,8 +61,8 @@ def test_with_shared_noise_drafts_change_no_guided_picture(folder):
     assert made(drafter="model:coupled", draft_model=load_model(folder.draft, max_num_seqs=4, threads=1), depth=4) == plain
 
 
-def test_a_law_that_forgets_to_guide_the_last_row_is_found(folder):
-    """The bonus token follows the wrong law: the picture is another one."""
+def test_a_distribution_that_forgets_to_guide_the_last_row_is_found(folder):
+    """The bonus token follows the wrong distribution: the picture is another one."""
 
     class Forgetful(Guidance):
         def __call__(self, scores, tree, contexts, second=None):
@@ -70,10 +70,10 @@ def test_a_law_that_forgets_to_guide_the_last_row_is_found(folder):
             rows[:, -1] = scores.logits[:, -1]
             return rows
 
-    def made(law):
+    def made(distribution):
         target = load_model(folder.target, max_num_seqs=2, threads=1)
         small = load_model(folder.draft, max_num_seqs=2, threads=1)
-        engine = Engine.of(target, decoding=law, draft_model=small, depth=3, num_paths=1)
+        engine = Engine.of(target, decoding=distribution, draft_model=small, depth=3, num_paths=1)
         params = SamplingParams(temperature=0, max_tokens=16, logit_bias=dict.fromkeys(folder.others, -torch.inf))
         return [engine.generate([[folder.class_token(c)]], params)[0].token_ids for c in range(6)]
 
@@ -99,15 +99,15 @@ def test_without_a_budget_pictures_are_those_of_the_exact_rule(folder):
     assert made[0] == made[1]
 
 
-def test_lantern_keeps_more_and_says_how_far_it_is_from_the_law(folder):
+def test_lantern_keeps_more_and_says_how_far_it_is_from_the_distribution(folder):
     made = contenders(folder, "model", [0.05, 0.4], [])
     compare(folder, made, range(10), samples=2)
     calls = [one.tokens_per_step for one in made]
     assert calls[0] == 1.0 and calls == sorted(calls) and calls[3] > 1.3 * calls[1]
     variation = [one.total_variation for one in made]
     assert variation[:2] == [0.0, 0.0] and 0 < variation[2] < variation[3] < 1
-    law = "the guided distribution of the target's two prompts"
-    assert [one.row()["lossless_to"] for one in made] == [law, law, None, None]
+    distribution = "the guided distribution of the target's two prompts"
+    assert [one.row()["lossless_to"] for one in made] == [distribution, distribution, None, None]
 
 
 def test_greedy_lantern_is_greedy_decoding_without_a_budget(folder):

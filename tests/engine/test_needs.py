@@ -1,4 +1,4 @@
-"""What drafters and laws need of the target: they get it for every committed token, or the engine is not built."""
+"""What drafters and distributions need of the target: they get it for every committed token, or the engine is not built."""
 
 from dataclasses import replace
 
@@ -157,7 +157,7 @@ def test_a_need_that_cannot_be_met_is_refused_when_the_engine_is_built(needs, la
 
 
 class Contrastive:
-    """log p of an expert less a share of an amateur's, where the expert's own law allows it."""
+    """log p of an expert less a share of an amateur's, where the expert's own distribution allows it."""
 
     needs, gives_logits = Needs(), True
 
@@ -174,7 +174,7 @@ class Contrastive:
 
 
 class Nearest:
-    """Half of the law is that of what followed the nearest of some stored states."""
+    """Half of the distribution is that of what followed the nearest of some stored states."""
 
     gives_logits = False
 
@@ -188,8 +188,8 @@ class Nearest:
         return p.scatter_add(-1, found[..., None], torch.full((*found.shape, 1), 0.5))
 
 
-def greedy_texts(law, rows, prompt, count):
-    """Decoding straight by a law's logits; rows(text) -> [V]."""
+def greedy_texts(distribution, rows, prompt, count):
+    """Decoding straight by a distribution's logits; rows(text) -> [V]."""
     text = list(prompt)
     for _ in range(count):
         text.append(int(rows(text).argmax()))
@@ -202,8 +202,8 @@ def last_row(model, text):
 
 
 @BACKENDS
-def test_a_law_reads_a_second_model_over_the_same_tree(kind):
-    law = Contrastive(kind(module(1), max_num_seqs=2))
+def test_a_distribution_reads_a_second_model_over_the_same_tree(kind):
+    distribution = Contrastive(kind(module(1), max_num_seqs=2))
     greedy = SamplingParams(temperature=0, max_tokens=16)
     prompts = [[1, 2, 3, 1, 2, 3], [7]]
 
@@ -213,14 +213,14 @@ def test_a_law_reads_a_second_model_over_the_same_tree(kind):
 
     for drafter in (None, "ngram"):
         depth = None if drafter is None else 4
-        engine = Engine.of(kind(module(), max_num_seqs=2), drafter=drafter, depth=depth, decoding=law)
+        engine = Engine.of(kind(module(), max_num_seqs=2), drafter=drafter, depth=depth, decoding=distribution)
         found = [r.token_ids for r in engine.generate(prompts, greedy)]
-        assert found == [greedy_texts(law, rows, p, 16) for p in prompts]
-    assert law.second_model.lengths.tolist() == [0, 0]
+        assert found == [greedy_texts(distribution, rows, p, 16) for p in prompts]
+    assert distribution.second_model.lengths.tolist() == [0, 0]
 
 
 @BACKENDS
-def test_a_request_owns_two_slots_where_a_law_reads_the_target_after_another_prompt(kind):
+def test_a_request_owns_two_slots_where_a_distribution_reads_the_target_after_another_prompt(kind):
     target, greedy = kind(module(), max_num_seqs=4), SamplingParams(temperature=0, max_tokens=16)
     prompts = [[1, 2, 3, 1, 2, 3], [7], [4, 4, 4]]
 
@@ -251,7 +251,7 @@ class Cooler:
         return 0.5 * scores.logits
 
 
-def test_fused_walks_apply_to_the_logits_of_a_law_and_sampling_parameters_too(monkeypatch):
+def test_fused_walks_apply_to_the_logits_of_a_distribution_and_sampling_parameters_too(monkeypatch):
     target, small, halved = (TableModel(seed=seed, dtype=torch.float32) for seed in (0, 1, 0))
     halved.logits = 0.5 * halved.logits
     engine = Engine.of(target, draft_model=small, depth=3, num_paths=2, decoding=Cooler())
@@ -262,7 +262,7 @@ def test_fused_walks_apply_to_the_logits_of_a_law_and_sampling_parameters_too(mo
     assert [r.token_ids for r in engine.generate([[1, 2]] * 3, params)] == expected
 
 
-def test_the_output_follows_the_law():
+def test_the_output_follows_the_distribution():
     target, small, halved = (TableModel(seed=seed) for seed in (0, 1, 0))
     halved.logits = 0.5 * halved.logits
     engine = Engine.of(target, draft_model=small, depth=3, num_paths=2, decoding=Cooler())
@@ -270,14 +270,14 @@ def test_the_output_follows_the_law():
     assert p_value(engine, [1, 2], 2, 1500, against=halved) > 1e-3
 
 
-def test_a_law_reads_hidden_states_and_gives_the_probabilities_themselves():
+def test_a_distribution_reads_hidden_states_and_gives_the_probabilities_themselves():
     model, keys = module(), torch.randn(40, 32, generator=torch.Generator().manual_seed(0))
-    law = Nearest(keys, torch.arange(40) % 32)
+    distribution = Nearest(keys, torch.arange(40) % 32)
     prompts, params = [[1, 2, 3, 1, 2, 3]], SamplingParams(temperature=1.0, seed=3, max_tokens=12)
     made = {}
     for drafter in (None, "ngram"):
         target = CompiledLlama(model, max_num_seqs=1)
-        engine = Engine.of(target, drafter=drafter, depth=None if drafter is None else 3, verifier="auto", decoding=law)
+        engine = Engine.of(target, drafter=drafter, depth=None if drafter is None else 3, verifier="auto", decoding=distribution)
         made[drafter] = engine.generate(prompts, params.with_(logprobs=1, logprobs_mode="processed"))[0]
     for result in made.values():
         text = list(prompts[0])
@@ -285,12 +285,12 @@ def test_a_law_reads_hidden_states_and_gives_the_probabilities_themselves():
             with torch.no_grad():
                 out = model(torch.tensor([text]), output_hidden_states=True)
             p = out.logits[0, -1].softmax(-1) / 2
-            p[law.values[torch.cdist(out.hidden_states[2][0, -1:], keys).argmin()]] += 0.5
+            p[distribution.values[torch.cdist(out.hidden_states[2][0, -1:], keys).argmin()]] += 0.5
             assert logprob.logprob == pytest.approx(float(p[logprob.token_id].log()), abs=1e-3)
             text.append(logprob.token_id)
 
 
-def test_a_law_that_fails_for_one_request_leaves_the_others_their_tokens():
+def test_a_distribution_that_fails_for_one_request_leaves_the_others_their_tokens():
     class Odd:
         needs, gives_logits = Needs(), True
 
@@ -309,7 +309,7 @@ def test_a_law_that_fails_for_one_request_leaves_the_others_their_tokens():
     assert found[1].token_ids == plain[1].token_ids[: len(found[1].token_ids)]
 
 
-def test_laws_that_cannot_be_followed_are_refused():
+def test_distributions_that_cannot_be_followed_are_refused():
     with pytest.raises(CapacityError, match="two slots"):
         Engine.of(TableModel(max_num_seqs=1), drafter=None, decoding=Guidance([2, 3], 1.5))
     with pytest.raises(IncompatibleError, match="hidden states"):

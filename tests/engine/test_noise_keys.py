@@ -7,7 +7,7 @@ from scipy.stats import chi2
 
 from polydraft import Budget, Engine, Request, SamplingParams
 from polydraft.errors import InvalidInputError
-from tests.engine.tables import TableModel, law, table_engine
+from tests.engine.tables import TableModel, distribution, table_engine
 
 FREE = SamplingParams(max_tokens=12, seed=4)
 
@@ -60,7 +60,7 @@ def p_of_the_short_prompt(apart, count=300):
             short.append(engine.add_request(request))
     for _ in range(3):
         engine.step()
-    seen, expected = Counter(tuple(s.token_ids[:2]) for s in short[count:]), (law(target, (2,), 2) * count).tolist()
+    seen, expected = Counter(tuple(s.token_ids[:2]) for s in short[count:]), (distribution(target, (2,), 2) * count).tolist()
     return chi2.sf(sum((seen[x, y] - e) ** 2 / e for x, row in enumerate(expected) for y, e in enumerate(row)), 8)
 
 

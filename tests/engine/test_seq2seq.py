@@ -1,4 +1,4 @@
-"""Encoder-decoders in the engine: transformers' greedy texts token for token, the sampled law by enumeration, in every kind of batch."""
+"""Encoder-decoders in the engine: transformers' greedy texts token for token, the sampled distribution by enumeration, in every kind of batch."""
 
 import json
 from itertools import product
@@ -76,7 +76,7 @@ def test_a_text_drafter_copies_from_the_source():
         ("marian", "model", "block", 1),
     ],
 )
-def test_sampled_texts_have_the_law_of_the_models_rows(name, drafter, verifier, num_paths, monkeypatch):
+def test_sampled_texts_have_the_distribution_of_the_models_rows(name, drafter, verifier, num_paths, monkeypatch):
     """Three tokens of which two are possible each, over all noise, against the product of the rows of fresh passes in float64."""
     source, few = [7, 3, 7, 3, 1], (3, 7)
     made = engine(name, drafter, verifier=verifier, depth=1 if "without" in drafter else 2, num_paths=num_paths)
@@ -84,11 +84,11 @@ def test_sampled_texts_have_the_law_of_the_models_rows(name, drafter, verifier, 
     params, found = SamplingParams(max_tokens=3, seed=0, logit_bias=bans, temperature=2.0), np.zeros((V, V, V))
     for probability, (result,) in every_run(lambda: made.generate([source], params), monkeypatch):
         found[tuple(result.token_ids)] += probability
-    law = np.zeros((V, V, V))
+    distribution = np.zeros((V, V, V))
     for ids in product(few, repeat=3):
         rows = fresh(made.target.model, source, [START, *ids[:-1]])[:, list(few)] / 2.0
-        law[ids] = np.prod([row.softmax(-1)[few.index(t)].item() for row, t in zip(rows, ids, strict=True)])
-    assert np.abs(found - law).sum() < 1e-6
+        distribution[ids] = np.prod([row.softmax(-1)[few.index(t)].item() for row, t in zip(rows, ids, strict=True)])
+    assert np.abs(found - distribution).sum() < 1e-6
 
 
 def test_samples_of_one_source_differ_and_share_its_reading():

@@ -1,4 +1,4 @@
-"""Outputs follow a grammar and the target's law over what it allows: by enumeration, by frequency, and by parsing what was sampled."""
+"""Outputs follow a grammar and the target's distribution over what it allows: by enumeration, by frequency, and by parsing what was sampled."""
 
 import json
 import math
@@ -55,7 +55,7 @@ def next_tokens(path) -> set[int]:
     return {o[len(path)] for o in outputs() if o[: len(path)] == tuple(path) and len(o) > len(path)}
 
 
-def law(target: TableModel) -> dict[tuple[int, ...], float]:
+def distribution(target: TableModel) -> dict[tuple[int, ...], float]:
     """Probability of every output: the product of the table's rows over what may follow."""
     chances = {}
     for ids in outputs():
@@ -118,7 +118,7 @@ RULES = [
 
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize(("rule", "drawn", "shape"), RULES)
-def test_every_draft_enumerated_gives_the_masked_law(rule, drawn, shape, masked):
+def test_every_draft_enumerated_gives_the_masked_distribution(rule, drawn, shape, masked):
     tables, counts = Constrained(4, masked), by_depth(*([1, 1] if shape == "CHAIN" else [2, 1]))
     drafts = enumerate_drafts(tables, DraftSampling[drawn], counts, 2)
     assert measure(registry.verifier(rule), tables, DraftSampling[drawn], TreeShape[shape], counts, 2, drafts).tv < 1e-9
@@ -149,13 +149,13 @@ def ends(d, n):
 
 
 @pytest.mark.parametrize(("rule", "drawn"), [case for case in CHAINS if not registry.verifier(case[0]).info.shared_noise])
-def test_chains_that_end_by_their_own_path_keep_the_law(rule, drawn):
+def test_chains_that_end_by_their_own_path_keep_the_distribution(rule, drawn):
     for seed in (0, 4):
         assert measure(registry.verifier(rule), Tables(3, seed), DraftSampling[drawn], TreeShape.CHAIN, ends, 3).tv < 1e-9
 
 
 class Unmasked(ModelDrafter):
-    """Draws from laws that know nothing of the form."""
+    """Draws from distributions that know nothing of the form."""
 
     def start(self, requests):
         return super().start([replace(r, params=r.params.with_(structured_outputs=None)) for r in requests])
@@ -168,7 +168,7 @@ def p_value(made, samples=512) -> float:
         for s in made.generate([PROMPT], SamplingParams(n=256, seed=i, max_tokens=9, structured_outputs=FORM))[0].samples
     ]
     assert all(s.finish_reason == "stop" for s in given)
-    seen, expected = Counter(tuple(s.token_ids) for s in given), law(made.target)
+    seen, expected = Counter(tuple(s.token_ids) for s in given), distribution(made.target)
     assert sum(expected.values()) == pytest.approx(1) and set(seen) <= set(expected)
     big = [ids for ids, chance in expected.items() if chance * samples >= 5]
     rest = samples - sum(seen[ids] for ids in big), samples * (1 - sum(expected[ids] for ids in big))
@@ -178,11 +178,11 @@ def p_value(made, samples=512) -> float:
 
 
 @pytest.mark.parametrize("kind", ["paths", "coupled", "top_k"])
-def test_what_an_engine_writes_has_the_law_over_several_rounds(kind):
+def test_what_an_engine_writes_has_the_distribution_over_several_rounds(kind):
     assert p_value(engine(kind)) > 1e-3
 
 
-def test_drafts_that_know_nothing_of_the_form_keep_the_law():
+def test_drafts_that_know_nothing_of_the_form_keep_the_distribution():
     assert p_value(engine(drafter=Unmasked(engine().drafter.model), depth=2)) > 1e-3
 
 

@@ -25,10 +25,10 @@ class Markov:
         return (self.p if which == "p" else self.q)[path[-1] if path else self.root]
 
 
-def stopped_inside(tables: Any, law: DraftSampling) -> list[Grown]:
+def stopped_inside(tables: Any, distribution: DraftSampling) -> list[Grown]:
     """Wrong: of two children of the root the second is drawn only after a look at the first, and not where that is the likeliest."""
     q, found = tables.row("q", ()), dict[Path, float]()
-    for probability, (first, *more) in sibling_draws(law, [q] * 2, 2):
+    for probability, (first, *more) in sibling_draws(distribution, [q] * 2, 2):
         draws = (first,) if first == q.argmax() else (first, *more)
         found[draws] = found.get(draws, 0.0) + probability
     return [Grown(w, [0, *x], [-1, *[0] * len(x)], [(), *((t,) for t in x)], []) for x, w in found.items()]

@@ -1,4 +1,4 @@
-"""Every run of a program that draws from laws: each draw in turn takes every token that its law allows, with its probability."""
+"""Every run of a program that draws from distributions: each draw in turn takes every token that its distribution allows, with its probability."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,9 +31,9 @@ class Draws:
         every = list(sibling_draws(DraftSampling.SYSTEMATIC, [probs.astype(float)], len(drawn)))
         drawn[:] = every[self._draw(torch.tensor([p for p, _ in every], dtype=torch.float64))][1]
 
-    def _draw(self, law: torch.Tensor) -> int:
+    def _draw(self, distribution: torch.Tensor) -> int:
         if self.at == len(self.trail):
-            self.trail.append([(t, p) for t, p in enumerate(law.tolist()) if p > 0])
+            self.trail.append([(t, p) for t, p in enumerate(distribution.tolist()) if p > 0])
         token, p = self.trail[self.at][0]
         self.at += 1
         self.probability *= p

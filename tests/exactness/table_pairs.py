@@ -1,4 +1,4 @@
-"""Two tables in float64, a target and a draft, as the checker sees them; the rules for a shape, and the law of what an engine emits."""
+"""Two tables in float64, a target and a draft, as the checker sees them; the rules for a shape, and the distribution of what an engine emits."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The contrastive law: kept by every lossless rule, by enumeration; its rows come from the draft pass; its traps and fakes."""
+"""The contrastive distribution: kept by every lossless rule, by enumeration; its rows come from the draft pass; its traps and fakes."""
 
 import numpy as np
 import pytest
@@ -35,11 +35,11 @@ DRAWN = [pair for pair in PAIRS if pair[0] is not DraftSampling.COUPLED]
 """Races decide by their noise: tests/exactness/test_race.py enumerates them."""
 
 
-@pytest.mark.parametrize(("law", "shape", "name"), DRAWN, ids=words)
-def test_every_lossless_rule_keeps_the_contrastive_law(law, shape, name):
+@pytest.mark.parametrize(("distribution", "shape", "name"), DRAWN, ids=words)
+def test_every_lossless_rule_keeps_the_contrastive_distribution(distribution, shape, name):
     label, counts, depth = SHAPES[shape][-1]
     for seed in (0, 4):
-        found = measure(RULES[name], ContrastedTables(3, seed), law, shape, counts, depth)
+        found = measure(RULES[name], ContrastedTables(3, seed), distribution, shape, counts, depth)
         assert found.error < 1e-12, f"{label}, seed {seed}: {found}"
 
 
@@ -52,7 +52,7 @@ def test_without_mask_and_contrast_it_is_the_expert_and_with_the_mask_the_expert
 
 
 def contrasted(target, small, alpha=0.1, beta=0.5):
-    """Tables of the law itself, as the checker sees them."""
+    """Tables of the distribution itself, as the checker sees them."""
     made = TableModel(target.vocab_size)
     made.logits = contrast(target.logits, small.logits, alpha, beta)
     return made
@@ -70,7 +70,7 @@ def contrasted(target, small, alpha=0.1, beta=0.5):
         (None, "auto", (None, None)),
     ],
 )
-def test_what_an_engine_emits_follows_the_contrastive_law(kind, verifier, size, pair, monkeypatch):
+def test_what_an_engine_emits_follows_the_contrastive_distribution(kind, verifier, size, pair, monkeypatch):
     target, small = pair
     engine = Engine.of(
         target,
@@ -99,7 +99,7 @@ class BonusOfTheExpert(Contrastive):
         return torch.where(inner[..., None], found, scores.logits)
 
 
-class OfTheDraftsLaw(Contrastive):
+class OfTheDraftsDistribution(Contrastive):
     """Wrong: the amateur's row after sampling parameters, in the place of its logits."""
 
     def __call__(self, scores, tree, contexts, second=None):
@@ -107,18 +107,18 @@ class OfTheDraftsLaw(Contrastive):
 
 
 class Ranks(Contrastive):
-    """Wrong: contrastive scores choose what is allowed, the expert's law does the rest."""
+    """Wrong: contrastive scores choose what is allowed, the expert's distribution does the rest."""
 
     def __call__(self, scores, tree, contexts, second=None):
         found = super().__call__(scores, tree, contexts, second)
         return scores.logits.masked_fill(found < found.amax(-1, keepdim=True) - 1, -torch.inf)
 
 
-@pytest.mark.parametrize("fake", [None, BonusOfTheExpert, OfTheDraftsLaw, Ranks])
-def test_laws_that_are_contrastive_by_name_only_are_noticed(fake, pair, monkeypatch):
+@pytest.mark.parametrize("fake", [None, BonusOfTheExpert, OfTheDraftsDistribution, Ranks])
+def test_distributions_that_are_contrastive_by_name_only_are_noticed(fake, pair, monkeypatch):
     target, small = pair
-    law = (fake or Contrastive)(small)
-    engine = Engine.of(target, draft_model=small, drafter="model:chain", verifier="block", depth=1, decoding=law)
+    distribution = (fake or Contrastive)(small)
+    engine = Engine.of(target, draft_model=small, drafter="model:chain", verifier="block", depth=1, decoding=distribution)
     expected = TwoTables(contrasted(target, small), small, [1, 2])
     first = torch.from_numpy(expected.row("p", ()))
     pairs = first[:, None] * torch.stack([torch.from_numpy(expected.row("p", (t,))) for t in range(3)])
@@ -153,9 +153,9 @@ def models():
     return [load.load_model(str(folder()), device="cpu", max_num_seqs=2) for folder in (pair.target_folder, pair.draft_folder)]
 
 
-def texts(models, drafter, law, **options):
+def texts(models, drafter, distribution, **options):
     target, small = models
-    engine = Engine.of(target, draft_model=small, drafter=drafter, decoding=law, **options)
+    engine = Engine.of(target, draft_model=small, drafter=drafter, decoding=distribution, **options)
     greedy = SamplingParams(temperature=0, max_tokens=24)
     return [r.token_ids for r in engine.generate([[5, 9, 70, 5, 9], [33, 200]], greedy)]
 
@@ -165,12 +165,13 @@ def test_beta_0_without_the_mask_is_ordinary_speculative_sampling_bit_for_bit(mo
     size = {"draft_model": small, "drafter": "model", "depth": 3, "num_paths": 2}
     params = SamplingParams(seed=7, max_tokens=32)
     plain = Engine.of(target, **size).generate([[5, 9, 70]], params)[0]
-    law = Engine.of(target, **size, decoding="contrastive", decoding_options={"alpha": 0, "beta": 0}).generate(
+    distribution = Engine.of(target, **size, decoding="contrastive", decoding_options={"alpha": 0, "beta": 0}).generate(
         [[5, 9, 70]], params
     )[0]
-    assert law.token_ids == plain.token_ids and law.stats.accepted_tokens == plain.stats.accepted_tokens
+    assert distribution.token_ids == plain.token_ids and distribution.stats.accepted_tokens == plain.stats.accepted_tokens
     assert (
-        law.lossless_to == "the contrastive distribution of target and amateur" and plain.lossless_to == "the target distribution"
+        distribution.lossless_to == "the contrastive distribution of target and amateur"
+        and plain.lossless_to == "the target distribution"
     )
 
 

@@ -29,11 +29,11 @@ EXACT = {
     if (rule := registry.verifier(name)).info.lossless and not rule.info.shared_noise
 }
 PAIRS = [
-    (law, shape, name)
-    for law in (IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.GREEDY_PLUS_ONE)
+    (distribution, shape, name)
+    for distribution in (IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.GREEDY_PLUS_ONE)
     for shape in (CHAIN, TreeShape.PATHS, TreeShape.PRODUCT)
     for name, rule in EXACT.items()
-    if law in rule.info.draft_sampling and shape in rule.info.shapes
+    if distribution in rule.info.draft_sampling and shape in rule.info.shapes
 ]
 
 
@@ -85,12 +85,12 @@ def whole(seed):
     return found
 
 
-@pytest.mark.parametrize(("law", "shape", "name"), PAIRS, ids=lambda x: x if isinstance(x, str) else x.name)
-def test_verifier_keeps_the_target_distribution_of_a_draft_vocabulary(law, shape, name, drafted):
+@pytest.mark.parametrize(("distribution", "shape", "name"), PAIRS, ids=lambda x: x if isinstance(x, str) else x.name)
+def test_verifier_keeps_the_target_distribution_of_a_draft_vocabulary(distribution, shape, name, drafted):
     tables = Rows(whole(0), drafted)
     assert all(row[3] == 0 and (row[:3] > 0).all() for row in drafted.values())
     for _, counts, depth in SHAPES[shape]:
-        assert measure(EXACT[name], tables, law, shape, counts, depth).error < 1e-12
+        assert measure(EXACT[name], tables, distribution, shape, counts, depth).error < 1e-12
 
 
 def test_a_verifier_that_is_told_of_all_tokens_is_biased(drafted):

@@ -30,7 +30,7 @@ WIDE = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name == "3 paths of 3" else name for name in WIDE]
 )
-def test_wide_trees_keep_the_law(name):
+def test_wide_trees_keep_the_distribution(name):
     shape, counts, depth = WIDE[name]
     for seed in range(6):
         assert measure(flow, Tables(3, seed), SYS, shape, counts, depth).error < 1e-12, seed
@@ -50,7 +50,7 @@ ROWS = {
     "one-hot, both": lambda p, q: (cut(p, 1), cut(q, 1)),
     "ties in q": lambda p, q: (p, np.full_like(q, 1 / q.size)),
     "ties in both": lambda p, q: (np.full_like(p, 1 / p.size), np.full_like(q, 1 / q.size)),
-    "truncated laws": lambda p, q: (cut(p, 2), cut(q, 3)),
+    "truncated distributions": lambda p, q: (cut(p, 2), cut(q, 3)),
     "a truncated draft": lambda p, q: (p, cut(q, 2)),
     "disjoint supports": lambda p, q: (p * [1, 1, 0, 0] / p[:2].sum(), q * [0, 0, 1, 1] / q[2:].sum()),
     "tiny masses": lambda p, q: (p * [1, 1e-14, 1, 1e-14] / (p * [1, 1e-14, 1, 1e-14]).sum(), q),
@@ -69,7 +69,7 @@ class Changed:
 
 @pytest.mark.parametrize("kind", ROWS)
 @pytest.mark.parametrize("K", [2, 3, 4])
-def test_degenerate_rows_keep_the_law(kind, K):
+def test_degenerate_rows_keep_the_distribution(kind, K):
     for seed in (0, 6):
         assert measure(flow, Changed(seed, ROWS[kind]), SYS, PATHS, by_depth(K, 1), 2).error < 1e-12
 
@@ -86,20 +86,20 @@ def test_one_path_is_block_verification_to_the_last_bit(seed):
 def test_more_is_kept_than_by_greedy_traversal_of_iid_paths():
     """On average over tables; the tables of docs/papers/flow.md are of real text."""
     setting = PATHS, by_depth(3, 1), 2
-    ours, theirs = ([measure(verifier(n), Tables(4, s), law, *setting).block_efficiency for s in range(0, 30, 6)]
-                    for n, law in (("flow", SYS), ("greedy_traversal", IID)))  # fmt: skip
+    ours, theirs = ([measure(verifier(n), Tables(4, s), distribution, *setting).block_efficiency for s in range(0, 30, 6)]
+                    for n, distribution in (("flow", SYS), ("greedy_traversal", IID)))  # fmt: skip
     assert np.mean(ours) > 1.02 * np.mean(theirs)
 
 
 # Mistakes
 
 
-def worst(law=SYS, drafts=None, K=3, seeds=(0, 6, 12)):
+def worst(distribution=SYS, drafts=None, K=3, seeds=(0, 6, 12)):
     found = []
     for seed in seeds:
         tables = Tables(4, seed)
         given = None if drafts is None else drafts(tables, K, 2)
-        found.append(measure(flow, tables, law, PATHS, by_depth(K, 1), 2, given).tv)
+        found.append(measure(flow, tables, distribution, PATHS, by_depth(K, 1), 2, given).tv)
     return max(found)
 
 
@@ -130,8 +130,8 @@ def one_uniform(tables, K, depth):
                 level[j] = len(tokens) - 1
         return Grown(0.0, tokens, parents, paths, [])
 
-    laws = [tables.row("q", path) for d in range(depth) for path in np.ndindex(*[tables.V] * d)]
-    at = np.unique([0, 1, *(k * F - j for q in laws for F in q.cumsum() for k in range(1, K + 1) for j in range(k))])
+    distributions = [tables.row("q", path) for d in range(depth) for path in np.ndindex(*[tables.V] * d)]
+    at = np.unique([0, 1, *(k * F - j for q in distributions for F in q.cumsum() for k in range(1, K + 1) for j in range(k))])
     at = at[(at >= 0) & (at <= 1)]
     found = [grown((low + high) / 2) for low, high in itertools.pairwise(at)]
     for d, low, high in zip(found, at, at[1:], strict=False):
@@ -165,7 +165,7 @@ def careless(g, r, P, D, *, start=1.0, capped=True, from_marginals=False):
 
 
 @pytest.mark.parametrize("start", [0.01, 1.0, 10.0])
-def test_any_start_keeps_the_law(start, monkeypatch):
+def test_any_start_keeps_the_distribution(start, monkeypatch):
     monkeypatch.setattr(module, "scaled", partial(careless, start=start))
     assert worst() < 1e-12
 

@@ -1,4 +1,4 @@
-"""The guided law: kept with drafts, by enumeration; scored in one pass; its limits, its fakes, its two slots."""
+"""The guided distribution: kept with drafts, by enumeration; scored in one pass; its limits, its fakes, its two slots."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def pair():
         (None, "auto", (None, None)),
     ],
 )
-def test_what_an_engine_emits_follows_the_guided_law(kind, verifier, size, pair, monkeypatch):
+def test_what_an_engine_emits_follows_the_guided_distribution(kind, verifier, size, pair, monkeypatch):
     target, small = pair
     parts = {
         "draft_model": small,
@@ -65,7 +65,7 @@ class OfTheFirstPrompt(Guidance):
 
 
 class OfProbabilities(Guidance):
-    """Wrong: laws are moved apart, not logits."""
+    """Wrong: distributions are moved apart, not logits."""
 
     def __call__(self, scores, tree, contexts, second=None):
         c, u = scores.logits.softmax(-1), second.logits.softmax(-1)
@@ -82,15 +82,15 @@ class BonusUnguided(Guidance):
 
 
 @pytest.mark.parametrize("fake", [None, OfTheFirstPrompt, OfProbabilities, BonusUnguided])
-def test_laws_that_are_guided_by_name_only_are_noticed(fake, pair, monkeypatch):
+def test_distributions_that_are_guided_by_name_only_are_noticed(fake, pair, monkeypatch):
     target, small = pair
-    law = (fake or Guidance)(BARE, SCALE)
-    engine = Engine.of(target, draft_model=small, drafter="model:chain", verifier="block", depth=1, decoding=law)
+    distribution = (fake or Guidance)(BARE, SCALE)
+    engine = Engine.of(target, draft_model=small, drafter="model:chain", verifier="block", depth=1, decoding=distribution)
     tv = (emitted_probs(engine, PROMPT, 2, monkeypatch) - guided(target, length=2)).abs().sum() / 2
     assert (tv < 1e-12) if fake is None else tv > 0.01
 
 
-def test_scale_1_is_the_target_and_0_the_unconditional_law(pair, monkeypatch):
+def test_scale_1_is_the_target_and_0_the_unconditional_distribution(pair, monkeypatch):
     target, _ = pair
     for scale, prompt in ((1.0, PROMPT), (0.0, BARE)):
         found = emitted_probs(Engine.of(target, drafter=None, decoding=Guidance(BARE, scale)), PROMPT, 2, monkeypatch)

@@ -20,19 +20,19 @@ NEAR = torch.tensor([[1, 3, 2], [2, 0, 3], [3, 1, 0], [0, 2, 1]])
 BUDGETS = [{"delta": 0.1}, {"delta": 0.6}, {"factor": 0.5}, {"factor": 3.0}]
 
 
-def laws(seed, rows=50, size=V):
+def distributions(seed, rows=50, size=V):
     drawn = np.random.default_rng(seed).dirichlet(np.full(size, 0.5), (2, rows))
     return torch.from_numpy(drawn[0]), torch.from_numpy(drawn[1])
 
 
 @pytest.mark.parametrize(
-    ("law", "name"),
+    ("distribution", "name"),
     [(DraftSampling.IID, "recursive"), (DraftSampling.WITHOUT_REPLACEMENT, "recursive_wor"), (DraftSampling.POINT_MASS, "match")],
 )
-def test_without_a_budget_the_verdict_is_the_exact_rules_bit_for_bit(law, name):
+def test_without_a_budget_the_verdict_is_the_exact_rules_bit_for_bit(distribution, name):
     tables = Tables(V, 1)
-    batch = as_batch(tables, law, PRODUCT, enumerate_drafts(tables, law, by_depth(2, 1), 2))
-    rule = latent.latent(NEAR, replacement=law is not DraftSampling.WITHOUT_REPLACEMENT)
+    batch = as_batch(tables, distribution, PRODUCT, enumerate_drafts(tables, distribution, by_depth(2, 1), 2))
+    rule = latent.latent(NEAR, replacement=distribution is not DraftSampling.WITHOUT_REPLACEMENT)
     ours, exact = rule(*batch), registry.verifier(name)(*batch)
     assert torch.equal(ours.stop, exact.stop)
     for node in range(batch[0].tree.num_nodes):
@@ -40,10 +40,10 @@ def test_without_a_budget_the_verdict_is_the_exact_rules_bit_for_bit(law, name):
         assert torch.equal(ours.after(at), exact.after(at))
 
 
-@pytest.mark.parametrize("law", [DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.POINT_MASS])
-def test_without_a_budget_trees_keep_the_law(law):
-    rule = latent.latent(NEAR, replacement=law is not DraftSampling.WITHOUT_REPLACEMENT)
-    assert measure(rule, Tables(V, 3), law, PRODUCT, by_depth(2, 1), 2).error < 1e-12
+@pytest.mark.parametrize("distribution", [DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.POINT_MASS])
+def test_without_a_budget_trees_keep_the_distribution(distribution):
+    rule = latent.latent(NEAR, replacement=distribution is not DraftSampling.WITHOUT_REPLACEMENT)
+    assert measure(rule, Tables(V, 3), distribution, PRODUCT, by_depth(2, 1), 2).error < 1e-12
     assert measure(latent.latent(NEAR, delta=0.5), Tables(V, 3), DraftSampling.IID, PRODUCT, by_depth(2, 1), 2).tv > 0.01
 
 
@@ -55,7 +55,7 @@ def test_neighbours_without_mass_change_nothing():
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_total_variation_of_one_sampled_draft_is_the_mass_that_was_borrowed_and_used(budget):
-    p, q = laws(5)
+    p, q = distributions(5)
     every = torch.arange(V).expand(len(p), -1)
     borrowed = latent.borrowed(p, every, NEAR, **budget)[0]
     tv = (latent.output_probs(p, q, NEAR, **budget) - p).abs().sum(1) / 2
@@ -63,28 +63,28 @@ def test_total_variation_of_one_sampled_draft_is_the_mass_that_was_borrowed_and_
 
 
 def test_a_budget_does_not_bound_the_total_variation():
-    p, q = laws(6, rows=300)
+    p, q = distributions(6, rows=300)
     tv = (latent.output_probs(p, q, NEAR, delta=0.1) - p).abs().sum(1) / 2
     assert (tv > 0.1).any()
 
 
 def test_a_deterministic_draft_moves_the_mass_that_it_borrowed():
-    p, _ = laws(7)
+    p, _ = distributions(7)
     x = torch.full((len(p), 1), 2)
     rule = latent.latent(NEAR, delta=0.3)
-    law = rule.emitted_probs(p, None, x)
+    distribution = rule.emitted_probs(p, None, x)
     borrowed = latent.borrowed(p, x, NEAR, delta=0.3)[0][:, 0]
-    assert torch.allclose(law.sum(1), torch.ones(len(p), dtype=p.dtype))
-    assert torch.allclose(law[:, 2] - p[:, 2], borrowed)
-    assert torch.allclose((law - p).abs().sum(1) / 2, borrowed)
+    assert torch.allclose(distribution.sum(1), torch.ones(len(p), dtype=p.dtype))
+    assert torch.allclose(distribution[:, 2] - p[:, 2], borrowed)
+    assert torch.allclose((distribution - p).abs().sum(1) / 2, borrowed)
 
 
-@pytest.mark.parametrize("law", [DraftSampling.IID, DraftSampling.POINT_MASS])
-def test_deviation_is_that_of_the_enumerated_rounds(law):
+@pytest.mark.parametrize("distribution", [DraftSampling.IID, DraftSampling.POINT_MASS])
+def test_deviation_is_that_of_the_enumerated_rounds(distribution):
     """One token deep: the expected total variation of the round's first token, counted once for each token of the round."""
     tables, rule = Tables(V, 9), latent.latent(NEAR, delta=0.4)
-    drafts = enumerate_drafts(tables, law, by_depth(1), 1)
-    draft, p = as_batch(tables, law, CHAIN, drafts)
+    drafts = enumerate_drafts(tables, distribution, by_depth(1), 1)
+    draft, p = as_batch(tables, distribution, CHAIN, drafts)
     tv, tokens = rule.deviation(draft, p)
     weight = torch.tensor([d.probability for d in drafts], dtype=p.dtype)
     verdict = rule(draft, p)
@@ -97,7 +97,7 @@ def test_deviation_is_that_of_the_enumerated_rounds(law):
 
 
 def test_acceptance_grows_with_the_budget():
-    p, q = laws(8)
+    p, q = distributions(8)
     kept = [latent.accept_probability(p, q, torch.zeros(50, 1, dtype=torch.long), NEAR, delta=d) for d in (0, 0.1, 0.3, 0.9)]
     assert all((less <= more).all() for less, more in pairwise(kept))
     assert (kept[0] < kept[-1]).any()
@@ -114,12 +114,12 @@ def test_greedily_a_draft_is_kept_where_its_neighbourhood_outweighs_the_best():
 
 
 def test_mistaken_variants_are_found():
-    p, q = laws(10)
+    p, q = distributions(10)
     exact, rule = p, latent.latent(NEAR)
     x = torch.full((len(p), 1), 1)
 
-    def error(law):
-        return float((law - exact).abs().max())
+    def error(distribution):
+        return float((distribution - exact).abs().max())
 
     def released(p, x):
         """Takes all listed neighbours away after a rejection, whatever was borrowed."""

@@ -1,4 +1,4 @@
-"""Gumbel-max list sampling: the law of two tokens by chi-square, acceptance against its bound, and the trap."""
+"""Gumbel-max list sampling: the distribution of two tokens by chi-square, acceptance against its bound, and the trap."""
 
 import pytest
 import torch
@@ -30,13 +30,13 @@ def listed(K, seeds=SEEDS):
     return Draft(drafted, DraftSampling.LISTED, shape, Q[drafted.tokens], parents.clamp(min=-1).contiguous(), key), key
 
 
-def p_value(texts, law, cells):
+def p_value(texts, distribution, cells):
     seen = texts.bincount(minlength=cells).double()
-    return chi2.sf(float(((seen - len(texts) * law) ** 2 / (len(texts) * law)).sum()), cells - 1)
+    return chi2.sf(float(((seen - len(texts) * distribution) ** 2 / (len(texts) * distribution)).sum()), cells - 1)
 
 
 @pytest.mark.parametrize("K", [1, 2, 3])
-def test_law_of_two_tokens_is_the_targets(K):
+def test_distribution_of_two_tokens_is_the_targets(K):
     draft, key = listed(K)
     outcome = verifier("list_race")(draft, P[draft.tree.tokens]).sample(key)
     texts = outcome.emitted(draft.tree)

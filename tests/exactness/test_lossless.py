@@ -1,4 +1,4 @@
-"""Every registered lossless verifier keeps the target's law exactly, for every sibling law and shape that it declares."""
+"""Every registered lossless verifier keeps the target's distribution exactly, for every sibling distribution and shape that it declares."""
 
 import pytest
 import torch
@@ -12,19 +12,19 @@ from tests.exactness.harness import SHAPES
 RULES = {name: registry.verifier(name) for name in registry.names("verifier")}
 EXACT = {name: rule for name, rule in RULES.items() if rule.info.lossless and not rule.info.shared_noise}
 PAIRS = [
-    (law, shape, name)
-    for law in DraftSampling
+    (distribution, shape, name)
+    for distribution in DraftSampling
     for shape in TreeShape
     for name, rule in EXACT.items()
-    if law in rule.info.draft_sampling
+    if distribution in rule.info.draft_sampling
     and shape in rule.info.shapes
-    and law is not DraftSampling.LISTED  # shared noise: test_race
+    and distribution is not DraftSampling.LISTED  # shared noise: test_race
 ]
 CASES = [
-    pytest.param(V, law, shape, name, marks=pytest.mark.slow if V == 5 else ())
+    pytest.param(V, distribution, shape, name, marks=pytest.mark.slow if V == 5 else ())
     for V in (3, 4, 5)
-    for law, shape, name in PAIRS
-    if V == 3 or law is not DraftSampling.COUPLED
+    for distribution, shape, name in PAIRS
+    if V == 3 or distribution is not DraftSampling.COUPLED
 ]
 """Coupled drafts are enumerated as draws without replacement, and the one rule that is enumerated for both does not read which they are."""
 SEEDS = {3: 12, 4: 6, 5: 6}
@@ -35,21 +35,21 @@ def words(x):
     return x if isinstance(x, str) else str(x) if isinstance(x, int) else x.name
 
 
-@pytest.mark.parametrize(("V", "law", "shape", "name"), CASES, ids=words)
-def test_verifier_keeps_the_target_law_exactly(V, law, shape, name):
+@pytest.mark.parametrize(("V", "distribution", "shape", "name"), CASES, ids=words)
+def test_verifier_keeps_the_target_distribution_exactly(V, distribution, shape, name):
     for label, counts, depth in SHAPES[shape]:
         for seed in range(SEEDS[V]):
-            found = measure(RULES[name], Tables(V, seed), law, shape, counts, depth)
+            found = measure(RULES[name], Tables(V, seed), distribution, shape, counts, depth)
             assert found.error < 1e-12, f"{label}, seed {seed}: {found}"
 
 
-@pytest.mark.parametrize(("law", "shape", "name"), PAIRS, ids=words)
-def test_verdict_is_a_law_over_nodes_without_mass_on_padding_or_copies(law, shape, name):
+@pytest.mark.parametrize(("distribution", "shape", "name"), PAIRS, ids=words)
+def test_verdict_is_a_distribution_over_nodes_without_mass_on_padding_or_copies(distribution, shape, name):
     from polydraft import tree
 
     tables = Tables(3, 1)
     _, counts, depth = SHAPES[shape][0]
-    draft, p = as_batch(tables, law, shape, enumerate_drafts(tables, law, counts, depth))
+    draft, p = as_batch(tables, distribution, shape, enumerate_drafts(tables, distribution, counts, depth))
     stop = RULES[name](draft, p).stop
     first = tree.first_copies(draft.tree)
     assert torch.allclose(stop.sum(1), torch.ones(len(stop), dtype=torch.float64), atol=1e-14)
@@ -60,18 +60,18 @@ def test_verdict_is_a_law_over_nodes_without_mass_on_padding_or_copies(law, shap
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_undeclared_drafts_are_refused(name):
     tables, info = Tables(3, 0), RULES[name].info
-    for law in set(DraftSampling) - {DraftSampling.LISTED}:
+    for distribution in set(DraftSampling) - {DraftSampling.LISTED}:
         for shape in TreeShape:
-            if law in info.draft_sampling and shape in info.shapes:
+            if distribution in info.draft_sampling and shape in info.shapes:
                 continue
             _, counts, depth = SHAPES[shape][0]
-            draft, p = as_batch(tables, law, shape, enumerate_drafts(tables, law, counts, depth)[:1])
+            draft, p = as_batch(tables, distribution, shape, enumerate_drafts(tables, distribution, counts, depth)[:1])
             with pytest.raises(IncompatibleError, match=name):
                 verify(name, draft, p)
 
 
 @pytest.mark.parametrize("name", sorted(EXACT))
-def test_empty_draft_emits_the_target_law(name):
+def test_empty_draft_emits_the_target_distribution(name):
     from polydraft.core import Draft
 
     p = torch.tensor([[[0.2, 0.3, 0.5]]])

@@ -24,7 +24,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_reported_law_of_one_draft_is_the_enumerated_one(name):
+def test_reported_distribution_of_one_draft_is_the_enumerated_one(name):
     rule, output_probs = RULES[name]
     assert not rule.info.lossless
     largest = 0.0
@@ -135,8 +135,8 @@ def test_small_budget_for_each_candidate_can_move_all_of_the_mass():
     p, q = torch.zeros(1, V, dtype=torch.float64), torch.zeros(1, V, dtype=torch.float64)
     p[0, ::2], q[0, 1::2] = 2 / V, 2 / V
     pairs = (torch.arange(V) ^ 1)[:, None]
-    law = latent.output_probs(p, q, pairs, delta=0.005)
-    assert (law - p).abs().sum().item() / 2 == pytest.approx(1.0)
+    distribution = latent.output_probs(p, q, pairs, delta=0.005)
+    assert (distribution - p).abs().sum().item() / 2 == pytest.approx(1.0)
 
 
 def test_budgets_and_tables_that_mean_nothing_are_refused():

@@ -39,12 +39,12 @@ def store(target, tmp_path):
 
 
 def sure(store, target, **options):
-    """A law that trusts what it finds."""
+    """A distribution that trusts what it finds."""
     return Nearest(store, target, **{"alpha": 1.5, "temperature": 0.05, **options})
 
 
-def engine(target, law, drafter="nest", **options):
-    return Engine.of(target, decoding=law, drafter=drafter, **({} if drafter is None else {"depth": 6}), **options)
+def engine(target, distribution, drafter="nest", **options):
+    return Engine.of(target, decoding=distribution, drafter=drafter, **({} if drafter is None else {"depth": 6}), **options)
 
 
 def test_keys_are_the_states_of_a_fresh_pass_and_passages_are_short(store):
@@ -63,10 +63,10 @@ def test_the_mixture_counts_every_hit_with_its_weight():
 
 
 def test_spans_change_no_token_and_every_quotation_stands_where_it_is_said_to(target, store):
-    law = sure(store, target)
+    distribution = sure(store, target)
     prompts = [TEXTS["rising"][:8], TEXTS["threes"][:5]]
-    quoted = engine(target, law).generate(prompts, GREEDY)
-    plain = engine(target, law, None).generate(prompts, GREEDY)
+    quoted = engine(target, distribution).generate(prompts, GREEDY)
+    plain = engine(target, distribution, None).generate(prompts, GREEDY)
     assert [r.token_ids for r in quoted] == [r.token_ids for r in plain]
     assert sum(r.stats.accepted_tokens for r in quoted) > 8 and all(r.lossless and r.sources for r in quoted)
     for result in quoted:
@@ -76,12 +76,12 @@ def test_spans_change_no_token_and_every_quotation_stands_where_it_is_said_to(ta
             assert passage.source == q.source
             assert passage.tokens[q.position : q.position + q.end - q.start].tolist() == result.token_ids[q.start : q.end]
     assert {q.source for r in quoted for q in r.sources} <= {*TEXTS} and plain[0].sources == []
-    assert Engine.of(target, decoding=law).drafter.info.name == "nest"
+    assert Engine.of(target, decoding=distribution).drafter.info.name == "nest"
 
 
 def test_a_span_goes_on_without_a_search_and_passages_are_sought_seldom(target, store, monkeypatch):
-    law, selected = sure(store, target), []
-    made = engine(target, law)
+    distribution, selected = sure(store, target), []
+    made = engine(target, distribution)
     monkeypatch.setattr(made.drafter, "_selected", lambda *given, f=made.drafter._selected: selected.append(0) or f(*given))
     (result,) = made.generate([TEXTS["rising"][:8]], GREEDY)
     assert result.stats.accepted_tokens > 12 and len(selected) < 8
@@ -96,7 +96,7 @@ class Wide(Nearest):
 
 
 class Bare:
-    """The target's own law, likewise."""
+    """The target's own distribution, likewise."""
 
     needs, gives_logits = Needs(), True
 
@@ -104,11 +104,11 @@ class Bare:
         return scores.logits.double()
 
 
-def emitted(target, law, drafter, verifier, monkeypatch):
-    """The law of three tokens, of those three that are not banned; the first begins a span, the second is drafted."""
+def emitted(target, distribution, drafter, verifier, monkeypatch):
+    """The distribution of three tokens, of those three that are not banned; the first begins a span, the second is drafted."""
     bans = {t: -float("inf") for t in range(32) if t not in (4, 5, 6)}
     params = SamplingParams(max_tokens=3, seed=0, logit_bias=bans)
-    made, found = engine(target, law, drafter, verifier=verifier), np.zeros((32, 32, 32))
+    made, found = engine(target, distribution, drafter, verifier=verifier), np.zeros((32, 32, 32))
     for probability, (result,) in every_run(lambda: made.generate([[1, 2, 3]], params), monkeypatch):
         found[tuple(result.token_ids)] += probability
     assert found.sum() == pytest.approx(1)
@@ -116,20 +116,20 @@ def emitted(target, law, drafter, verifier, monkeypatch):
 
 
 def test_limits_of_the_two_tests_by_enumeration(target, store, monkeypatch):
-    def law(**options):
+    def distribution(**options):
         return Wide(store, target, **{"alpha": 1.5, "temperature": 1.0, **options})
 
     def distance(a, b):
         return np.abs(a - b).sum() / 2
 
     bare = emitted(target, Bare(), None, "auto", monkeypatch)
-    mixture = emitted(target, law(), None, "auto", monkeypatch)
+    mixture = emitted(target, distribution(), None, "auto", monkeypatch)
     assert distance(mixture, bare) > 0.01
-    assert distance(emitted(target, law(alpha=-1e6), None, "auto", monkeypatch), bare) < 1e-6  # lambda = 1
-    assert distance(emitted(target, law(), "nest", "match", monkeypatch), mixture) < 1e-6
+    assert distance(emitted(target, distribution(alpha=-1e6), None, "auto", monkeypatch), bare) < 1e-6  # lambda = 1
+    assert distance(emitted(target, distribution(), "nest", "match", monkeypatch), mixture) < 1e-6
     never = Lenient(lenient.info, gamma=1e12)
-    assert distance(emitted(target, law(), "nest", never, monkeypatch), mixture) < 1e-6
-    assert distance(emitted(target, law(), "nest", lenient, monkeypatch), mixture) > 0.01 and not lenient.info.lossless
+    assert distance(emitted(target, distribution(), "nest", never, monkeypatch), mixture) < 1e-6
+    assert distance(emitted(target, distribution(), "nest", lenient, monkeypatch), mixture) > 0.01 and not lenient.info.lossless
 
 
 def test_the_lenient_test_deviates_by_what_it_says():
@@ -138,13 +138,13 @@ def test_the_lenient_test_deviates_by_what_it_says():
         tokens = torch.tensor([[0, token]])
         draft = Draft(TokenTree.chain(tokens), DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full((1, 2), -1))
         verdict = Lenient(lenient.info, gamma)(draft, p.expand(1, 2, 3))
-        law = verdict.stop[0, 0] * p + verdict.stop[0, 1] * torch.nn.functional.one_hot(torch.tensor(token), 3)
-        assert (law - p).abs().sum() / 2 == pytest.approx(float(deviation(p, p[token], gamma)))
+        distribution = verdict.stop[0, 0] * p + verdict.stop[0, 1] * torch.nn.functional.one_hot(torch.tensor(token), 3)
+        assert (distribution - p).abs().sum() / 2 == pytest.approx(float(deviation(p, p[token], gamma)))
 
 
 def test_a_deleted_passage_is_never_quoted_again(target, store, tmp_path):
-    law = sure(Passages.open(tmp_path / "passages", target), target)
-    made, prompt = engine(target, law), TEXTS["rising"][:8]
+    distribution = sure(Passages.open(tmp_path / "passages", target), target)
+    made, prompt = engine(target, distribution), TEXTS["rising"][:8]
     assert "rising" in {q.source for q in made.generate([prompt], GREEDY)[0].sources}
     assert store.delete("rising") == 1  # through another connection
     again = made.generate([prompt] * 3, [GREEDY, GREEDY.with_(temperature=1.0, seed=1), GREEDY.with_(temperature=1.0, seed=2)])
@@ -178,9 +178,9 @@ def test_files_that_cannot_be_used_are_refused_and_kept(target, store, tmp_path)
     Passages.create(tmp_path / "empty", target)
     with pytest.raises(InvalidInputError, match="has no passages"):
         Engine.of(target, decoding="nest", decoding_options={"passages": tmp_path / "empty"})
-    for law, drafter, said in ((None, "nest", "without the decoding method"), ("nest", None, "without passages")):
+    for distribution, drafter, said in ((None, "nest", "without the decoding method"), ("nest", None, "without passages")):
         with pytest.raises(InvalidInputError, match=said):
-            Engine.of(target, decoding=law, drafter=drafter)
+            Engine.of(target, decoding=distribution, drafter=drafter)
     store._connection.execute("UPDATE passages SET tokens = zeroblob(8) WHERE id = 2")
     store._connection.commit()
     with pytest.raises(InvalidInputError, match="passage 2 does not add up"):

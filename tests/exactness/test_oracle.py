@@ -44,9 +44,9 @@ def rule(method):
     return registry.verifier(BUILT[method])
 
 
-def acceptance_of(emitted, law, p, q, n):
-    """Sum over all draws of the mass that the emitted token's law has on drawn tokens."""
-    draws = list(sibling_draws(law, [q], n))
+def acceptance_of(emitted, distribution, p, q, n):
+    """Sum over all draws of the mass that the emitted token's distribution has on drawn tokens."""
+    draws = list(sibling_draws(distribution, [q], n))
     tokens = torch.tensor([d for _, d in draws])
     rows = torch.from_numpy(p).expand(len(draws), -1), torch.from_numpy(q).expand(len(draws), -1)
     e = emitted(*rows, tokens)
@@ -95,15 +95,15 @@ TOKEN = {
 ENUMERABLE = [
     (case, key)
     for case in ORACLE["token_level"]
-    for key, (_, law, n) in TOKEN.items()
-    if law in (PM, G1) or case["V"] ** {"n1": 1, **case}[n] <= MOST_DRAFTS
+    for key, (_, distribution, n) in TOKEN.items()
+    if distribution in (PM, G1) or case["V"] ** {"n1": 1, **case}[n] <= MOST_DRAFTS
 ]
 
 
 @pytest.mark.parametrize(("case", "key"), ENUMERABLE, ids=lambda x: x if isinstance(x, str) else x["name"])
 def test_rule_has_its_acceptance_at_one_node(case, key):
-    emitted, law, n = TOKEN[key]
-    found = acceptance_of(emitted, law, np.array(case["p"]), np.array(case["q"]), {"n1": 1, **case}[n])
+    emitted, distribution, n = TOKEN[key]
+    found = acceptance_of(emitted, distribution, np.array(case["p"]), np.array(case["q"]), {"n1": 1, **case}[n])
     assert found == pytest.approx(case["expected"][key], abs=CLOSED)
 
 
@@ -117,12 +117,14 @@ FIXED = {
 }
 
 
-@pytest.mark.parametrize("case", [c for c in ORACLE["token_level"] if c.get("fixed_draft_laws")], ids=lambda c: c["name"])
-def test_law_of_the_emitted_token_for_fixed_draws(case):
+@pytest.mark.parametrize(
+    "case", [c for c in ORACLE["token_level"] if c.get("fixed_draft_distributions")], ids=lambda c: c["name"]
+)
+def test_distribution_of_the_emitted_token_for_fixed_draws(case):
     p, q = (torch.tensor([case[k]], dtype=torch.float64) for k in "pq")
-    for name, given in case["fixed_draft_laws"].items():
-        law = FIXED[name][0](p, q, torch.tensor([given["drafts"]]))
-        assert law[0].tolist() == pytest.approx(given["law"], abs=CLOSED), name
+    for name, given in case["fixed_draft_distributions"].items():
+        distribution = FIXED[name][0](p, q, torch.tensor([given["drafts"]]))
+        assert distribution[0].tolist() == pytest.approx(given["distribution"], abs=CLOSED), name
 
 
 def topology(case, method):
@@ -141,8 +143,8 @@ BLOCKS = [(c, m) for c in ORACLE["block_level"] for m in c["expected_block_effic
 def test_block_efficiency(case, method):
     verifier = rule(method)
     shape, counts = topology(case, method)
-    law = KINDS[case["draft"]]
-    found = measure(verifier, markov(case), law, shape, counts, case["depth"])
+    distribution = KINDS[case["draft"]]
+    found = measure(verifier, markov(case), distribution, shape, counts, case["depth"])
     assert found.error < 1e-12
     assert found.block_efficiency == pytest.approx(case["expected_block_efficiency"][method], abs=CLOSED)
 
@@ -169,27 +171,31 @@ def first_path(d):
     return Grown(1.0, [d.tokens[n] for n in keep], list(range(-1, len(keep) - 1)), [d.paths[n] for n in keep], [])
 
 
-FIXED_BLOCKS = [(c, m) for c in ORACLE["block_level"] for m in c["expected_block_efficiency"] if c.get("fixed_draft_laws")]
+FIXED_BLOCKS = [
+    (c, m) for c in ORACLE["block_level"] for m in c["expected_block_efficiency"] if c.get("fixed_draft_distributions")
+]
 
 
 @pytest.mark.parametrize(("case", "method"), FIXED_BLOCKS, ids=lambda x: x if isinstance(x, str) else x["name"])
-def test_law_of_the_block_for_fixed_drafts(case, method):
+def test_distribution_of_the_block_for_fixed_drafts(case, method):
     verifier, tables = rule(method), markov(case)
     shape, _ = topology(case, method)
-    for given in case["fixed_draft_laws"]:
-        if method not in given["laws"]:
+    for given in case["fixed_draft_distributions"]:
+        if method not in given["distributions"]:
             continue
         d = first_path(grown(given["tree"])) if method in FIRST_PATH else grown(given["tree"])
         draft, p = as_batch(tables, KINDS[case["draft"]], shape, [d])
         verdict = verifier(draft, p)
-        law: dict[str, float] = {}
+        distribution: dict[str, float] = {}
         for n in range(draft.tree.num_nodes):
             after = verdict.after(torch.tensor([n]))[0].tolist()
             for y, probability in enumerate(after):
                 block = ",".join(map(str, (*d.paths[n], y)))
-                law[block] = law.get(block, 0.0) + float(verdict.stop[0, n]) * probability
-        for block in law.keys() | given["laws"][method].keys():
-            assert law.get(block, 0.0) == pytest.approx(given["laws"][method].get(block, 0.0), abs=CLOSED), block
+                distribution[block] = distribution.get(block, 0.0) + float(verdict.stop[0, n]) * probability
+        for block in distribution.keys() | given["distributions"][method].keys():
+            assert distribution.get(block, 0.0) == pytest.approx(given["distributions"][method].get(block, 0.0), abs=CLOSED), (
+                block
+            )
 
 
 def test_enumeration_covers_all_drafts():

@@ -18,13 +18,13 @@ EXACT = {
     if (rule := registry.verifier(name)).info.lossless and not rule.info.shared_noise
 }
 PAIRS = [
-    (law, shape, name)
+    (distribution, shape, name)
     for shape in EQUAL
-    for law in DraftSampling
+    for distribution in DraftSampling
     for name, rule in EXACT.items()
-    if law in rule.info.draft_sampling
+    if distribution in rule.info.draft_sampling
     and shape in rule.info.shapes
-    and law is not DraftSampling.LISTED  # shared noise: tests of the engine
+    and distribution is not DraftSampling.LISTED  # shared noise: tests of the engine
 ]
 CASES = {**{shape: SHAPES[shape] for shape in EQUAL}, TreeShape.CHAIN: [("chain of 3", by_depth(1, 1, 1), 3)]}
 
@@ -65,20 +65,20 @@ def ending(counts, stop, tables):
     return lambda d, n: 0 if d.paths[n] and stop(tables, d.paths[n]) else counts(d, n)
 
 
-@pytest.mark.parametrize(("law", "shape", "name"), PAIRS, ids=lambda x: x if isinstance(x, str) else x.name)
-def test_verifier_stays_exact_where_nodes_end_by_their_own_path(law, shape, name):
+@pytest.mark.parametrize(("distribution", "shape", "name"), PAIRS, ids=lambda x: x if isinstance(x, str) else x.name)
+def test_verifier_stays_exact_where_nodes_end_by_their_own_path(distribution, shape, name):
     for _, counts, depth in CASES[shape]:
         for seed in range(6):
             tables = Tables(3, seed)
             for stop in STOPS:
-                drafts = enumerate_drafts(tables, law, ending(counts, stop, tables), depth)
-                found = measure(EXACT[name], tables, law, shape, counts, depth, drafts)
+                drafts = enumerate_drafts(tables, distribution, ending(counts, stop, tables), depth)
+                found = measure(EXACT[name], tables, distribution, shape, counts, depth, drafts)
                 assert found.error < 1e-12, (stop.__name__, seed, found)
 
 
 @pytest.mark.parametrize("name", ["speculative", "block", "traversal", "greedy_traversal", "recursive", "match"])
 def test_a_token_that_is_dropped_after_a_look_at_it_biases_the_output(name):
-    """The wrong variant: a chain without its first token of little probability. `match`, which asks no law of the draft, bears even that."""
+    """The wrong variant: a chain without its first token of little probability. `match`, which asks no distribution of the draft, bears even that."""
 
     def cut(draft):
         path = draft.paths[-1]

@@ -1,4 +1,4 @@
-"""A trunk, then K paths, and ragged pairs: the drafter draws what the checker enumerates, and every rule for them keeps the law, over rounds too."""
+"""A trunk, then K paths, and ragged pairs: the drafter draws what the checker enumerates, and every rule for them keeps the distribution, over rounds too."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.testing import Grown, Tables, enumerate_drafts, measure
 from polydraft.tree import paths
 from polydraft.tree import ragged as ragged_paths
-from tests.engine.tables import law
+from tests.engine.tables import distribution
 from tests.exactness.harness import by_depth, ragged
 from tests.exactness.runs import every_run
 from tests.exactness.table_pairs import TwoTables, emitted_probs, exact_for
@@ -27,7 +27,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("parents", SHAPES, ids=str)
-def test_the_drafters_draws_are_those_of_the_checker_and_every_rule_keeps_the_law(pair, parents, monkeypatch):
+def test_the_drafters_draws_are_those_of_the_checker_and_every_rule_keeps_the_distribution(pair, parents, monkeypatch):
     tables, budget = TwoTables(*pair, [1, 2]), Budget.fixed(parents)
     shape, setting = budget.shape, (SHAPES[parents], budget.max_depth)
     drafter = ModelDrafter(pair[1])
@@ -53,10 +53,10 @@ def test_the_drafters_draws_are_those_of_the_checker_and_every_rule_keeps_the_la
     ids=["trunk", "ragged"],
 )
 @pytest.mark.parametrize("name", ["greedy_traversal", "traversal"])
-def test_rounds_keep_the_law(pair, name, policy, monkeypatch):
+def test_rounds_keep_the_distribution(pair, name, policy, monkeypatch):
     engine = Engine.of(pair[0], draft_model=pair[1], verifier=name, policy=policy)
     found = emitted_probs(engine, [1, 2], 3, monkeypatch)
-    assert (found - law(pair[0], [1, 2], 3)).abs().max() < 1e-12
+    assert (found - distribution(pair[0], [1, 2], 3)).abs().max() < 1e-12
 
 
 def test_rules_for_ragged_batches_are_exact_for_whatever_their_rows_are():

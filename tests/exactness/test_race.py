@@ -1,4 +1,4 @@
-"""Exponential races: output law by chi-square, acceptance by quadrature, the same tokens whatever the drafter."""
+"""Exponential races: output distribution by chi-square, acceptance by quadrature, the same tokens whatever the drafter."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def quadrature(p, q, k):
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_race_emits_the_target_law(k):
+def test_race_emits_the_target_distribution(k):
     draft, key = coupled(k)
     outcome = verifier("race")(draft, P.expand(SEEDS, k + 1, 5).contiguous()).sample(key)
     first = torch.tensor([row[0] for row in outcome.emitted(draft.tree)])

@@ -1,6 +1,6 @@
-"""The law over several rounds, with the real noise and through the walks: what enumeration of one round cannot see.
+"""The distribution over several rounds, with the real noise and through the walks: what enumeration of one round cannot see.
 
-Texts of four tokens of three, 81 cells, the rare ones in one. Power: a bias adds the number of texts times sum (difference^2 / law) to a
+Texts of four tokens of three, 81 cells, the rare ones in one. Power: a bias adds the number of texts times sum (difference^2 / distribution) to a
 statistic of mean 80 and standard deviation 13 at most; each of the mistakes below is asked for p < 1e-6.
 """
 
@@ -37,10 +37,10 @@ def depths(parents):
     return found
 
 
-def drafted(last, key, shape, parents, own_position, law):
+def drafted(last, key, shape, parents, own_position, distribution):
     """Draws from Q; their noise is keyed by the round, or (wrongly) by each token's own position."""
     depth, tokens = depths(parents), [last]
-    if law is DraftSampling.SYSTEMATIC:
+    if distribution is DraftSampling.SYSTEMATIC:
         u = noise.uniforms(key, noise.Stream.DRAFT, len(parents))
         roots = torch.zeros(len(last), len(parents), dtype=torch.int64).index_copy(1, torch.tensor([0]), last[:, None])
         tokens = at_equal_steps(parents, roots, u, lambda b, x: Q[x]).unbind(1)
@@ -50,10 +50,10 @@ def drafted(last, key, shape, parents, own_position, law):
         tokens.append(noise.choose(Q[tokens[parents[n]]], u))
     tree = TokenTree(torch.stack(tokens, 1), torch.tensor(parents).expand(len(last), -1).contiguous())
     rows = torch.where(tree.parents >= 0, trees.first_copies(tree).gather(1, tree.parents.clamp(min=0)), -1)
-    return Draft(tree, law, shape, Q[tree.tokens], rows, key)
+    return Draft(tree, distribution, shape, Q[tree.tokens], rows, key)
 
 
-def first_tokens(decide, shape, parents, count, *, own_position=False, same_noise=False, law=DraftSampling.IID):
+def first_tokens(decide, shape, parents, count, *, own_position=False, same_noise=False, distribution=DraftSampling.IID):
     """The first LENGTH tokens of `count` seeds, generated in rounds; same_noise: (wrongly) one key for all of them."""
     texts, length = (
         torch.zeros(count, LENGTH + max(depths(parents)) + 1, dtype=torch.int64),
@@ -63,7 +63,7 @@ def first_tokens(decide, shape, parents, count, *, own_position=False, same_nois
         at = length[on]
         key = NoiseKey(on, torch.zeros_like(on), torch.ones_like(at) if same_noise else 1 + at)
         last = torch.where(at > 0, texts[on, at - 1], 0)
-        draft = drafted(last, key, shape, parents, own_position, law)
+        draft = drafted(last, key, shape, parents, own_position, distribution)
         outcome = decide(draft, P[draft.tree.tokens], key)
         for i in range(outcome.path.shape[1]):
             kept = i < outcome.num_accepted
@@ -76,10 +76,10 @@ def first_tokens(decide, shape, parents, count, *, own_position=False, same_nois
 def p_value(texts):
     code = (texts * torch.tensor([V**i for i in reversed(range(LENGTH))])).sum(1)
     seen, rows = np.bincount(code.numpy(), minlength=V**LENGTH), P.double()
-    law = rows[0]
+    distribution = rows[0]
     for _ in range(LENGTH - 1):
-        law = (law.reshape(-1, V)[..., None] * rows).reshape(-1)
-    expected = law.numpy() * len(texts)
+        distribution = (distribution.reshape(-1, V)[..., None] * rows).reshape(-1)
+    expected = distribution.numpy() * len(texts)
     rare = expected < 5
     seen, expected = (np.append(x[~rare], x[rare].sum()) for x in (seen, expected))
     return chi2.sf(((seen - expected) ** 2 / expected).sum(), len(expected) - 1)
@@ -103,22 +103,22 @@ WALKS = [
 
 
 @pytest.mark.parametrize(("name", "tree"), WALKS)
-def test_a_walk_keeps_the_law_over_rounds(name, tree):
+def test_a_walk_keeps_the_distribution_over_rounds(name, tree):
     assert p_value(first_tokens(walk(name), *TREES[tree], 12_000)) > 1e-3
 
 
 @pytest.mark.parametrize("tree", TREES)
-def test_systematic_draws_keep_the_law_over_rounds(tree):
-    assert p_value(first_tokens(walk("flow"), *TREES[tree], 12_000, law=DraftSampling.SYSTEMATIC)) > 1e-3
+def test_systematic_draws_keep_the_distribution_over_rounds(tree):
+    assert p_value(first_tokens(walk("flow"), *TREES[tree], 12_000, distribution=DraftSampling.SYSTEMATIC)) > 1e-3
 
 
 def test_systematic_draws_whose_rounds_share_their_noise_are_caught():
-    wrong = first_tokens(walk("flow"), *TREES["paths"], 2_000, same_noise=True, law=DraftSampling.SYSTEMATIC)
+    wrong = first_tokens(walk("flow"), *TREES["paths"], 2_000, same_noise=True, distribution=DraftSampling.SYSTEMATIC)
     assert p_value(wrong) < 1e-6
 
 
 @pytest.mark.parametrize(("name", "tree"), [("speculative", "chain"), ("recursive", "paths"), ("traversal", "tree")])
-def test_a_rule_without_a_walk_keeps_the_law_over_rounds(name, tree):
+def test_a_rule_without_a_walk_keeps_the_distribution_over_rounds(name, tree):
     assert p_value(first_tokens(sampled(verifier(name)), *TREES[tree], 12_000)) > 1e-3
 
 

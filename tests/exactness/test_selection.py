@@ -17,28 +17,28 @@ from tests.theory import closed_forms as reference
 IID, INDEPENDENT = DraftSampling.IID, DraftSampling.INDEPENDENT
 
 
-def accepted(emitted, p, qs, law):
-    draws = list(sibling_draws(law, qs, len(qs)))
+def accepted(emitted, p, qs, distribution):
+    draws = list(sibling_draws(distribution, qs, len(qs)))
     tokens = torch.tensor([d for _, d in draws])
-    rows = torch.from_numpy(np.stack(qs)) if law is INDEPENDENT else torch.from_numpy(qs[0])
+    rows = torch.from_numpy(np.stack(qs)) if distribution is INDEPENDENT else torch.from_numpy(qs[0])
     e = emitted(torch.from_numpy(p).expand(len(draws), -1), rows.expand(len(draws), *rows.shape), tokens)
     member = torch.zeros_like(e).scatter(1, tokens, 1.0)
     return float(torch.tensor([w for w, _ in draws], dtype=torch.float64) @ (e * member).sum(1))
 
 
-def laws(seed, V, count):
+def distributions(seed, V, count):
     return np.random.default_rng(seed).dirichlet(np.full(V, 0.8), count)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_programme_attains_the_optimum_for_two_drafts(seed):
-    p, q = laws(seed, 6, 2)
+    p, q = distributions(seed, 6, 2)
     assert accepted(importance.emitted_probs, p, [q, q], IID) >= acceptance.with_replacement(p, q, 2).alpha - 1e-6
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_programme_attains_the_optimum_for_drafts_of_two_models(seed):
-    p, a, b = laws(seed, 5, 3)
+    p, a, b = distributions(seed, 5, 3)
     assert accepted(importance.emitted_probs, p, [a, b], INDEPENDENT) == pytest.approx(
         reference.independent(p, [a, b]).alpha, abs=1e-6
     )
@@ -49,20 +49,20 @@ def linear_programme(p, a, b, s):
     order = np.argsort(a * b - p, kind="stable")
     p, a, b = p[order], a[order], b[order]
     m = np.outer(a, b) + np.outer(b, a)
-    law = a * b + np.triu(m, 1).sum(1)  # the earlier token wins
+    distribution = a * b + np.triu(m, 1).sum(1)  # the earlier token wins
     i, j = np.triu_indices(s, 1)
     moves = np.zeros((s, s + len(i)))  # z_k - q_I(k) <= 0 with 1 - w_ij = x_ij led from i to j
     moves[:, :s] = np.eye(s)
     moves[i, s + np.arange(len(i))] = m[i, j]
     moves[j, s + np.arange(len(i))] = -m[i, j]
     limits = [*((0, x) for x in p[:s]), *[(0, 1)] * len(i)]
-    found = linprog([-1.0] * s + [0.0] * len(i), A_ub=moves, b_ub=law[:s], bounds=limits)
-    return max(-found.fun + np.minimum(p, law)[s:].sum(), np.minimum(p, a).sum(), np.minimum(p, b).sum())
+    found = linprog([-1.0] * s + [0.0] * len(i), A_ub=moves, b_ub=distribution[:s], bounds=limits)
+    return max(-found.fun + np.minimum(p, distribution)[s:].sum(), np.minimum(p, a).sum(), np.minimum(p, b).sum())
 
 
 @pytest.mark.parametrize("s", [2, 4, 7])
 def test_flow_is_the_optimum_of_the_truncated_programme(s):
-    every = np.stack([laws(seed, 9, 3) for seed in range(20)], 1)
+    every = np.stack([distributions(seed, 9, 3) for seed in range(20)], 1)
     p, a, b = map(torch.from_numpy, every)
     found = overlap(p, importance.select_pairs(p, a, b, s).distribution)
     assert found.tolist() == pytest.approx([linear_programme(*every[:, k], s) for k in range(20)], abs=1e-9)
@@ -71,7 +71,7 @@ def test_flow_is_the_optimum_of_the_truncated_programme(s):
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_solved_transport_attains_the_optimum_where_every_token_has_a_bucket(n):
     for seed in range(6):
-        p, q = laws(seed, 5, 2)
+        p, q = distributions(seed, 5, 2)
         assert accepted(transport.emitted_probs, p, [q] * n, IID) == pytest.approx(
             acceptance.with_replacement(p, q, n).alpha, abs=1e-5
         )
@@ -82,10 +82,10 @@ def test_solved_transport_is_near_the_optimum_for_many_tokens(n, gap):
     rng = np.random.default_rng(1)
     z = 2 * rng.standard_normal(2000)
     p, q = (np.exp(x) / np.exp(x).sum() for x in (z, z + rng.standard_normal(2000)))
-    law = transport.select(p, q, n)[0]
-    assert law.sum() == pytest.approx(1, abs=1e-12)
+    distribution = transport.select(p, q, n)[0]
+    assert distribution.sum() == pytest.approx(1, abs=1e-12)
     best = acceptance.with_replacement(p, q, n).alpha
-    assert best - gap < np.minimum(p, law).sum() <= best + 1e-12
+    assert best - gap < np.minimum(p, distribution).sum() <= best + 1e-12
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_solved_transport_is_near_the_optimum_for_many_tokens(n, gap):
 @pytest.mark.parametrize("n", [2, 3])
 def test_selection_is_never_below_speculative_sampling(emitted, n):
     for seed in range(6):
-        p, q = laws(seed, 5, 2)
+        p, q = distributions(seed, 5, 2)
         assert accepted(emitted, p, [q] * n, IID) >= closed_forms.single(p, q) - 1e-12
 
 
@@ -106,21 +106,21 @@ def picked_but_tested_against_q(p, q, draws):
 
 
 def picked_by_other_weights(p, q, draws):
-    """The first draw is picked, tested against the law of the best one."""
-    law = torch.from_numpy(transport.select(p[0].numpy(), q[0].numpy(), draws.shape[1])[0]).expand_as(q)
+    """The first draw is picked, tested against the distribution of the best one."""
+    distribution = torch.from_numpy(transport.select(p[0].numpy(), q[0].numpy(), draws.shape[1])[0]).expand_as(q)
     pi = torch.zeros_like(draws, dtype=p.dtype)
     pi[:, 0] = 1.0
-    return selection_probs(p, law, pi, draws)
+    return selection_probs(p, distribution, pi, draws)
 
 
 @pytest.mark.parametrize("wrong", [picked_but_tested_against_q, picked_by_other_weights])
-def test_law_that_is_not_of_the_picked_token_is_caught(wrong):
+def test_distribution_that_is_not_of_the_picked_token_is_caught(wrong):
     assert measure(lifted(wrong), Fixed(), IID, TreeShape.PATHS, by_depth(3), 1).tv > 1e-2
 
 
 def test_drafts_of_two_models_verified_as_of_one_are_caught():
-    def first_law_for_all(p, q, draws):
+    def first_distribution_for_all(p, q, draws):
         return importance.emitted_probs(p, q[:, 0], draws)
 
     tables = Tables(4, 0)
-    assert measure(lifted(first_law_for_all), tables, INDEPENDENT, TreeShape.PATHS, by_depth(2), 1).tv > 1e-3
+    assert measure(lifted(first_distribution_for_all), tables, INDEPENDENT, TreeShape.PATHS, by_depth(2), 1).tv > 1e-3

@@ -1,4 +1,4 @@
-"""Systematic draws as the drafter makes them, every run of it: with flow verification they keep the law, round after round."""
+"""Systematic draws as the drafter makes them, every run of it: with flow verification they keep the distribution, round after round."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from polydraft.core import Budget, DraftSampling, Request
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.testing import Grown, measure
 from polydraft.tree import paths, product, ragged
-from tests.engine.tables import TableModel, law
+from tests.engine.tables import TableModel, distribution
 from tests.exactness.harness import by_depth
 from tests.exactness.runs import every_run
 from tests.exactness.table_pairs import TwoTables, emitted_probs
@@ -27,7 +27,7 @@ def every_draft(drafter, parents, monkeypatch):
 
 
 @pytest.mark.parametrize("parents", TREES, ids=str)
-def test_what_the_drafter_draws_keeps_the_law(pair, parents, monkeypatch):
+def test_what_the_drafter_draws_keeps_the_distribution(pair, parents, monkeypatch):
     budget, tables = Budget.fixed(parents), TwoTables(*pair, [1, 2])
     drafts = list(every_draft(ModelDrafter(pair[1], "systematic"), parents, monkeypatch))
     assert sum(d.probability for d in drafts) == pytest.approx(1, abs=1e-12)
@@ -43,12 +43,12 @@ class Wandering(FixedPolicy):
         return [given[(sum(s.token_ids) + len(s.token_ids)) % 4] for s in sequences]
 
 
-def test_rounds_keep_the_law(monkeypatch):
+def test_rounds_keep_the_distribution(monkeypatch):
     torch.set_default_dtype(torch.float64)
     try:
         target, small = TableModel(2, seed=0), TableModel(2, seed=1)
         engine = Engine.of(target, draft_model=small, drafter="model:systematic", policy=Wandering(Budget.fixed(paths(2, 2))))
         assert engine.verifier.info.name == "flow"
-        assert (emitted_probs(engine, [1, 0], 4, monkeypatch) - law(target, [1, 0], 4)).abs().max() < 1e-12
+        assert (emitted_probs(engine, [1, 0], 4, monkeypatch) - distribution(target, [1, 0], 4)).abs().max() < 1e-12
     finally:
         torch.set_default_dtype(torch.float32)

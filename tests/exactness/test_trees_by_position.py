@@ -1,4 +1,4 @@
-"""Trees by position: the drafter draws what the checker enumerates, every rule for them keeps the law, over rounds too; what only looks like one is caught."""
+"""Trees by position: the drafter draws what the checker enumerates, every rule for them keeps the distribution, over rounds too; what only looks like one is caught."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from polydraft.core import Budget, DraftSampling, Request, TreeShape
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.testing import Grown, Tables, by_position, enumerate_drafts, measure, sibling_draws
 from polydraft.tree import paths
-from tests.engine.tables import TableModel, law
+from tests.engine.tables import TableModel, distribution
 from tests.exactness.harness import stopped_inside
 from tests.exactness.runs import every_run
 from tests.exactness.table_pairs import TwoTables, emitted_probs, exact_for
@@ -32,7 +32,7 @@ def placed(tokens, parents):
 
 
 @pytest.mark.parametrize("parents", TREES, ids=str)
-def test_the_drafters_draws_are_those_of_the_checker_and_every_rule_keeps_the_law(pair, parents, monkeypatch):
+def test_the_drafters_draws_are_those_of_the_checker_and_every_rule_keeps_the_distribution(pair, parents, monkeypatch):
     tables, counts, depth = TwoTables(*pair, [1, 2]), by_position(*parents), Budget.fixed(parents).max_depth
     drafter = ModelDrafter(pair[1])
     (state,) = drafter.start([Request("r", (1, 2), SamplingParams(), 0)])
@@ -65,13 +65,13 @@ class Wandering(FixedPolicy):
 
 
 @pytest.mark.parametrize("name", ["greedy_traversal", "traversal"])
-def test_rounds_whose_trees_follow_the_past_keep_the_law(name, monkeypatch):
+def test_rounds_whose_trees_follow_the_past_keep_the_distribution(name, monkeypatch):
     torch.set_default_dtype(torch.float64)
     try:
         target, small = TableModel(2, seed=0), TableModel(2, seed=1)
         engine = Engine.of(target, draft_model=small, verifier=name, policy=Wandering(Budget.fixed(paths(2, 2))))
         found = emitted_probs(engine, [1, 0], 4, monkeypatch)
-        assert (found - law(target, [1, 0], 4)).abs().max() < 1e-12
+        assert (found - distribution(target, [1, 0], 4)).abs().max() < 1e-12
     finally:
         torch.set_default_dtype(torch.float32)
 

@@ -25,7 +25,7 @@ without_replacement = partial(recursive.emitted_probs, replacement=False)
 
 
 @pytest.mark.parametrize(
-    ("emitted", "law", "tv"),
+    ("emitted", "distribution", "tv"),
     [
         (wrong_rules.duplicates_skipped, DraftSampling.IID, 0.099),
         (wrong_rules.iid_as_distinct, DraftSampling.IID, 0.098),
@@ -34,8 +34,8 @@ without_replacement = partial(recursive.emitted_probs, replacement=False)
     ],
     ids=["duplicates skipped", "iid as without", "without as iid", "sorted siblings"],
 )
-def test_wrong_child_law_has_the_documented_bias(emitted, law, tv):
-    found = measure(lifted(emitted), Fixed(), law, TreeShape.PATHS, by_depth(3), 1)
+def test_wrong_child_distribution_has_the_documented_bias(emitted, distribution, tv):
+    found = measure(lifted(emitted), Fixed(), distribution, TreeShape.PATHS, by_depth(3), 1)
     assert found.tv == pytest.approx(tv, abs=6e-4)
 
 
@@ -107,11 +107,11 @@ def kseq_with_divisor_one(p, q, draws):
     n = (draws >= 0).sum(1)
     b = torch.minimum(p, q).sum(-1)
     A = 1 - (1 - b) ** n
-    law, alive = torch.zeros_like(p), torch.ones_like(p[:, 0])
+    distribution, alive = torch.zeros_like(p), torch.ones_like(p[:, 0])
     for x in draws.unbind(1):
         accept = speculative.accept_probability(p, q, x)
-        law, alive = law.scatter_add(1, x[:, None], (alive * accept)[:, None]), alive * (1 - accept)
-    return law + alive[:, None] * normalise_or(positive_part(p - torch.minimum(p, q) * (A / b)[:, None]), otherwise=p)
+        distribution, alive = distribution.scatter_add(1, x[:, None], (alive * accept)[:, None]), alive * (1 - accept)
+    return distribution + alive[:, None] * normalise_or(positive_part(p - torch.minimum(p, q) * (A / b)[:, None]), otherwise=p)
 
 
 def kseq_of_merged_children(p, q, draws):
@@ -121,12 +121,12 @@ def kseq_of_merged_children(p, q, draws):
 def greedy_against_the_whole_q(p, q, draws):
     x = draws[:, -1]
     accept = speculative.accept_probability(p, q, x)
-    law = (1 - accept)[:, None] * normalise_or(positive_part(p - q), otherwise=p)
-    return law.scatter_add(1, x[:, None], accept[:, None])
+    distribution = (1 - accept)[:, None] * normalise_or(positive_part(p - q), otherwise=p)
+    return distribution.scatter_add(1, x[:, None], accept[:, None])
 
 
 @pytest.mark.parametrize(
-    ("emitted", "law", "tv"),
+    ("emitted", "distribution", "tv"),
     [
         (kseq_with_divisor_one, DraftSampling.IID, 0.111),
         (kseq_of_merged_children, DraftSampling.IID, None),
@@ -134,18 +134,18 @@ def greedy_against_the_whole_q(p, q, draws):
     ],
     ids=["divisor below its root", "kseq merged", "q in the place of qt"],
 )
-def test_wrong_rule_at_one_node_has_the_documented_bias(emitted, law, tv):
-    found = measure(lifted(emitted), Fixed(), law, TreeShape.PATHS, by_depth(3), 1)
+def test_wrong_rule_at_one_node_has_the_documented_bias(emitted, distribution, tv):
+    found = measure(lifted(emitted), Fixed(), distribution, TreeShape.PATHS, by_depth(3), 1)
     assert found.tv > 1e-3 if tv is None else found.tv == pytest.approx(tv, abs=6e-4)
 
 
-def told(law, name):
-    """The rule `name` on drafts that claim to be of another sibling law than they are."""
-    return lambda draft, p: verifier(name)(Draft(draft.tree, law, draft.shape, draft.probs, draft.rows), p)
+def told(distribution, name):
+    """The rule `name` on drafts that claim to be of another sibling distribution than they are."""
+    return lambda draft, p: verifier(name)(Draft(draft.tree, distribution, draft.shape, draft.probs, draft.rows), p)
 
 
-def biggest(rule, law, shape, *counts):
-    return max(measure(rule, Tables(4, s), law, shape, by_depth(*counts), len(counts)).tv for s in (0, 5, 6))
+def biggest(rule, distribution, shape, *counts):
+    return max(measure(rule, Tables(4, s), distribution, shape, by_depth(*counts), len(counts)).tv for s in (0, 5, 6))
 
 
 def test_traversal_that_takes_draws_without_replacement_for_iid_is_caught():
@@ -163,15 +163,15 @@ def test_traversal_that_tests_greedy_drafts_with_the_whole_q_is_caught():
     assert biggest(wrong, DraftSampling.GREEDY_PLUS_ONE, TreeShape.PRODUCT, 2, 2) > 1e-2
 
 
-def test_selected_path_verified_with_q_in_the_place_of_its_own_law_is_caught():
+def test_selected_path_verified_with_q_in_the_place_of_its_own_distribution_is_caught():
     """GBV whose picked path, which is no draw of q, meets block verification as if it were one."""
 
     def rule(draft, p):
-        path, laws = multipath_module._pick(draft, p)
+        path, distributions = multipath_module._pick(draft, p)
         chain = tree.TokenTree.chain(draft.tree.tokens.gather(1, path))
         rows = p.gather(1, path[..., None].expand(-1, -1, p.shape[-1]))
         q = draft.probs.gather(1, path[:, :-1, None].expand(-1, -1, p.shape[-1]))
-        assert q.shape == laws.shape
+        assert q.shape == distributions.shape
         verdict = verifier("block")(Draft(chain, draft.sampling, TreeShape.CHAIN, q, chain.parents), rows)
         stop = torch.zeros_like(draft.tree.tokens, dtype=torch.float64).scatter_add(1, path, verdict.stop)
         return TreeVerdict(draft.tree, stop, lambda node: verdict.after((path == node[:, None]).int().argmax(1)))

@@ -23,17 +23,17 @@ COLUMNS = {
 TABLES = Tables(4, 0)
 
 
-def cell(rule, law, shape, counts, depth) -> str:
+def cell(rule, distribution, shape, counts, depth) -> str:
     """Tokens per step where the rule is declared, else the bias that it would have, or - where it cannot be applied."""
-    declared = law in rule.info.draft_sampling and shape in rule.info.shapes
-    if not declared and law in (DraftSampling.POINT_MASS, DraftSampling.INDEPENDENT):
+    declared = distribution in rule.info.draft_sampling and shape in rule.info.shapes
+    if not declared and distribution in (DraftSampling.POINT_MASS, DraftSampling.INDEPENDENT):
         return "-"  # there is no q, or more than one
     try:
-        found = measure(rule, TABLES, law, shape, counts, depth)
+        found = measure(rule, TABLES, distribution, shape, counts, depth)
     except InvalidInputError:
         return "noticed"
     if declared and rule.info.lossless:
-        assert found.error < 1e-12, (rule.info.name, law, shape, found)
+        assert found.error < 1e-12, (rule.info.name, distribution, shape, found)
         return f"{found.block_efficiency:.3f}"
     return f"tv {found.tv:.3f}" if found.tv > 1e-12 else f"({found.block_efficiency:.3f})"
 

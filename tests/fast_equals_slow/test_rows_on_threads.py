@@ -76,7 +76,9 @@ def test_truncated_rows_have_the_same_bits():
 @pytest.mark.parametrize("name", [name for name in registry.names("verifier") if hasattr(registry.verifier(name), "walk")])
 def test_a_walk_finds_the_same(name):
     rule = registry.verifier(name)
-    law = max(rule.info.draft_sampling - {DraftSampling.POINT_MASS}, key=lambda law: law is DraftSampling.IID)
+    distribution = max(
+        rule.info.draft_sampling - {DraftSampling.POINT_MASS}, key=lambda distribution: distribution is DraftSampling.IID
+    )
     shape, parents = (
         (TreeShape.CHAIN, [-1, 0, 1]) if TreeShape.PATHS not in rule.info.shapes else (TreeShape.PATHS, [-1, 0, 0, 1, 2])
     )
@@ -86,7 +88,9 @@ def test_a_walk_finds_the_same(name):
         key, tokens, rows = NoiseKey.of([seed], [0], [9]), [0], [-1, *parents[1:]]
         for parent in parents[1:]:
             tokens.append(int(torch.multinomial(q[parent], 1, generator=torch.Generator().manual_seed(97 * seed + len(tokens)))))
-        draft = Draft(TokenTree(torch.tensor([tokens]), torch.tensor([parents])), law, shape, q[None], torch.tensor([rows]), key)
+        draft = Draft(
+            TokenTree(torch.tensor([tokens]), torch.tensor([parents])), distribution, shape, q[None], torch.tensor([rows]), key
+        )
 
         def call(draft: Draft = draft, key: NoiseKey = key) -> list[np.ndarray]:
             outcome = rule.walk(draft, target[None], key)

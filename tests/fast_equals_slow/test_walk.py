@@ -31,11 +31,11 @@ REPEATED = [case for case in WALKS if case[2] not in DISTINCT]
 """Those whose siblings may be equal."""
 
 
-@pytest.mark.parametrize(("name", "shape", "law"), WALKS)
-def test_a_walk_finds_what_the_verdict_samples(name, shape, law):
+@pytest.mark.parametrize(("name", "shape", "distribution"), WALKS)
+def test_a_walk_finds_what_the_verdict_samples(name, shape, distribution):
     rule, depths = registry.verifier(name), set[int]()
     for seed in range(5):
-        draft, logits, key = rounds(shape, law, seed)
+        draft, logits, key = rounds(shape, distribution, seed)
         slow, fast = rule(draft, logits.softmax(-1)).sample(key), rule.walk(draft, logits, key)
         assert torch.equal(slow.path, fast.path) and torch.equal(slow.num_accepted, fast.num_accepted)
         assert torch.equal(slow.token, fast.token)
@@ -44,11 +44,11 @@ def test_a_walk_finds_what_the_verdict_samples(name, shape, law):
 
 
 @pytest.mark.parametrize("kind", DEGENERATE)
-@pytest.mark.parametrize(("name", "shape", "law"), REPEATED)
-def test_a_walk_finds_what_the_verdict_samples_on_degenerate_rows(name, shape, law, kind):
+@pytest.mark.parametrize(("name", "shape", "distribution"), REPEATED)
+def test_a_walk_finds_what_the_verdict_samples_on_degenerate_rows(name, shape, distribution, kind):
     rule = registry.verifier(name)
     for vocab_size in (2, 5, 300):
-        draft, logits, key = degenerate(kind, vocab_size, shape, law)
+        draft, logits, key = degenerate(kind, vocab_size, shape, distribution)
         found = rule.walk(draft, logits, key)
         assert same(found, rule(draft, logits.softmax(-1)).sample(key))
         assert (logits[torch.arange(len(logits)), _last(found), found.token] > -torch.inf).all()
@@ -68,9 +68,9 @@ def test_the_greedy_walk_is_that_of_point_masses_on_degenerate_rows(kind):
         assert same(greedy.walk(draft, logits, key), registry.verifier("match")(draft, certain).sample(key))
 
 
-@pytest.mark.parametrize(("name", "shape", "law"), REPEATED)
-def test_the_greedy_walk_is_every_rule_at_temperature_zero(name, shape, law):
-    draft, logits, key = rounds(shape, law, 3)
+@pytest.mark.parametrize(("name", "shape", "distribution"), REPEATED)
+def test_the_greedy_walk_is_every_rule_at_temperature_zero(name, shape, distribution):
+    draft, logits, key = rounds(shape, distribution, 3)
     params = [SamplingParams(temperature=0)] * B
     if draft.probs is not None:  # drafts are greedy as well
         best = draft.probs.argmax(-1)
@@ -80,17 +80,17 @@ def test_the_greedy_walk_is_every_rule_at_temperature_zero(name, shape, law):
             tokens[:, n] = best.gather(1, tokens[:, parent : parent + 1])[:, 0]
         rows = torch.where(draft.tree.parents >= 0, tokens.gather(1, draft.tree.parents.clamp(min=0)), -1)
         one_hot = torch.nn.functional.one_hot(best, V).float()
-        draft = Draft(TokenTree(tokens, draft.tree.parents), law, shape, one_hot, rows, key)
-        first = rounds(shape, law, 3)[1]
+        draft = Draft(TokenTree(tokens, draft.tree.parents), distribution, shape, one_hot, rows, key)
+        first = rounds(shape, distribution, 3)[1]
         logits = first + 3 * one_hot.gather(1, tokens[..., None].expand(-1, -1, V))
     slow, fast = registry.verifier(name)(draft, sampling.soften(logits, params)).sample(key), greedy.walk(draft, logits, key)
     assert torch.equal(slow.path, fast.path) and torch.equal(slow.token, fast.token)
     assert fast.num_accepted.max() > 0
 
 
-@pytest.mark.parametrize(("name", "shape", "law"), WALKS)
-def test_hardened_logits_have_the_law_of_temperature_zero_in_a_mixed_batch(name, shape, law):
-    draft, logits, key = rounds(shape, law, 5)
+@pytest.mark.parametrize(("name", "shape", "distribution"), WALKS)
+def test_hardened_logits_have_the_distribution_of_temperature_zero_in_a_mixed_batch(name, shape, distribution):
+    draft, logits, key = rounds(shape, distribution, 5)
     params = [SamplingParams(temperature=b % 2) for b in range(B)]
     fast = registry.verifier(name).walk(draft, greedy.harden(logits, params), key)
     slow = registry.verifier(name)(draft, sampling.soften(logits, params)).sample(key)

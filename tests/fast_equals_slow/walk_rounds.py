@@ -19,9 +19,9 @@ TREES = {
 
 
 def rounds(
-    shape: TreeShape, law: DraftSampling, seed: int, sharpness: float = 2.0, given: list[int] | None = None
+    shape: TreeShape, distribution: DraftSampling, seed: int, sharpness: float = 2.0, given: list[int] | None = None
 ) -> tuple[Draft, torch.Tensor, NoiseKey]:
-    """Drafts of a drafter near the target, laws that depend on the last token alone, so that copies have equal rows."""
+    """Drafts of a drafter near the target, distributions that depend on the last token alone, so that copies have equal rows."""
     g = torch.Generator().manual_seed(seed)
     parents = torch.tensor(given or TREES[shape]).expand(B, -1).contiguous()
     N = parents.shape[1]
@@ -29,23 +29,23 @@ def rounds(
     q = (target + torch.randn(B, V, V, generator=g)).softmax(-1)
     tokens, rows = torch.zeros(B, N, dtype=torch.int64), torch.full((B, N), -1)
     every = torch.arange(B)
-    if law is DraftSampling.SYSTEMATIC:
+    if distribution is DraftSampling.SYSTEMATIC:
         tokens = at_equal_steps(
             parents[0].tolist(), tokens, torch.rand(B, N, dtype=torch.float64, generator=g), lambda b, x: q[b, x]
         )
         rows = torch.where(parents >= 0, tokens.gather(1, parents.clamp(min=0)), -1)
-    for n in range(1, N) if law is not DraftSampling.SYSTEMATIC else ():
+    for n in range(1, N) if distribution is not DraftSampling.SYSTEMATIC else ():
         siblings = [m for m in range(1, n) if parents[0, m] == parents[0, n]]
-        rows[:, n] = (tokens[every, parents[:, n]] + len(siblings) * (law is DraftSampling.INDEPENDENT)) % V
+        rows[:, n] = (tokens[every, parents[:, n]] + len(siblings) * (distribution is DraftSampling.INDEPENDENT)) % V
         untried = q[every, rows[:, n]]
-        if law in DISTINCT:
+        if distribution in DISTINCT:
             untried = untried.scatter(1, tokens[:, siblings], 0.0)
         tokens[:, n] = torch.multinomial(untried, 1, generator=g)[:, 0]
     logits = target[every[:, None], tokens]
     key = NoiseKey.of(range(B), [seed] * B, [11] * B)
-    if law is DraftSampling.POINT_MASS:
-        return Draft(TokenTree(tokens, parents), law, shape, None, torch.full_like(rows, -1), key), logits, key
-    return Draft(TokenTree(tokens, parents), law, shape, q, rows, key), logits, key
+    if distribution is DraftSampling.POINT_MASS:
+        return Draft(TokenTree(tokens, parents), distribution, shape, None, torch.full_like(rows, -1), key), logits, key
+    return Draft(TokenTree(tokens, parents), distribution, shape, q, rows, key), logits, key
 
 
 def at_equal_steps(parents, tokens, u, row):
@@ -122,9 +122,9 @@ DEGENERATE = {
 
 
 def degenerate(
-    kind: str, vocab_size: int, shape: TreeShape, law: DraftSampling, rows: int = 120
+    kind: str, vocab_size: int, shape: TreeShape, distribution: DraftSampling, rows: int = 120
 ) -> tuple[Draft, torch.Tensor, NoiseKey]:
-    """Drafts drawn from rows of a kind; laws depend on the last token alone, logits are known up to a number for each row."""
+    """Drafts drawn from rows of a kind; distributions depend on the last token alone, logits are known up to a number for each row."""
     g = torch.Generator().manual_seed(vocab_size)
     p = 2 * torch.randn(vocab_size, vocab_size, generator=g)
     p, q = DEGENERATE[kind](p, p + torch.randn(vocab_size, vocab_size, generator=g), g)
@@ -132,13 +132,13 @@ def degenerate(
     parents = torch.tensor(TREES[shape]).expand(rows, -1).contiguous()
     tokens = torch.zeros_like(parents)
     tokens[:, 0] = torch.randint(vocab_size, (rows,), generator=g)
-    if law is DraftSampling.SYSTEMATIC:
+    if distribution is DraftSampling.SYSTEMATIC:
         u = torch.rand(parents.shape, dtype=torch.float64, generator=g)
         tokens = at_equal_steps(parents[0].tolist(), tokens, u, lambda b, x: q[x])
-    for n in range(1, parents.shape[1]) if law is not DraftSampling.SYSTEMATIC else ():
+    for n in range(1, parents.shape[1]) if distribution is not DraftSampling.SYSTEMATIC else ():
         tokens[:, n] = torch.multinomial(q[tokens.gather(1, parents[:, n : n + 1])[:, 0]], 1, generator=g)[:, 0]
     tree, key = TokenTree(tokens, parents), NoiseKey.of(range(rows), [1] * rows, [11] * rows)
-    if law is DraftSampling.POINT_MASS:
-        return Draft(tree, law, shape, None, torch.full_like(parents, -1), key), p[tokens], key
+    if distribution is DraftSampling.POINT_MASS:
+        return Draft(tree, distribution, shape, None, torch.full_like(parents, -1), key), p[tokens], key
     drawn_from = torch.where(parents >= 0, trees.first_copies(tree).gather(1, parents.clamp(min=0)), -1)
-    return Draft(tree, law, shape, q[tokens], drawn_from, key), p[tokens], key
+    return Draft(tree, distribution, shape, q[tokens], drawn_from, key), p[tokens], key

@@ -17,11 +17,11 @@ from polydraft.tree import chain, paths
 from polydraft.verifiers import pairing
 from tests.drafters.sessions import requests
 
-__all__ = ["engine", "law", "module", "parts", "started", "target", "transfer_net"]
+__all__ = ["distribution", "engine", "module", "parts", "started", "target", "transfer_net"]
 
 
 def module(V=5, layers=4, seed=0):
-    """Random weights, with laws that are far from flat and that every layer changes."""
+    """Random weights, with distributions that are far from flat and that every layer changes."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
@@ -81,7 +81,7 @@ def transfer_net(model, folder, layers=(1, 2, 3)):
     return net
 
 
-def law(model, prompt, count, temperature=1.0):
+def distribution(model, prompt, count, temperature=1.0):
     """Probability of every continuation of this length, [V] * count, in a slot of its own."""
     V, slot = model.vocab_size, model.max_num_seqs - 1
     texts, probs = torch.tensor([list(prompt)]), torch.ones(1, dtype=torch.float64)
@@ -92,8 +92,8 @@ def law(model, prompt, count, temperature=1.0):
             if text[:-1]:
                 model.prefill([slot], [text[:-1]])
             rows.append(model.score([slot], TokenTree.roots(torch.tensor(text[-1:]))).logits[0, 0])
-        laws = (torch.stack(rows).double() / temperature).softmax(-1)
-        probs = (probs[:, None] * laws).flatten()
+        distributions = (torch.stack(rows).double() / temperature).softmax(-1)
+        probs = (probs[:, None] * distributions).flatten()
         texts = torch.cat([texts.repeat_interleave(V, 0), torch.arange(V).repeat(len(texts))[:, None]], 1)
     model.release([slot])
     return probs.view([V] * count)

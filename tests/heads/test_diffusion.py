@@ -1,4 +1,4 @@
-"""Block diffusion: the law of a draft is fixed by its order, passes are counted, columns are the target's states in every layer."""
+"""Block diffusion: the distribution of a draft is fixed by its order, passes are counted, columns are the target's states in every layer."""
 
 from dataclasses import replace
 from itertools import product
@@ -73,7 +73,7 @@ def begun(drafter, target, ids):
     return drafter.read([state], scores)[0], torch.cat([scores.hidden[layer] for layer in LAYERS], -1)
 
 
-def laws_of(net, states, root, block, n):
+def distributions_of(net, states, root, block, n):
     """Those of the net in torch. block: token or None where there is a mask."""
     tokens = torch.tensor([[[root, *[0 if t is None else t for t in block]]]])
     masked = torch.tensor([[[False, *[t is None for t in block]]]])
@@ -89,11 +89,11 @@ def test_one_pass_has_the_distributions_of_the_trained_drafter(net, folder, targ
     before = drafter.model.passes
     draft = drafter.propose([state], CHAIN)
     assert drafter.info.draft_sampling == {DraftSampling.IID}
-    expected = laws_of(net, states, ids[-1], [None] * BLOCK, length - 2)
+    expected = distributions_of(net, states, ids[-1], [None] * BLOCK, length - 2)
     torch.testing.assert_close(draft.probs[0][:, ::3], expected, atol=2e-5, rtol=1e-3)
     assert not draft.probs[0][:, 1::3].any() and not draft.probs[0][:, 2::3].any()
     assert drafter.model.passes - before == 1 + BLOCK  # one over the block; the others copy its rows by depth
-    assert (expected[0] - expected[1]).abs().sum() > 0.05, "laws that differ"
+    assert (expected[0] - expected[1]).abs().sum() > 0.05, "distributions that differ"
 
 
 @both_forms
@@ -107,15 +107,15 @@ def test_from_the_left_rows_are_those_of_the_step_that_revealed_and_passes_are_s
     assert drafter.model.passes - before == steps
     drafted, block = draft.tree.tokens[0, 1:].tolist(), [None] * BLOCK
     for step in range(steps):
-        law = laws_of(net, states, ids[-1], block, len(ids) - 2)
+        distribution = distributions_of(net, states, ids[-1], block, len(ids) - 2)
         for j in revealed("left_to_right", step, steps, [j for j in range(BLOCK) if block[j] is None], [], []):
-            torch.testing.assert_close(draft.probs[0, int(draft.rows[0, j + 1]), ::3], law[j], atol=2e-5, rtol=1e-3)
+            torch.testing.assert_close(draft.probs[0, int(draft.rows[0, j + 1]), ::3], distribution[j], atol=2e-5, rtol=1e-3)
             block[j] = drafted[j]
     assert block == drafted
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_the_law_of_a_draft_is_known_before_it_is_drawn_and_the_mask_is_never_proposed(order, folder, target):
+def test_the_distribution_of_a_draft_is_known_before_it_is_drawn_and_the_mask_is_never_proposed(order, folder, target):
     drafter, ids = drafter_of(folder, target, order, steps=3), text(target, 20)
     state, _ = begun(drafter, target, ids)
     for length in range(20):
@@ -151,7 +151,7 @@ def test_an_engine_of_confidence_and_the_ratio_test_is_refused(folder, target):
 
 
 P = (np.array([0.5, 0.5]), np.array([[0.3, 0.7], [0.5, 0.5]]))
-"""The target's laws of the first token, and of the second given the first."""
+"""The target's distributions of the first token, and of the second given the first."""
 JOINT = np.array([[0.9 * 0.4, 0.3 * 0.6], [0.1 * 0.4, 0.7 * 0.6]])
 """What the denoiser believes of both places."""
 
@@ -165,7 +165,7 @@ def rows_of(order, x):
 
 
 def variation(order, rule):
-    """Total variation between two emitted tokens and the target's law, by enumeration of all drafts of two tokens from two."""
+    """Total variation between two emitted tokens and the target's distribution, by enumeration of all drafts of two tokens from two."""
     emitted, chain = np.zeros((2, 2)), torch.tensor([[-1, 0, 1]])
     for x in product(range(2), repeat=2):
         rows = rows_of(order, x)

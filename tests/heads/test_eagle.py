@@ -53,7 +53,7 @@ def head(target, recipe):
     for matrix in made.parameters():
         if matrix.ndim == 2:
             torch.nn.init.normal_(matrix, std=0.1)
-    made.norm.weight.data.mul_(3)  # laws that are not flat
+    made.norm.weight.data.mul_(3)  # distributions that are not flat
     for parameter in made.parameters():
         parameter.data = parameter.data.bfloat16().float()  # as it is exported
     return made
@@ -79,8 +79,8 @@ def text(target, length):
     return torch.randint(0, target.vocab_size, (length,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
-def laws_of(head, tokens, features, drafted):
-    """The laws that the trained head has along a chain of drafts behind a text."""
+def distributions_of(head, tokens, features, drafted):
+    """The distributions that the trained head has along a chain of drafts behind a text."""
     states, lines, found = head.read(features[None]), [], []
     T = features.shape[0]
     line = torch.tensor([[*tokens, *drafted]])
@@ -116,11 +116,11 @@ def test_a_head_drafts_with_the_distributions_of_the_trained_one(head, folder, t
     draft = drafter.propose([state], [Budget.fixed(tree.chain(4))])
     drafted = draft.tree.tokens[0, 1:].tolist()
     with torch.no_grad():
-        expected = laws_of(head, ids, features, drafted[:-1])
+        expected = distributions_of(head, ids, features, drafted[:-1])
     rows = draft.probs[0][:, ::3]
     torch.testing.assert_close(rows, expected, atol=2e-5, rtol=1e-3)
     assert not draft.probs[0][:, 1::3].any() and not draft.probs[0][:, 2::3].any()
-    assert expected[0].max() < 0.99 and (expected[0] - expected[1]).abs().sum() > 0.05, "the test sees laws that differ"
+    assert expected[0].max() < 0.99 and (expected[0] - expected[1]).abs().sum() > 0.05, "the test sees distributions that differ"
 
 
 def test_a_heads_bits_do_not_depend_on_the_targets_threads(folder, target):
@@ -245,12 +245,12 @@ def test_the_next_token_and_the_state_before_it_change_an_mtp_draft(head):
     other, moved = tokens.clone(), states.roll(1, 1)
     other[0, -1] += 1
     with torch.no_grad():
-        law, by_token, by_state = (
+        distribution, by_token, by_state = (
             head.logits(head.step(t, head.read(s), []))[0, -1].softmax(-1)
             for t, s in ((tokens, states), (other, states), (tokens, moved))
         )
-    assert (law - by_token).abs().sum() > 0.01
-    assert (law - by_state).abs().sum() > 0.01
+    assert (distribution - by_token).abs().sum() > 0.01
+    assert (distribution - by_state).abs().sum() > 0.01
 
 
 def relaid(folder, where, layout):
@@ -292,7 +292,7 @@ def test_published_layouts_are_read(head, folder, target, tmp_path, layout):
     draft = drafter.propose([state], [Budget.fixed(tree.chain(3))])
     head.config.norm_before_residual = layout.endswith("first")
     with torch.no_grad():
-        expected = laws_of(head, ids, features, draft.tree.tokens[0, 1:].tolist()[:-1])
+        expected = distributions_of(head, ids, features, draft.tree.tokens[0, 1:].tolist()[:-1])
     head.config.norm_before_residual = False
     torch.testing.assert_close(draft.probs[0][:, ::3], expected, atol=2e-5, rtol=1e-3)
 

@@ -43,20 +43,20 @@ def test_the_second_step_reads_the_first_ones_output_and_sees_no_future():
             assert (second(tokens, past)[:, t] - whole[:, t]).abs().max() > 1e-3
 
 
-def test_the_loss_is_least_where_the_head_has_the_targets_law():
+def test_the_loss_is_least_where_the_head_has_the_targets_distribution():
     head = fresh()
     tokens, features = torch.randint(0, 24, (1, 9)), torch.randn(1, 9, 32)
     counted = torch.ones(1, 9, dtype=torch.bool)
     with torch.no_grad():
         states = head.step(tokens[:, 1:8], head.fc(features[:, :7]), [])
-        laws = torch.zeros(1, 9, 24)
-        laws[:, 1:8] = head.logits(states).softmax(-1)
-        loss, kept, agreed = EagleRecipe().loss(head, Batch(tokens, features, laws, counted), steps=1, tv_weight=0)
-        entropy = -(laws[:, 1:8] * laws[:, 1:8].log()).sum(-1).mean()
+        distributions = torch.zeros(1, 9, 24)
+        distributions[:, 1:8] = head.logits(states).softmax(-1)
+        loss, kept, agreed = EagleRecipe().loss(head, Batch(tokens, features, distributions, counted), steps=1, tv_weight=0)
+        entropy = -(distributions[:, 1:8] * distributions[:, 1:8].log()).sum(-1).mean()
         assert kept[0] == pytest.approx(1)
         assert agreed[0] == 1
         assert float(loss) == pytest.approx(float(entropy), rel=1e-4)
-        other = Batch(tokens, features, torch.full_like(laws, 1 / 24), counted)
+        other = Batch(tokens, features, torch.full_like(distributions, 1 / 24), counted)
         flat, worse, _ = EagleRecipe().loss(head, other, steps=1, tv_weight=0)
         assert worse[0] < 0.9
         assert float(flat) > float(torch.tensor(24.0).log())

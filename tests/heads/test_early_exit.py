@@ -1,4 +1,4 @@
-"""The target's first layers as its drafter: one cache, one set of weights, and the law of the target."""
+"""The target's first layers as its drafter: one cache, one set of weights, and the distribution of the target."""
 
 import pytest
 import torch
@@ -31,11 +31,11 @@ def test_drafts_have_the_distributions_of_the_layers_below_the_exit(backend):
         states = module.model(text, output_hidden_states=True).hidden_states[2]
         expected = module.lm_head(module.model.norm(states)).softmax(-1)
     torch.testing.assert_close(draft.probs[0], expected[0, 3:6], atol=1e-5, rtol=1e-4)
-    assert (expected[0, 3] - expected[0, 4]).abs().sum() > 0.05, "laws that differ"
+    assert (expected[0, 3] - expected[0, 4]).abs().sum() > 0.05, "distributions that differ"
 
 
 def test_an_exit_behind_nearly_all_layers_is_the_target_where_the_last_one_does_nothing():
-    """E = L accepts everything; here layer L adds nothing, so that E = L - 1 has the target's own laws."""
+    """E = L accepts everything; here layer L adds nothing, so that E = L - 1 has the target's own distributions."""
     module = layered.module()
     with torch.no_grad():
         module.model.layers[-1].self_attn.o_proj.weight.zero_()

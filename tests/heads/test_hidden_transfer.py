@@ -1,4 +1,4 @@
-"""Pseudo states of the next positions, run through the target's remaining layers: the laws of the trained maps, and no trace in the target."""
+"""Pseudo states of the next positions, run through the target's remaining layers: the distributions of the trained maps, and no trace in the target."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def test_drafts_have_the_distributions_of_the_trained_maps(made, form):
         rows = net.rows(states, torch.tensor([len(TEXT) - 2]))[0, 0]
         expected = torch.nn.functional.linear(rows, net.output).softmax(-1)
     torch.testing.assert_close(drafted(model, folder).probs[0], expected, atol=1e-4, rtol=1e-3)
-    assert (expected[0] - expected[1]).abs().sum() > 0.2, "laws that differ"
+    assert (expected[0] - expected[1]).abs().sum() > 0.2, "distributions that differ"
 
 
 def test_text_rows_of_the_training_are_the_targets(made):
@@ -118,7 +118,7 @@ def test_rows_of_a_batch_are_what_they_are_alone(made, form):
         )
 
 
-def test_skipping_the_layers_behind_the_map_changes_the_laws(made):
+def test_skipping_the_layers_behind_the_map_changes_the_distributions(made):
     model, _, folder = made
     whole = drafted(model, folder).probs
     head = TransferCheckpoint.load(folder)

@@ -51,12 +51,12 @@ def test_greedy_text_is_the_targets_with_every_kind_of_draft(name, kind, plain, 
 
 
 @pytest.mark.parametrize(("name", "rule"), PAIRS)
-def test_the_law_of_a_text_is_the_targets_with_every_verifier(name, rule, tmp_path):
+def test_the_distribution_of_a_text_is_the_targets_with_every_verifier(name, rule, tmp_path):
     """Chi-square of two tokens in the middle of a text, with rounds before."""
     model, count, start = layered.target(V=3, seqs=128), 4, [1, 2, 1, 0]
     made = layered.engine(name, options(name, model, tmp_path), rule, model=model)
     samples = made.generate([start], SamplingParams(max_tokens=count, n=127, seed=5, temperature=1.2))[0].samples
-    expected = layered.law(model, start, count, 1.2).sum((0, 1)).flatten() * len(samples)
+    expected = layered.distribution(model, start, count, 1.2).sum((0, 1)).flatten() * len(samples)
     seen = Counter(s.token_ids[2] * 3 + s.token_ids[3] for s in samples)
     observed = torch.tensor([float(seen[i]) for i in range(9)], dtype=torch.float64)
     assert chi2.sf(float(((observed - expected) ** 2 / expected).sum()), 8) > 1e-4

@@ -68,10 +68,10 @@ def test_heads_draft_with_the_distributions_of_the_trained_ones(heads, folder, t
     for path in range(2):
         torch.testing.assert_close(by_depth[:, path, ::3], expected, atol=2e-5, rtol=1e-3)
     assert not by_depth[..., 1::3].any()
-    assert (expected[0] - expected[1]).abs().sum() > 0.05, "the test sees laws that differ"
+    assert (expected[0] - expected[1]).abs().sum() > 0.05, "the test sees distributions that differ"
 
 
-def test_all_sequences_of_a_batch_have_their_own_laws(folder, target):
+def test_all_sequences_of_a_batch_have_their_own_distributions(folder, target):
     texts = [text(target, n) for n in (5, 9, 30)]
     drafter, _, _ = begun(folder, target, texts[0])
     states = [begun(folder, target, ids)[1] for ids in texts]

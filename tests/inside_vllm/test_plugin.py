@@ -1,6 +1,6 @@
 """The plug-in inside vLLM itself, each engine in a process of its own: `make vllm` installs it and runs these tests.
 
-The law of a few tokens is enumerated with transformers: `top_k` leaves few sequences, so that counts tell laws apart. The targets are the
+The distribution of a few tokens is enumerated with transformers: `top_k` leaves few sequences, so that counts tell distributions apart. The targets are the
 embedded one and the real chat model, which is fetched once; where it cannot be, its tests say so.
 """
 
@@ -77,17 +77,17 @@ def texts_that_follow(
         with torch.no_grad():
             logits = model(torch.tensor([[*ids, *text] for text in texts])).logits[:, -1] / TEMPERATURE
         best, at = logits.topk(top_k)
-        laws = best.softmax(-1) if truncated else logits.softmax(-1).gather(1, at)
+        distributions = best.softmax(-1) if truncated else logits.softmax(-1).gather(1, at)
         texts = {
             (*text, token): p * q
-            for (text, p), row, likely in zip(texts.items(), at.tolist(), laws.tolist(), strict=True)
+            for (text, p), row, likely in zip(texts.items(), at.tolist(), distributions.tolist(), strict=True)
             for token, q in zip(row, likely, strict=True)
         }
     return texts
 
 
 @pytest.fixture(scope="module")
-def law(ids: list[int]) -> dict[tuple[int, ...], float]:
+def distribution(ids: list[int]) -> dict[tuple[int, ...], float]:
     """Every text of LENGTH tokens that can follow, and its probability."""
     return texts_that_follow(ids, LENGTH, top_k=TOP_K, truncated=True)
 
@@ -96,12 +96,12 @@ def sample(served: VLLM, ids: list[int], count: int = SAMPLES, **params: Any) ->
     return served.generate([ids] * count, **{"temperature": TEMPERATURE, "top_k": TOP_K, "max_tokens": LENGTH, **params})
 
 
-def p_value(law: dict[tuple[int, ...], float], outputs: list[list[int]]) -> float:
+def p_value(distribution: dict[tuple[int, ...], float], outputs: list[list[int]]) -> float:
     """Of a chi-square test; texts that are expected fewer than five times, and those that cannot be, are one cell."""
     counts = Counter(map(tuple, outputs))
-    often = [text for text, p in law.items() if p * len(outputs) >= 5]
+    often = [text for text, p in distribution.items() if p * len(outputs) >= 5]
     found = np.array([counts[text] for text in often] + [len(outputs) - sum(counts[text] for text in often)])
-    expected = np.array([law[text] for text in often] + [1 - sum(law[text] for text in often)]) * len(outputs)
+    expected = np.array([distribution[text] for text in often] + [1 - sum(distribution[text] for text in often)]) * len(outputs)
     return float(chisquare(found[expected > 0], expected[expected > 0] * found.sum() / expected.sum()).pvalue)
 
 
@@ -118,13 +118,13 @@ def plain(ids: list[int]) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("rule", "speculative"), [("match", SUFFIX), ("block", DRAFT_MODEL), ("race", SUFFIX)], ids=["match", "block", "race"]
 )
-def test_texts_follow_the_targets_law(
-    rule: str, speculative: dict[str, Any], ids: list[int], law: dict[tuple[int, ...], float], plain: list[list[int]]
+def test_texts_follow_the_targets_distribution(
+    rule: str, speculative: dict[str, Any], ids: list[int], distribution: dict[tuple[int, ...], float], plain: list[list[int]]
 ) -> None:
     with engine(speculative, rule) as served:
         found = sample(served, ids)
         assert sum(found["accepted"]) > SAMPLES / 4
-        assert p_value(law, found["outputs"]) > 1e-3
+        assert p_value(distribution, found["outputs"]) > 1e-3
         assert sample(served, ids, 8, **GREEDY)["outputs"] == plain
 
 
@@ -151,7 +151,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("rule", "drafter"), [("match", "suffix"), ("block", "head"), ("race", "suffix")])
-def test_texts_of_the_chat_model_follow_its_law(rule: str, drafter: str, chat: Path) -> None:
+def test_texts_of_the_chat_model_follow_its_distribution(rule: str, drafter: str, chat: Path) -> None:
     from transformers import AutoTokenizer
 
     count, length = 1000, 3
@@ -165,18 +165,18 @@ def test_texts_of_the_chat_model_follow_its_law(rule: str, drafter: str, chat: P
     with engine(SUFFIX if drafter == "suffix" else head, rule, chat) as served:
         found = sample(served, ids, count, max_tokens=length)
     assert sum(found["accepted"]) > count / 20
-    law = texts_that_follow(ids, length, top_k=TOP_K, truncated=True, folder=chat)
-    assert p_value(law, found["outputs"]) > 1e-3
+    distribution = texts_that_follow(ids, length, top_k=TOP_K, truncated=True, folder=chat)
+    assert p_value(distribution, found["outputs"]) > 1e-3
 
 
 def test_vllms_own_rejection_sampler_is_caught_without_a_gpu(ids: list[int]) -> None:
     ngram = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 4, "num_speculative_tokens": 3}
-    law = texts_that_follow(ids, 2, top_k=64)  # so many first tokens, each with as many; the rest is one cell
+    distribution = texts_that_follow(ids, 2, top_k=64)  # so many first tokens, each with as many; the rest is one cell
     found = {}
     for name, speculative, rule in (("vLLM", ngram, None), ("ours", SUFFIX, "match")):
         with engine(speculative, rule) as served:
             outputs = sample(served, ids, top_k=0)["outputs"]
-        found[name] = p_value(law, [text[:2] for text in outputs])
+        found[name] = p_value(distribution, [text[:2] for text in outputs])
     assert found["vLLM"] < 1e-6 < 1e-3 < found["ours"]
 
 

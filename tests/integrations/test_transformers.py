@@ -1,4 +1,4 @@
-"""`generate` with the custom loop against plain `generate`: the same tokens at temperature 0, the same law above it."""
+"""`generate` with the custom loop against plain `generate`: the same tokens at temperature 0, the same distribution above it."""
 
 from copy import deepcopy
 
@@ -18,7 +18,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import polydraft
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError, PolydraftError
-from polydraft.integrations.transformers_law import ByRow
+from polydraft.integrations.transformers_distribution import ByRow
 from polydraft.models import pair
 from tests.models.tree_rounds import ARCHITECTURES, V, small_model
 from tests.support.closeness import assert_close
@@ -185,7 +185,7 @@ def test_stop_strings_through_their_criterion():
     assert tokenizer.decode(drafted[0]).endswith("os")
 
 
-# The law
+# The distribution
 
 TINY = hf.LlamaConfig(
     vocab_size=8,
@@ -199,13 +199,13 @@ LENGTH, ROWS, CALLS = 3, 300, 3
 SAMPLED = {"do_sample": True, "temperature": 0.9, "top_k": 4, "top_p": 0.95, "repetition_penalty": 1.4}
 
 
-def law_of(model, prompt):
+def distribution_of(model, prompt):
     """Probability of every continuation of LENGTH tokens under `generate` with SAMPLED, by its own scores."""
-    law = np.zeros((8,) * LENGTH)
+    distribution = np.zeros((8,) * LENGTH)
 
     def grow(path, weight):
         if len(path) == LENGTH:
-            law[path] = weight
+            distribution[path] = weight
             return
         ids = torch.tensor([[*prompt, *path]])
         options = {
@@ -220,13 +220,13 @@ def law_of(model, prompt):
             grow((*path, int(token)), weight * float(p[token]))
 
     grow((), 1.0)
-    return law.ravel()
+    return distribution.ravel()
 
 
-def p_value(samples, law):
+def p_value(samples, distribution):
     """Chi-square; cells with fewer than five expected are put together."""
     code = (samples * np.array([64, 8, 1])).sum(1)
-    seen, expected = np.bincount(code, minlength=512).astype(float), law * len(samples)
+    seen, expected = np.bincount(code, minlength=512).astype(float), distribution * len(samples)
     if seen[expected == 0].sum():
         return 0.0
     big = expected >= 5
@@ -248,11 +248,11 @@ def sampled(drafter):
         ).numpy()[:, len(prompt) :]
         for _ in range(CALLS)
     ]
-    return np.concatenate(rows), law_of(model, prompt)
+    return np.concatenate(rows), distribution_of(model, prompt)
 
 
 @pytest.mark.parametrize("drafter", ["model:chain", pytest.param("model:coupled", marks=pytest.mark.slow)])
-def test_sampled_texts_follow_the_law_of_generate(drafter):
+def test_sampled_texts_follow_the_distribution_of_generate(drafter):
     assert p_value(*sampled(drafter)) > 1e-3
 
 

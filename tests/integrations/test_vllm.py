@@ -84,7 +84,7 @@ def test_drafters_that_read_the_target_are_refused() -> None:
         drafters.sufix  # noqa: B018
 
 
-@pytest.mark.parametrize(("name", "said"), [("typical", "changes the law"), ("recursive_wor", "not for chains")])
+@pytest.mark.parametrize(("name", "said"), [("typical", "changes the distribution"), ("recursive_wor", "not for chains")])
 def test_rules_that_vllm_cannot_use_are_refused(name: str, said: str) -> None:
     with pytest.raises(IncompatibleError, match=said):
         vllm.rule_named(name)

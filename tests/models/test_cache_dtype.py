@@ -1,4 +1,4 @@
-"""Keys and values in bfloat16: another law, the same one for plain and for speculative decoding, in half the memory."""
+"""Keys and values in bfloat16: another distribution, the same one for plain and for speculative decoding, in half the memory."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def _rounded(module, query, key, value, *arguments, **options):
 
 
 @torch.inference_mode()
-def test_the_law_is_that_of_rounded_keys_and_values():
+def test_the_distribution_is_that_of_rounded_keys_and_values():
     reference = model("llama")
     AttentionInterface.register("rounded", _rounded)
     AttentionMaskInterface.register("rounded", eager_mask)

@@ -154,13 +154,15 @@ def test_most_probable_trees_hold_drafted_tokens_alone():
     assert [r.token_ids for r in first] == [r.token_ids for r in again] and first[0].stats.drafted_tokens > 0
 
 
-@pytest.mark.parametrize("law", [DraftSampling.COUPLED, DraftSampling.SYSTEMATIC])
-def test_shared_races_and_equal_steps_draw_drafted_tokens_alone(law):
+@pytest.mark.parametrize("distribution", [DraftSampling.COUPLED, DraftSampling.SYSTEMATIC])
+def test_shared_races_and_equal_steps_draw_drafted_tokens_alone(distribution):
     _, part = both()
     part.prefill([0], [[1, 40, 3]])
     for seed in range(20):
         part.cut(0, 3)
-        tree, *_ = part.propose_paths([0], [[2]], ([seed], [0], [5]), [trees.paths(2, 3)], [SamplingParams()], draft_sampling=law)
+        tree, *_ = part.propose_paths(
+            [0], [[2]], ([seed], [0], [5]), [trees.paths(2, 3)], [SamplingParams()], draft_sampling=distribution
+        )
         assert {*tree.tokens[0].tolist()} <= {*range(PANEL), 40, 95}
 
 

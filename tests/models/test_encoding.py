@@ -80,7 +80,7 @@ def test_text_is_text_whatever_it_spells(text):
 def test_a_special_token_that_cannot_be_spelt_otherwise_is_refused():
     assert special_tokens(tokenizer()) == set(SPECIAL)
     with pytest.raises(InvalidInputError, match="control token"):
-        encoded(tokenizer(), "a § of a law")
+        encoded(tokenizer(), "a § of a distribution")
 
 
 def test_a_prompt_may_have_control_tokens_or_not_and_begins_alike():

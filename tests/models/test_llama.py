@@ -29,7 +29,7 @@ from polydraft.models.compiled.formats import pack, panels_for, unpack
 from polydraft.models.compiled.forward import compiled_pass
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.products import FORMATS
-from polydraft.models.compiled.trees import draft_law
+from polydraft.models.compiled.trees import draft_distribution
 
 SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 256}
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -102,14 +102,14 @@ def _step(fast, slot, token):
     return logits
 
 
-def proposal(fast, sizes, law=(1.0, 0, 1.0, 0.0), seed=0):
+def proposal(fast, sizes, distribution=(1.0, 0, 1.0, 0.0), seed=0):
     B = len(sizes)
-    temperature, top_k, top_p, min_p = law
+    temperature, top_k, top_p, min_p = distribution
     params = [SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)] * B
     return fast.propose_paths(list(range(B)), [[7]] * B, (list(range(seed, seed + B)), [0] * B, [5] * B), sizes, params)
 
 
-def test_proposed_rows_are_the_models_laws():
+def test_proposed_rows_are_the_models_distributions():
     reference = model("llama")
     fast = CompiledLlama(reference, max_num_seqs=5)
     fast.prefill([0, 1, 2, 3, 4], [[1, 2, 3, 4]] * 5)
@@ -124,15 +124,15 @@ def test_proposed_rows_are_the_models_laws():
             above = int(tree.parents[b, n])
             path, length = trees.path_to(tree, torch.tensor([above if i == b else 0 for i in range(5)]))
             text = [1, 2, 3, 4, 7, *(int(tree.tokens[b, m]) for m in path[b, : length[b]])]
-            law = reference(torch.tensor([text])).logits[0, -1].softmax(-1)
-            assert torch.allclose(probs[b, rows[b, n]], law, atol=1e-5)
+            distribution = reference(torch.tensor([text])).logits[0, -1].softmax(-1)
+            assert torch.allclose(probs[b, rows[b, n]], distribution, atol=1e-5)
 
 
 def test_equal_prefixes_share_one_row():
     fast = CompiledLlama(model("llama"), max_num_seqs=9)
     fast.prefill(list(range(9)), [[1, 2, 3, 4]] * 9)
     tree, rows, *_ = proposal(
-        fast, [trees.paths(4, 3), trees.paths(4, 4, 1), trees.ragged(4, 2, 2, 2)] * 3, law=(0.2, 0, 1.0, 0.0)
+        fast, [trees.paths(4, 3), trees.paths(4, 4, 1), trees.ragged(4, 2, 2, 2)] * 3, distribution=(0.2, 0, 1.0, 0.0)
     )
     first = trees.first_copies(tree)
     copies = (first != torch.arange(tree.num_nodes)).nonzero()
@@ -149,7 +149,7 @@ def test_drawn_tokens_follow_the_reported_row():
     fast.prefill([0], [[1, 2, 3, 4]])
     seen = torch.zeros(61)
     for seed in range(1500):
-        tree, _, probs, *_ = proposal(fast, [trees.paths(2, 1)], law=(0.5, 0, 0.8, 0.0), seed=seed)
+        tree, _, probs, *_ = proposal(fast, [trees.paths(2, 1)], distribution=(0.5, 0, 0.8, 0.0), seed=seed)
         seen += torch.bincount(tree.tokens[0, 1:], minlength=61)
     q = probs[0, 0]
     assert (seen[q == 0] == 0).all()
@@ -158,12 +158,12 @@ def test_drawn_tokens_follow_the_reported_row():
     assert chi < big.sum() + 5 * (2 * big.sum()) ** 0.5
 
 
-@pytest.mark.parametrize(("law", "kept"), [((1.0, 5, 1.0, 0.0), 5), ((0.0, 0, 1.0, 0.0), 1), ((1.0, 0, 1.0, 1.0), 1)])
-def test_truncated_laws_keep_the_largest_tokens(law, kept):
+@pytest.mark.parametrize(("distribution", "kept"), [((1.0, 5, 1.0, 0.0), 5), ((0.0, 0, 1.0, 0.0), 1), ((1.0, 0, 1.0, 1.0), 1)])
+def test_truncated_distributions_keep_the_largest_tokens(distribution, kept):
     fast = CompiledLlama(model("llama"), max_num_seqs=1)
     fast.prefill([0], [[1, 2, 3, 4]])
     _, _, whole, *_ = proposal(fast, [trees.chain(1)])
-    _, _, probs, *_ = proposal(fast, [trees.chain(1)], law=law)
+    _, _, probs, *_ = proposal(fast, [trees.chain(1)], distribution=distribution)
     assert set(probs[0, 0].nonzero().flatten().tolist()) == set(whole[0, 0].topk(kept).indices.tolist())
     assert probs[0, 0].sum().item() == pytest.approx(1, abs=1e-6)
 
@@ -196,10 +196,10 @@ def test_coupled_proposals_are_won_by_the_smallest_arrival(trunk):
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 7, 39, 40])
-def test_a_draft_law_keeps_the_largest_and_what_equals_the_least_of_them(top_k):
+def test_a_draft_distribution_keeps_the_largest_and_what_equals_the_least_of_them(top_k):
     logits = np.random.default_rng(top_k).integers(0, 9, 40).astype(np.float32)
     out = np.empty_like(logits)
-    draft_law(logits.copy(), np.zeros(0, np.float32), 1.0, top_k, 1.0, 0.0, out)
+    draft_distribution(logits.copy(), np.zeros(0, np.float32), 1.0, top_k, 1.0, 0.0, out)
     assert ((out > 0) == (logits >= np.sort(logits)[40 - top_k])).all()
     assert out.sum() == pytest.approx(1.0)
 

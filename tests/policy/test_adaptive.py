@@ -189,7 +189,7 @@ def adaptive(prices, **options):
 
 
 @pytest.mark.parametrize("prices", [costs(0.02, 0.05), costs(0.25, 0.2)])
-def test_the_law_of_several_steps_is_kept_by_the_fused_walks(prices):
+def test_the_distribution_of_several_steps_is_kept_by_the_fused_walks(prices):
     walked = adaptive(prices, seqs=8, V=3, dtype=torch.float32)
     walked.verifier = OnlyWalks(walked.verifier)
     assert p_value(walked, [1, 2], 2, 400) > 1e-3

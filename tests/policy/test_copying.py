@@ -16,7 +16,7 @@ from polydraft.policy.repeats import LANES, PRIOR, Repeats
 from polydraft.registry import verifier
 from polydraft.tree import chain
 from tests.drafters.sessions import trained
-from tests.engine.tables import TableModel, law, p_value, plain_greedy
+from tests.engine.tables import TableModel, distribution, p_value, plain_greedy
 from tests.exactness.runs import every_run
 from tests.policy.planning import OnlyWalks, costs
 from tests.policy.planning import known as profile
@@ -51,7 +51,7 @@ def enumerated(monkeypatch):
         for probability, sample in every_run(run, monkeypatch):
             probs[tuple(sample.token_ids)] += probability
             used |= sources([sample])
-        return (probs - law(TableModel(2), REPEATING, 4)).abs(), used
+        return (probs - distribution(TableModel(2), REPEATING, 4)).abs(), used
     finally:
         torch.set_default_dtype(torch.float32)
 

@@ -24,7 +24,7 @@ def test_the_model_is_listed(served):
     assert model.id == "small" and served.openai.models.retrieve("small").id == "small"
 
 
-def test_a_server_has_one_law_and_names_it(served):
+def test_a_server_has_one_distribution_and_names_it(served):
     assert served.http.get("/v1/models/small").json()["speculation"]["decoding"] == "the target distribution"
     refused = served.post("/v1/completions", **ASK, decoding="guidance")
     assert refused.status_code == 400 and "serve --decoding" in refused.json()["error"]["message"]

@@ -13,7 +13,7 @@ IID, WOR, G1 = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT, DraftSampli
 
 
 def same(ours, theirs, draft, p):
-    """Equal stop probabilities, and equal laws of the extra token wherever a rule may stop."""
+    """Equal stop probabilities, and equal distributions of the extra token wherever a rule may stop."""
     a, b = verifier(ours)(draft, p), verifier(theirs)(draft, p)
     assert torch.allclose(a.stop, b.stop, atol=1e-12)
     for n in range(draft.tree.num_nodes):

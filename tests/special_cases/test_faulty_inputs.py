@@ -1,4 +1,4 @@
-"""What `verify` is given: every faulty input of every rule is refused with the argument, the place and the value; degenerate laws are not."""
+"""What `verify` is given: every faulty input of every rule is refused with the argument, the place and the value; degenerate distributions are not."""
 
 from dataclasses import replace
 from inspect import unwrap
@@ -14,25 +14,31 @@ from polydraft.testing import Tables, as_batch, enumerate_drafts
 from tests.exactness.harness import SHAPES
 
 verify = unwrap(verifiers.verify)  # without the tests' own check of shapes
-LAWS = [
-    (name, law)
+DISTRIBUTIONS = [
+    (name, distribution)
     for name in registry.names("verifier")
-    for law in DraftSampling
-    if law in registry.verifier(name).info.draft_sampling
+    for distribution in DraftSampling
+    if distribution in registry.verifier(name).info.draft_sampling
 ]
 COUPLED, LISTED = DraftSampling.COUPLED, DraftSampling.LISTED
 V = 4
 
 
-def sound(name, law, seed=0):
+def sound(name, distribution, seed=0):
     """Some drafts that the rule is declared for, as one batch, and the target's rows."""
     shapes = registry.verifier(name).info.shapes
     shape = TreeShape.PATHS if TreeShape.PATHS in shapes else TreeShape.CHAIN
-    drawn_as = DraftSampling.WITHOUT_REPLACEMENT if law is COUPLED else DraftSampling.IID if law is LISTED else law
+    drawn_as = (
+        DraftSampling.WITHOUT_REPLACEMENT
+        if distribution is COUPLED
+        else DraftSampling.IID
+        if distribution is LISTED
+        else distribution
+    )
     _, counts, depth = SHAPES[shape][0]
     tables = Tables(V, seed)
     draft, p = as_batch(tables, drawn_as, shape, (3 * enumerate_drafts(tables, drawn_as, counts, depth))[-3:])
-    return replace(draft, sampling=law, noise=NoiseKey.of([1, 2, 3], [0, 0, 0], [7, 8, 9])), p
+    return replace(draft, sampling=distribution, noise=NoiseKey.of([1, 2, 3], [0, 0, 0], [7, 8, 9])), p
 
 
 def changed(x, place, value):
@@ -104,9 +110,9 @@ def mistakes(draft, p):
         yield "twice", swapped(draft, tree=swapped(draft.tree, tokens=changed(tokens, (1, 2), int(tokens[1, 1])))), p
 
 
-@pytest.mark.parametrize(("name", "law"), LAWS, ids=str)
-def test_every_faulty_input_is_refused_by_name_place_and_value(name, law):
-    draft, p = sound(name, law)
+@pytest.mark.parametrize(("name", "distribution"), DISTRIBUTIONS, ids=str)
+def test_every_faulty_input_is_refused_by_name_place_and_value(name, distribution):
+    draft, p = sound(name, distribution)
     assert torch.allclose(verify(name, draft, p).stop.sum(1), torch.ones(3, dtype=torch.float64))
     for words, faulty, rows in mistakes(draft, p):
         with pytest.raises(InvalidInputError) as error:
@@ -122,10 +128,10 @@ def assert_is_verdict(verdict, num_nodes):
         assert torch.allclose(sums, torch.ones_like(sums), atol=1e-9)
 
 
-@pytest.mark.parametrize(("name", "law"), LAWS, ids=str)
-def test_random_damage_is_refused_or_gives_a_verdict(name, law):
-    rng = np.random.default_rng(len(name) + law.value)
-    draft, p = sound(name, law)
+@pytest.mark.parametrize(("name", "distribution"), DISTRIBUTIONS, ids=str)
+def test_random_damage_is_refused_or_gives_a_verdict(name, distribution):
+    rng = np.random.default_rng(len(name) + distribution.value)
+    draft, p = sound(name, distribution)
     refused = 0
     for _ in range(60):
         tokens, parents, rows, target = (x.clone() for x in (draft.tree.tokens, draft.tree.parents, draft.rows, p))
@@ -146,11 +152,11 @@ def test_random_damage_is_refused_or_gives_a_verdict(name, law):
     assert 20 < refused < 60
 
 
-@pytest.mark.parametrize(("name", "law"), LAWS, ids=str)
-def test_degenerate_laws_are_taken(name, law):
+@pytest.mark.parametrize(("name", "distribution"), DISTRIBUTIONS, ids=str)
+def test_degenerate_distributions_are_taken(name, distribution):
     """Zeros in p and in q, equal rows, sharp rows, and every row of p one-hot: the verdict is that of the rule itself."""
     for seed in (1, 2, 3, 4):
-        draft, p = sound(name, law, seed)
+        draft, p = sound(name, distribution, seed)
         sharp = torch.nn.functional.one_hot(p.argmax(-1), V).double()
         for rows in (p, sharp):
             verdict = verify(name, draft, rows)

@@ -1,4 +1,4 @@
-"""The benchmark at equal bits: every contender says its bits and is held to the law of its own weights."""
+"""The benchmark at equal bits: every contender says its bits and is held to the distribution of its own weights."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_contenders_of_a_format_have_its_bits_and_are_compared_with_each_other(f
     assert "| int4 ngram@1x3 | 4." in markdown(as_dict(found[2]))
 
 
-def test_drafts_keep_the_law_of_the_rounded_weights_and_another_text_is_found(found):
+def test_drafts_keep_the_distribution_of_the_rounded_weights_and_another_text_is_found(found):
     made, prompts, findings = found
     by_name = {m.contender.name: m for m in findings.measurements}
     assert all(findings.checks[name]["passed"] for name in ("int4 plain", "int4 ngram@1x3", "transformers"))

@@ -41,7 +41,7 @@ def test_the_tokenizer_learns(pictures):
     assert after < 0.7 * before
 
 
-def test_the_guided_law_of_training_is_that_of_two_rows():
+def test_the_guided_distribution_of_training_is_that_of_two_rows():
     folder = ImageFolder.load(digits_folder())
     from transformers import AutoModelForCausalLM
 

@@ -55,8 +55,8 @@ def test_one_draft_is_worth_the_same_to_every_rule_that_tests_it(found):
 
 
 def test_no_rule_for_iid_draws_is_above_the_optimum(found):
-    for row in by(found.nodes, law="IID"):
-        best = by(found.nodes, rule="optimum", law="IID", drafts=row["drafts"], temperature=row["temperature"])[0]
+    for row in by(found.nodes, distribution="IID"):
+        best = by(found.nodes, rule="optimum", distribution="IID", drafts=row["drafts"], temperature=row["temperature"])[0]
         assert row["acceptance"] <= best["acceptance"] + 1e-9, row
 
 

@@ -1,4 +1,4 @@
-"""The trigram baseline of the embedded pair is a law."""
+"""The trigram baseline of the embedded pair is a distribution."""
 
 import numpy as np
 import pytest

@@ -41,15 +41,15 @@ def duplicates_skipped(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
 
 def iid_as_distinct(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
     """Equal draws are tested against a q without them, and take their part of the residual again."""
-    law, alive, r, c = torch.zeros_like(p), torch.ones_like(p[:, 0]), p, q
+    distribution, alive, r, c = torch.zeros_like(p), torch.ones_like(p[:, 0]), p, q
     for j, draw in enumerate(draws.unbind(1)):
         there, x = draw >= 0, draw.clamp(min=0)
         repeated = (draws[:, :j] == draw[:, None]).any(1)
         accept = torch.where(there & ~repeated, speculative.accept_probability(r, c, x), 0.0)
-        law, alive = law.scatter_add(1, x[:, None], (alive * accept)[:, None]), alive * (1 - accept)
+        distribution, alive = distribution.scatter_add(1, x[:, None], (alive * accept)[:, None]), alive * (1 - accept)
         r = torch.where(there[:, None], normalise_or(positive_part(r - c), otherwise=r), r)
         c = torch.where(there[:, None], normalise_or(c.scatter(1, x[:, None], 0.0), otherwise=c), c)
-    return law + alive[:, None] * r
+    return distribution + alive[:, None] * r
 
 
 def resorted(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
@@ -104,10 +104,10 @@ def block(
             keep = torch.where(there[:, i - 1], h[i], 0.0)
             stop[:, i], alive = alive * keep, alive * (1 - keep)
         stop[:, 0] = alive
-    laws = torch.stack(
+    distributions = torch.stack(
         [*(torch.where(ends[i][:, None], p[:, i], normalise_or(r, otherwise=p[:, i])) for i, r in enumerate(rest)), p[:, L]], 1
     )
-    return TreeVerdict(draft.tree, stop, lambda node: laws[torch.arange(len(p)), node])
+    return TreeVerdict(draft.tree, stop, lambda node: distributions[torch.arange(len(p)), node])
 
 
 def permuted(draft: Draft, order: Int[Tensor, "B N"]) -> Draft:

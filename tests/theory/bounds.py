@@ -19,7 +19,7 @@ def block_efficiency_of_paths(
 ) -> float:
     """An upper bound on E[accepted] + 1 for K iid paths of `depth` tokens; tight for depth 1, V^depth terms.
 
-    target_row, draft_row: laws [V] after a path.
+    target_row, draft_row: distributions [V] after a path.
 
     Example:
         >>> p, q = np.array([1 / 3, 2 / 3]), np.array([2 / 3, 1 / 3])
@@ -47,14 +47,14 @@ def tokens_of_tree(path_masses: np.ndarray) -> float:
     return 1 + float(np.sum(path_masses))
 
 
-def entropy(law: np.ndarray) -> float:
+def entropy(distribution: np.ndarray) -> float:
     """In nats.
 
     Example:
         >>> round(entropy(np.array([0.5, 0.5])), 4)
         0.6931
     """
-    positive = law[law > 0]
+    positive = distribution[distribution > 0]
     return float(-(positive * np.log(positive)).sum())
 
 

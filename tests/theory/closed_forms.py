@@ -102,7 +102,7 @@ def list_matching(p: np.ndarray, q: np.ndarray, K: int) -> float:
 
 
 def independent(p: np.ndarray, qs: list[np.ndarray]) -> Optimum:
-    """Optimum for one draw from each of several laws: Q(H) = product of q_i(H).
+    """Optimum for one draw from each of several distributions: Q(H) = product of q_i(H).
 
     All subsets are tried for up to 18 tokens. Beyond, fixed points of "i is in H iff p(i) is below what it adds to Q" are tried
     from many starts: then alpha is an upper bound, as every H gives one, and not always the least.
@@ -111,8 +111,8 @@ def independent(p: np.ndarray, qs: list[np.ndarray]) -> Optimum:
         >>> round(independent(np.array([0.5, 0.5]), [np.array([0.9, 0.1]), np.array([0.2, 0.8])]).alpha, 4)
         1.0
     """
-    p, *laws = _checked(p, *qs)
-    q = np.stack(laws)
+    p, *distributions = _checked(p, *qs)
+    q = np.stack(distributions)
     if p.size <= LARGEST_BRUTE_FORCE:
         sets = np.array(list(product([False, True], repeat=p.size)))
         psi = sets @ p - (sets @ q.T).prod(1)

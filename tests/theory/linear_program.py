@@ -37,7 +37,7 @@ def best_acceptance(p: np.ndarray, draws: Sequence[tuple[float, Sequence[int]]])
 def best_block_efficiency(row: Callable[[Path], np.ndarray], drafts: Sequence[tuple[float, Sequence[Path]]]) -> float:
     """E[accepted] + 1 of the best lossless rule.
 
-    row: target law after a path.  drafts: (probability, paths of all its nodes, the root () among them).
+    row: target distribution after a path.  drafts: (probability, paths of all its nodes, the root () among them).
 
     Example:
         >>> half = np.array([0.5, 0.5])
@@ -66,6 +66,6 @@ def best_block_efficiency(row: Callable[[Path], np.ndarray], drafts: Sequence[tu
 def _solved(found) -> float:
     if not found.success:
         raise InvalidInputError(
-            f"the linear programme was not solved: {found.message}. Expected laws that sum to one; check them."
+            f"the linear programme was not solved: {found.message}. Expected distributions that sum to one; check them."
         )
     return float(found.fun)

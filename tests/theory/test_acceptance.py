@@ -11,7 +11,7 @@ from tests.theory import closed_forms as reference
 from tests.theory import linear_program
 
 
-def laws(seed, V):
+def distributions(seed, V):
     rng = np.random.default_rng(seed)
     p, q = rng.dirichlet(np.full(V, 0.7), 2)
     if seed % 3 == 1:
@@ -28,41 +28,43 @@ OPTIMA = {
 }
 
 
-@pytest.mark.parametrize("law", OPTIMA, ids=lambda law: law.name)
+@pytest.mark.parametrize("distribution", OPTIMA, ids=lambda distribution: distribution.name)
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_optimum_equals_the_linear_programme(law, n):
+def test_optimum_equals_the_linear_programme(distribution, n):
     for seed in range(8):
-        p, q = laws(seed, 5)
-        draws = list(sibling_draws(law, [q], n))
-        assert OPTIMA[law](p, q, n).alpha == pytest.approx(linear_program.best_acceptance(p, draws), abs=1e-9)
+        p, q = distributions(seed, 5)
+        draws = list(sibling_draws(distribution, [q], n))
+        assert OPTIMA[distribution](p, q, n).alpha == pytest.approx(linear_program.best_acceptance(p, draws), abs=1e-9)
 
 
-@pytest.mark.parametrize("law", [DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT], ids=lambda law: law.name)
-def test_witness_set_attains_the_optimum(law):
+@pytest.mark.parametrize(
+    "distribution", [DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT], ids=lambda distribution: distribution.name
+)
+def test_witness_set_attains_the_optimum(distribution):
     for seed in range(6):
-        p, q = laws(seed, 5)
-        found = OPTIMA[law](p, q, 2)
-        inside = sum(w for w, draws in sibling_draws(law, [q], 2) if set(draws) <= set(found.witness.tolist()))
+        p, q = distributions(seed, 5)
+        found = OPTIMA[distribution](p, q, 2)
+        inside = sum(w for w, draws in sibling_draws(distribution, [q], 2) if set(draws) <= set(found.witness.tolist()))
         assert found.alpha == pytest.approx(1 + p[found.witness].sum() - inside, abs=1e-12)
 
 
 def test_draws_of_several_models_equal_the_linear_programme():
     for seed in range(6):
-        p, q1 = laws(seed, 5)
-        _, q2 = laws(seed + 20, 5)
+        p, q1 = distributions(seed, 5)
+        _, q2 = distributions(seed + 20, 5)
         draws = list(sibling_draws(DraftSampling.INDEPENDENT, [q1, q2], 2))
         assert reference.independent(p, [q1, q2]).alpha == pytest.approx(linear_program.best_acceptance(p, draws), abs=1e-9)
 
 
 def test_search_over_many_tokens_finds_the_optimum_where_all_models_are_one():
     for seed in range(5):
-        p, q = laws(seed, 60)
+        p, q = distributions(seed, 60)
         exact = acceptance.with_replacement(p, q, 2).alpha
         assert exact - 1e-12 <= reference.independent(p, [q, q]).alpha < exact + 2e-3
 
 
 def test_race_integral_agrees_with_the_closed_form_for_two_draws(monkeypatch):
-    p, q = laws(3, 30)
+    p, q = distributions(3, 30)
     t = np.exp(np.arange(np.log(1e-12), np.log(1e12), acceptance.LOG_STEP))
     s = q[acceptance.ascending(p, q)]
     rest = np.append(s[::-1].cumsum()[::-1][1:], 0.0)
@@ -73,7 +75,7 @@ def test_race_integral_agrees_with_the_closed_form_for_two_draws(monkeypatch):
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_no_rule_is_above_its_optimum_and_drawing_without_replacement_helps(n):
     for seed in range(10):
-        p, q = laws(seed, 12)
+        p, q = distributions(seed, 12)
         best = acceptance.with_replacement(p, q, n).alpha + 1e-12
         for rule in (
             closed_forms.recursive,
@@ -83,7 +85,7 @@ def test_no_rule_is_above_its_optimum_and_drawing_without_replacement_helps(n):
         ):
             assert rule(p, q, n) <= best
         assert acceptance.without_replacement(p, q, n).alpha >= best - 1e-11
-    p, q = laws(0, 6)
+    p, q = distributions(0, 6)
     assert reference.recursive_wor(p, q, min(n, 3)) <= acceptance.without_replacement(p, q, min(n, 3)).alpha + 1e-12
 
 
@@ -97,7 +99,7 @@ def test_acceptance_one_is_recognised_and_refuted_with_a_set():
 
 def test_race_of_one_lies_between_its_bounds_and_equals_the_integral():
     for seed in range(5):
-        p, q = laws(seed, 8)
+        p, q = distributions(seed, 8)
         tv = 1 - closed_forms.single(p, q)
         alpha = reference.race_of_one(p, q)
         assert (1 - tv) / (1 + tv) - 1e-12 <= alpha <= 1 - tv + 1e-12
@@ -110,6 +112,6 @@ def test_a_large_vocabulary_has_the_sum_of_its_minima():
     assert acceptance.with_replacement(p, q, 1).alpha < acceptance.with_replacement(p, q, 4).alpha < 1
 
 
-def test_rows_that_are_no_laws_are_refused():
+def test_rows_that_are_no_distributions_are_refused():
     with pytest.raises(InvalidInputError, match="sums to"):
         acceptance.with_replacement(np.array([0.5, 0.6]), np.array([0.5, 0.5]), 2)

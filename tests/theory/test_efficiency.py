@@ -42,13 +42,13 @@ def tables(seed, V=4):
     return Markov(rng.dirichlet(np.ones(V), V), rng.dirichlet(np.ones(V), V), 0)
 
 
-def accepted_rows(rule, t, law, n):
+def accepted_rows(rule, t, distribution, n):
     """For each last token: the mass that the rule emits on each drafted token, by enumeration of one node."""
     rows = []
     for x in range(t.V):
         here = Markov(t.p, t.q, x)
-        drafts = enumerate_drafts(here, law, by_depth(n), 1)
-        draft, p = as_batch(here, law, TreeShape.PRODUCT, drafts)
+        drafts = enumerate_drafts(here, distribution, by_depth(n), 1)
+        draft, p = as_batch(here, distribution, TreeShape.PRODUCT, drafts)
         stop = rule(draft, p).stop
         row = np.zeros(t.V)
         for b, d in enumerate(drafts):
@@ -58,12 +58,15 @@ def accepted_rows(rule, t, law, n):
 
 
 @pytest.mark.parametrize(
-    ("name", "law"), [("recursive_wor", DraftSampling.WITHOUT_REPLACEMENT), ("greedy_plus_one", DraftSampling.GREEDY_PLUS_ONE)]
+    ("name", "distribution"),
+    [("recursive_wor", DraftSampling.WITHOUT_REPLACEMENT), ("greedy_plus_one", DraftSampling.GREEDY_PLUS_ONE)],
 )
-def test_the_sum_over_depths_equals_the_enumeration_of_all_trees(name, law):
+def test_the_sum_over_depths_equals_the_enumeration_of_all_trees(name, distribution):
     t, rule = tables(1), verifier(name)
-    found = reference.of_tables(accepted_rows(rule, t, law, 2), 0, 2)
-    assert found == pytest.approx(measure(rule, t, law, TreeShape.PRODUCT, by_depth(2, 2), 2).block_efficiency, abs=1e-12)
+    found = reference.of_tables(accepted_rows(rule, t, distribution, 2), 0, 2)
+    assert found == pytest.approx(
+        measure(rule, t, distribution, TreeShape.PRODUCT, by_depth(2, 2), 2).block_efficiency, abs=1e-12
+    )
 
 
 def test_sampled_drafts_estimate_the_enumerated_efficiency_within_their_error():
@@ -88,7 +91,7 @@ def test_ratio_of_paired_values_is_more_certain_than_of_unpaired_ones():
 
 
 def places(p, q):
-    """Law of the place of the target's token in the draft's order of arrival."""
+    """Distribution of the place of the target's token in the draft's order of arrival."""
     return np.diff([0.0, *(reference.race(p, q, k) for k in range(1, len(p) + 1))])
 
 
@@ -96,11 +99,11 @@ def test_bound_of_the_race_holds_for_chains_and_the_relative_entropy_cannot_take
     rng, broken = np.random.default_rng(5), 0
     for _ in range(20):
         p, q = rng.dirichlet(np.ones(5), 2)
-        law = places(p, q)
-        assert law.sum() == pytest.approx(1, abs=1e-9)
+        distribution = places(p, q)
+        assert distribution.sum() == pytest.approx(1, abs=1e-9)
         for k in (1, 3, 6):  # a chain of k nodes of place 1
-            tokens = speed.tokens_of_chain(law[0], k)
-            assert tokens <= bounds.tokens_of_race(5, k, bounds.entropy(law)) + 1e-9
+            tokens = speed.tokens_of_chain(distribution[0], k)
+            assert tokens <= bounds.tokens_of_race(5, k, bounds.entropy(distribution)) + 1e-9
             broken += tokens > bounds.tokens_of_race(5, k, float((p * np.log(p / q)).sum()))
     assert broken
 

@@ -69,7 +69,7 @@ def test_the_fastest_tree_is_the_best_over_all_sizes(price):
     )
 
 
-def drafts_of(parents, law=DraftSampling.WITHOUT_REPLACEMENT):
+def drafts_of(parents, distribution=DraftSampling.WITHOUT_REPLACEMENT):
     """All drafts of a tree by position, from `Fixed`."""
     found = [Grown(1.0, [0], [-1], [()], [])]
     for node in range(len(parents)):
@@ -84,14 +84,14 @@ def drafts_of(parents, law=DraftSampling.WITHOUT_REPLACEMENT):
                     [],
                 )
                 for d in found
-                for probability, draws in sibling_draws(law, [Q] * count, count)
+                for probability, draws in sibling_draws(distribution, [Q] * count, count)
             ]
     return found
 
 
 def efficiency(parents, depth):
-    rule, law = verifier("recursive_wor"), DraftSampling.WITHOUT_REPLACEMENT
-    found = measure(rule, Fixed(), law, TreeShape.PRODUCT, by_depth(), depth, drafts_of(parents))
+    rule, distribution = verifier("recursive_wor"), DraftSampling.WITHOUT_REPLACEMENT
+    found = measure(rule, Fixed(), distribution, TreeShape.PRODUCT, by_depth(), depth, drafts_of(parents))
     assert found.error < 1e-12
     return found.block_efficiency
 
@@ -106,7 +106,7 @@ def test_a_planned_tree_yields_in_verification_what_the_programme_promised():
         assert efficiency(breadth_first, depth) == pytest.approx(planned.expected_tokens, abs=1e-10)
 
 
-def best_first(tables, law, *, budget=4, depth=2):
+def best_first(tables, distribution, *, budget=4, depth=2):
     """Sampled growth that does not look ahead: the open node of largest q-product, as many draws as the other branches allow."""
     done, growing = [], [(Grown(1.0, [0], [-1], [()], []), {0: 1.0})]
     while growing:
@@ -120,7 +120,7 @@ def best_first(tables, law, *, budget=4, depth=2):
         elsewhere = sum(w for n, w in open_nodes.items() if n != node)
         q = tables.row("q", d.paths[node])
         count = min(left, 2 if elsewhere < 0.25 or d.tokens.count(1) == 1 else 1)
-        for probability, draws in sibling_draws(law, [q] * count, count):
+        for probability, draws in sibling_draws(distribution, [q] * count, count):
             new = Grown(
                 d.probability * probability,
                 [*d.tokens, *draws],
@@ -142,14 +142,14 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "law"), RULES)
+@pytest.mark.parametrize(("rule", "distribution"), RULES)
 @pytest.mark.parametrize("seed", range(6))
-def test_growth_by_all_branches_without_looking_ahead_is_lossless(rule, law, seed):
+def test_growth_by_all_branches_without_looking_ahead_is_lossless(rule, distribution, seed):
     tables = Tables(3, seed)
-    drafts = best_first(tables, law)
+    drafts = best_first(tables, distribution)
     assert sum(d.probability for d in drafts) == pytest.approx(1)
     assert len({tuple(d.parents) for d in drafts}) > 1
-    found = measure(verifier(rule), tables, law, TreeShape.GROWN, by_depth(), 2, drafts)
+    found = measure(verifier(rule), tables, distribution, TreeShape.GROWN, by_depth(), 2, drafts)
     assert found.error < 1e-12
 
 

@@ -16,7 +16,7 @@ the estimate sum of path products for n nodes (Wang et al. 2024, OPT-Tree, arXiv
 arXiv 2406.16858). Growth stops when the best node left adds less than a node costs. Its children are deterministic: verify them
 as point masses, never with q.
 
-Growth theorem: growth that does not look ahead keeps the law, even across branches: choose a node that was never expanded, and
+Growth theorem: growth that does not look ahead keeps the distribution, even across branches: choose a node that was never expanded, and
 how many children to draw there, by any function of the partial tree; draw all of them at once; keep every one. Traps: stopping inside a node after seeing a draw, dropping a drawn token, merging copies.
 """
 
@@ -134,7 +134,7 @@ def grow_by_probability(
 ) -> tuple[list[int], list[int], float]:
     """The most probable tree of the draft: (tokens, parents, sum of path probabilities), the root first as token -1.
 
-    row(path): draft law after the tokens of a path.  max_nodes: below the root.
+    row(path): draft distribution after the tokens of a path.  max_nodes: below the root.
     least: stop when the best node left has a smaller path probability, such as the cost of a node times the speed so far.
     Parents come before children and siblings by falling probability. Verify as point masses.
 
@@ -148,19 +148,19 @@ def grow_by_probability(
     tokens, parents, total = [-1], [-1], 0.0
     paths: list[tuple[int, ...]] = [()]
     ranked: list[np.ndarray] = []
-    laws: list[np.ndarray] = []
+    distributions: list[np.ndarray] = []
     waiting: list[tuple[float, int, int, float]] = []
 
     def offer(node: int, rank: int, weight: float) -> None:
         """The rank-th child of a node joins those that wait."""
         if rank < len(ranked[node]):
-            value = weight * float(laws[node][ranked[node][rank]])
+            value = weight * float(distributions[node][ranked[node][rank]])
             if value > 0:
                 heapq.heappush(waiting, (-value, node, rank, weight))
 
     def expand(node: int, weight: float) -> None:
-        laws.append(np.asarray(row(paths[node]), dtype=np.float64) if len(paths[node]) < max_depth else np.zeros(0))
-        ranked.append(np.argsort(-laws[node], kind="stable"))
+        distributions.append(np.asarray(row(paths[node]), dtype=np.float64) if len(paths[node]) < max_depth else np.zeros(0))
+        ranked.append(np.argsort(-distributions[node], kind="stable"))
         offer(node, 0, weight)
 
     expand(0, 1.0)

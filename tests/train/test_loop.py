@@ -1,4 +1,4 @@
-"""Training resumes exactly; batches are read once; distillation brings laws together."""
+"""Training resumes exactly; batches are read once; distillation brings distributions together."""
 
 import numpy as np
 import pytest

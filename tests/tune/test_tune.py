@@ -110,7 +110,7 @@ def test_words_say_what_to_do():
     assert tuning(500, 600, 700).recommendation().startswith("Use --num-paths 1 --depth 4: 1.40 times")
 
 
-def test_an_engine_with_a_law_without_a_drafter_or_prompts_is_not_tuned():
+def test_an_engine_with_a_distribution_without_a_drafter_or_prompts_is_not_tuned():
     with pytest.raises(InvalidInputError, match="guided distribution"):
         tune(Engine.embedded(decoding="guidance"), [[1, 2]])
     with pytest.raises(InvalidInputError, match="without a drafter"):

@@ -65,7 +65,7 @@ class Timer:
 class Contender:
     """Something that continues a batch of prompts. drafter, verifier: names, or None where there is none.
 
-    lossless: whether it claims the target's law.  bits: of a stored weight, where formats are compared.
+    lossless: whether it claims the target's distribution.  bits: of a stored weight, where formats are compared.
     compared: contenders that its speed is told against, by the title of the column.
     """
 

@@ -1,4 +1,4 @@
-"""Pictures side by side: without drafts, with an exact rule, and with LANTERN at several budgets; what each keeps, and how far it is from the law."""
+"""Pictures side by side: without drafts, with an exact rule, and with LANTERN at several budgets; what each keeps, and how far it is from the distribution."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ __all__ = ["ImageContender", "Measured", "compare", "contenders", "draw"]
 
 @dataclass
 class Measured:
-    """A rule of LANTERN that adds up, over the rounds that it decides, how far what it emits is from the law; see `Latent.deviation`."""
+    """A rule of LANTERN that adds up, over the rounds that it decides, how far what it emits is from the distribution; see `Latent.deviation`."""
 
     rule: Latent
     total_variation: float = 0.0
@@ -34,7 +34,7 @@ class Measured:
 
     @property
     def per_token(self) -> float:
-        """Mean total variation of a token's law from the target's, in the contexts that the rounds went through."""
+        """Mean total variation of a token's distribution from the target's, in the contexts that the rounds went through."""
         return self.total_variation / self.num_tokens if self.num_tokens else 0.0
 
 
@@ -81,7 +81,7 @@ def contenders(
     num_neighbours: int | None = None,
     measured: bool = True,
 ) -> list[ImageContender]:
-    """Without drafts, with a lossless rule, and LANTERN with each budget. measured: how far it is from the law, which costs time."""
+    """Without drafts, with a lossless rule, and LANTERN with each budget. measured: how far it is from the distribution, which costs time."""
     budgets = [(f"LANTERN, mass {d:g}", {"delta": d}) for d in deltas]
     budgets += [(f"LANTERN++, {f:g} times its own", {"factor": f}) for f in factors]
     rules = [(name, neighbourhoods(folder, num_neighbours=num_neighbours, **budget)) for name, budget in budgets]

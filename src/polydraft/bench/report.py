@@ -51,7 +51,14 @@ def markdown(report: dict[str, Any]) -> str:
         "tokens/step",
         "per CPU s",
     ]
-    head += ["first token ms", "between ms p50", "p99", "memory MiB", "prepared s", "equal law?" if bits else "law"]
+    head += [
+        "first token ms",
+        "between ms p50",
+        "p99",
+        "memory MiB",
+        "prepared s",
+        "equal distribution?" if bits else "distribution",
+    ]
     rows: list[list[str]] = []
     for row in sorted(report["rows"], key=lambda r: -r["tokens_per_second"]):
         ratios = report["ratios"].get(row["contender"], {})
@@ -69,7 +76,7 @@ def markdown(report: dict[str, Any]) -> str:
                 *(_milliseconds(row[k]) for k in ("time_to_first_token", "inter_token_p50", "inter_token_p99")),
                 f"{row['peak_memory'] / 2**20:.0f}",
                 f"{row['seconds_to_prepare']:.1f}",
-                _check(row["law_check"]),
+                _check(row["distribution_check"]),
             ]
         )
     absent = "".join(f"\nNot in the run: {name} ({reason})." for name, reason in report["absent"].items())

@@ -5,7 +5,7 @@ from typing import Any
 
 from polydraft.bench.compare import Contender, Measurement, engine_contender, measure
 from polydraft.bench.peers import transformers_contender
-from polydraft.check.texts import check_law
+from polydraft.check.texts import check_distribution
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.models import load, pair
@@ -95,7 +95,7 @@ class Showcase:
         measurements = measure(
             self.contenders(), prompts, max_tokens=max_tokens, repetitions=repetitions, budget_seconds=budget_seconds, seed=SEED
         )
-        checks = [check_law(self.reference, 0.0, m.texts(prompts)) for m in measurements if m.contender.temperature == 0]
+        checks = [check_distribution(self.reference, 0.0, m.texts(prompts)) for m in measurements if m.contender.temperature == 0]
         drafted, plain = (self._tokens(measurements, name) for name in ("race", "race without drafts"))
         ties = sum(check["near_ties"] for check in checks)
         return DemoComparison(list(self.prompts), measurements, all(check["passed"] for check in checks), ties, drafted == plain)

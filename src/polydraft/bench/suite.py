@@ -19,7 +19,7 @@ import torch
 from polydraft.bench.compare import Contender, Measurement, Prompts, engine_contender, measure
 from polydraft.bench.peers import transformers_contender
 from polydraft.bench.ways import DEFAULT_WAYS, Way, engine_options
-from polydraft.check.texts import check_law
+from polydraft.check.texts import check_distribution
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
@@ -58,7 +58,7 @@ class Findings:
                 "peak_memory": m.memory,
                 "spread": m.spread,
                 "seconds_to_prepare": self.seconds_to_prepare.get(m.contender.name),
-                "law_check": self.checks[m.contender.name],
+                "distribution_check": self.checks[m.contender.name],
             }
             for m in self.measurements
         ]
@@ -223,8 +223,8 @@ class Bench:
         return seconds
 
     def check(self, measured: Measurement, prompts: Prompts, found: Sequence[Measurement]) -> dict[str, Any]:
-        """Whether a contender's tokens follow the law that they should; found: everyone's."""
-        return check_law(self.judge, self.temperature, measured.texts(prompts, self.batch_size))
+        """Whether a contender's tokens follow the distribution that they should; found: everyone's."""
+        return check_distribution(self.judge, self.temperature, measured.texts(prompts, self.batch_size))
 
     def run(
         self,

@@ -3,9 +3,9 @@
 Several looks at real, many-step texts, in which the engine does all that it does otherwise:
 
 walk    the tokens that the engine kept against those that the verdict samples on the same noise, token by token: exact, no statistics.
-rule    the verdict, worked out beside each round, gives the law of its block before any randomness of the rule. For every position j,
+rule    the verdict, worked out beside each round, gives the distribution of its block before any randomness of the rule. For every position j,
             M_j = sum over nodes n of depth j - 1 of  sum_y w(n, y) f_n(y)  -  R(n) sum_y p_n(y) f_n(y)
-        with w(n, y) the mass of blocks that go through n and then y, R(n) the mass that goes through n, p_n the target's law.
+        with w(n, y) the mass of blocks that go through n and then y, R(n) the mass that goes through n, p_n the target's distribution.
         If the rule is lossless and drafts are drawn as reported, M_j has mean 0 over rounds for any f that is a function of the
         context alone: tokens of later rounds add nothing. f = q/(p+q), to which every mistake with q or with the draws is
         sensitive, f = p/max p, and the indicators of the best token by p and by q. All lie in [0, 1], so |mean| is a lower bound of the total variation distance.
@@ -14,10 +14,10 @@ draws   the same with the tokens that the engine kept, X_j = f_n(x_j) - sum_y p_
 beside  M_j minus that of another lossless rule on the same draft: what both owe to the chance of the draft falls out, and a
         small mistake of the rule shows in few rounds.
 noise   X_j - M_j: what the engine kept against the verdict.
-again   positions that are drafted again after a rejection: the new draw's place in the draft's cumulative law times that of the
+again   positions that are drafted again after a rejection: the new draw's place in the draft's cumulative distribution times that of the
         draw before. Fresh noise makes the mean 0; noise keyed by a token's own position repeats the place.
 text    the tokens that come out of the same requests with no look at the rounds and the engine's own policy, judged by transformers:
-        their places in the cumulative law of a pass of the plain model over the finished text are uniform (Kolmogorov-Smirnov),
+        their places in the cumulative distribution of a pass of the plain model over the finished text are uniform (Kolmogorov-Smirnov),
         for each position of a block; at temperature 0 each is the largest.
 
 Rounds follow each other as martingale differences, so mean / standard error is a standard normal for many rounds.
@@ -155,7 +155,7 @@ class Report:
 class Watched:
     """The engine's policy, which shows the recorder every round that is over; the rule and its walks stay as they are.
 
-    It does not pause: a plain round tests no rule, and how much is drafted changes no law.
+    It does not pause: a plain round tests no rule, and how much is drafted changes no distribution.
     """
 
     policy: Policy
@@ -258,7 +258,7 @@ def self_test(
 ) -> Iterator[tuple[str, Report]]:
     """Check every known mistake on the engine's own pair; a report that did not fail is a mistake that was not found.
 
-    Laws are cut to `FEW` tokens, and the draft's are swapped (`Reversed`): a draft that agrees with the target would hide most
+    Distributions are cut to `FEW` tokens, and the draft's are swapped (`Reversed`): a draft that agrees with the target would hide most
     mistakes, as there is nothing to reject.
     """
     bad: Any = Reversed(draft_model)

@@ -16,7 +16,7 @@ from polydraft.check.finding import Finding
 from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome, TokenTree, Verdict, Verifier
 
 RESOLUTION = 1e-5
-"""Laws come from float32 logits: mean differences of this size mean nothing."""
+"""Distributions come from float32 logits: mean differences of this size mean nothing."""
 STATISTICS = ("draft", "sharp", "best", "best of draft")
 OF_TARGET = ("sharp", "best")
 """Statistics that need no draft: of tokens that came out they are a test even where all values are 0, as at temperature 0."""
@@ -62,7 +62,7 @@ class Recorder:
         return [*results, *self.again.findings]
 
     def see(self, draft: Draft, target_probs: Float[Tensor, "B N V"], key: NoiseKey, outcome: Outcome, rule: Verifier) -> None:
-        """Take note of a round that is over: what was drafted, the target's laws there, and what the engine kept by which rule."""
+        """Take note of a round that is over: what was drafted, the target's distributions there, and what the engine kept by which rule."""
         p = target_probs.cpu()
         if draft.probs is not None:
             draft = replace(draft, probs=draft.probs.cpu())

@@ -1,9 +1,9 @@
 """Are the tokens of finished texts the target's? Judged by a pass of transformers over each text, outside the time that is measured.
 
 Temperature 0: token for token equal to the judge's own argmax, but for near ties, which are counted.
-Temperature T: each token's place u in the cumulative law, tokens sorted by falling probability, with a uniform share of its
-own mass, is uniform on [0, 1] if and only if tokens follow the law given what came before (a randomised probability
-integral transform). A law that is too sharp or too flat moves u; a Kolmogorov-Smirnov test on all tokens tells.
+Temperature T: each token's place u in the cumulative distribution, tokens sorted by falling probability, with a uniform share of its
+own mass, is uniform on [0, 1] if and only if tokens follow the distribution given what came before (a randomised probability
+integral transform). A distribution that is too sharp or too flat moves u; a Kolmogorov-Smirnov test on all tokens tells.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,14 +42,14 @@ def _margins(logits: Float[Tensor, "T V"], tokens: Sequence[int]) -> Float[Tenso
 def integral_transform(
     logits: Float[Tensor, "T V"], tokens: Sequence[int], temperature: float, rng: np.random.Generator
 ) -> Float[np.ndarray, " T"]:
-    """Place of each token in its row's cumulative law, from the most probable token down, in [0, 1]."""
+    """Place of each token in its row's cumulative distribution, from the most probable token down, in [0, 1]."""
     p = (logits / temperature).softmax(-1)
     own_prob = p.gather(1, torch.tensor(tokens)[:, None])
     above = torch.where(p > own_prob, p, 0.0).sum(-1).numpy()
     return above + rng.random(len(tokens)) * own_prob[:, 0].numpy()
 
 
-def check_law(judge: Any, temperature: float, texts: Iterable[tuple[Sequence[int], list[int]]]) -> dict[str, Any]:
+def check_distribution(judge: Any, temperature: float, texts: Iterable[tuple[Sequence[int], list[int]]]) -> dict[str, Any]:
     """Whether tokens are the target's. judge: the same model in transformers.  texts: each prompt with what followed.
 
     Returns `passed` and what it rests on: near ties and tokens compared, or the p-value and tokens tested.
@@ -85,7 +85,7 @@ def _uniform(what: str, u: list[float]) -> Finding:
 
 
 def text_findings(judge: Any, engine: Engine, results: Sequence[Result], params: SamplingParams) -> list[Finding]:
-    """Tests of an engine's texts by the judge's laws, sampling parameters included, for each position of a block."""
+    """Tests of an engine's texts by the judge's distributions, sampling parameters included, for each position of a block."""
     rng, by_offset, wrong, ties, count = np.random.default_rng(0), dict[int, list[float]](), 0, 0, 0
     for prompt, sample in ((r.prompt_token_ids, s) for r in results for s in r.samples if s.token_ids):
         logits = _judged(judge, prompt, sample.token_ids)[:, : engine.target.vocab_size]

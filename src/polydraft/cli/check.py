@@ -126,7 +126,7 @@ def _row(look: str, findings: "list[Finding]") -> tuple[str, ...]:
 
 
 def _self_test(engine: "Engine", texts: list[str], params: "SamplingParams", rounds: int, as_json: bool) -> None:
-    """Every known mistake on the user's own pair, at laws cut to few tokens, where each of them shows."""
+    """Every known mistake on the user's own pair, at distributions cut to few tokens, where each of them shows."""
     from polydraft.check.check import self_test
     from polydraft.drafters.base import ModelBased
 

@@ -4,7 +4,7 @@ Li, Chen, Holtzman, Chen, Lin, Yih & Lin 2024, nearest neighbour speculative dec
     s        -|key - state|^2, of the r nearest keys of the b passages nearest to the text      d    size of a state
     p_kNN    sum of softmax(s / sqrt(d)) over hits with that value
     lambda   sigmoid((min|s| / max|s| - alpha) / temperature): small where one neighbour is much nearer than the rest
-    law      lambda p_LM + (1 - lambda) p_kNN; sampling parameters apply to its logarithm
+    distribution      lambda p_LM + (1 - lambda) p_kNN; sampling parameters apply to its logarithm
 
 Lossless to this distribution with every lossless rule; `lossy.lenient` is the authors' own test, which is not. A row is a function of its own path: the passages are
 those of the 64 tokens before the last multiple of 64 (of a shorter text, a power of two), and nothing that was quoted leaves the store, as it does in

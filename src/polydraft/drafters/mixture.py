@@ -10,7 +10,7 @@ The notation is that of `drafters.credit`.
 Feedback is complete, so nothing is explored: a calibrated estimate, not a bandit.
 Lossless: the union of drafts is POINT_MASS and meets the match rule, whose draws are fresh. Which nodes are taken depends on what
 the sources drafted and on rounds that are over, never on the draws that decide this round; and a node's own outcome is learnt
-only after it. So any choice, however clever or wrong, keeps the law.
+only after it. So any choice, however clever or wrong, keeps the distribution.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,7 +55,7 @@ class MixtureState(Crediting):
 class MixtureDrafter:
     """Several drafters under one budget.
 
-    sources: drafters by name; of any law, as sampled tokens are as good a guess as others once nobody asks for their q.
+    sources: drafters by name; of any distribution, as sampled tokens are as good a guess as others once nobody asks for their q.
     credit: shared by all requests, if they may learn from each other.  decay: of each request's own.
 
     Raises:

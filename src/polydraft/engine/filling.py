@@ -2,7 +2,7 @@
 
 Chunked prefill, Agrawal et al. 2023, "SARATHI" (arXiv 2308.16369): pieces ride in the passes of the rounds where the target takes both
 together (`core.Mixing`), and are read between the rounds elsewhere. A piece is committed like any tokens: what is read of a prompt,
-and by which pieces, changes no law.
+and by which pieces, changes no distribution.
 
 The prompt is read first whose end is due first: what was read before it came, and its own length (fair queueing, Demers, Keshav &
 Shenker 1989). Short prompts go before long ones, and those that come later delay one by no more than its own length.

@@ -82,7 +82,7 @@ def _branch(done: Round, b: int) -> int:
 
 
 def _logprobs(params: SamplingParams, done: Round, b: int, nodes: list[int], tokens: list[int]) -> list[TokenLogprob]:
-    """Log-probabilities of the emitted tokens and of the top alternatives, from raw logits or the processed law."""
+    """Log-probabilities of the emitted tokens and of the top alternatives, from raw logits or the processed distribution."""
     if params.logprobs_mode == "processed":
         rows = done.probs[b, nodes].double().log()
     else:

@@ -201,7 +201,7 @@ class Stepper:
         """What is kept of each sequence, and the scored trees of those that have a row.
 
         Where the batch fails, each sequence is decided alone, from the same draft and the same scores: neighbours keep their tokens.
-        One that fails alone is decided without its draft, as its text may never reach the faulty node; the law is that of its
+        One that fails alone is decided without its draft, as its text may never reach the faulty node; the distribution is that of its
         root. One that fails there too has failed.
         """
         try:

@@ -1,8 +1,8 @@
 """Outputs that follow a grammar: which tokens may come next, at every node of a drafted tree by the node's own path.
 
-The law is the target's, over the tokens that may come next. Every law of `sampling` is, the draft's too where it is made a depth at a
-time; so drafted tokens fit, and one that does not has no mass in the target's law: a rejected try like any other. A draft from text is
-the same each time, so that what cannot be kept is pruned before it is scored (`pruned`); to prune a sampled token would bias the law.
+The distribution is the target's, over the tokens that may come next. Every distribution of `sampling` is, the draft's too where it is made a depth at a
+time; so drafted tokens fit, and one that does not has no mass in the target's distribution: a rejected try like any other. A draft from text is
+the same each time, so that what cannot be kept is pruned before it is scored (`pruned`); to prune a sampled token would bias the distribution.
 
 Grammars are compiled and followed by llguidance (https://github.com/guidance-ai/llguidance).
 """

@@ -1,4 +1,4 @@
-"""What compiled heads have in common: passes over trees, CHUNK rows at a time, and laws over a draft vocabulary.
+"""What compiled heads have in common: passes over trees, CHUNK rows at a time, and distributions over a draft vocabulary.
 
 A kind of head is a tuple of arrays with `work`, `memory` and `sizes`; `HEADS` has the compiled function that runs its rows.
 """
@@ -94,7 +94,7 @@ class CompiledHead(CompiledProposals):
 
     @property
     def offers(self) -> Needs:
-        """Nothing beyond its laws."""
+        """Nothing beyond its distributions."""
         return Needs()
 
 

@@ -1,4 +1,4 @@
-"""Draft models whose law at a node depends on the node's depth alone, as slots of rows: all kinds of drafts come from `proposals` unchanged.
+"""Draft models whose distribution at a node depends on the node's depth alone, as slots of rows: all kinds of drafts come from `proposals` unchanged.
 
 Medusa's heads, rows that a target transferred, a block that was drafted at once: what they know of a sequence before its drafts are
 logits by depth, [K, D]. `DepthLaws.know` computes them; a pass of a proposal copies them. Nothing is cached: a slot has no columns.
@@ -19,11 +19,11 @@ from polydraft.core import Needs, SamplingParams, Scores, TokenTree
 from polydraft.models.compiled.cache import whole
 from polydraft.models.compiled.forward import draft_pass
 from polydraft.models.compiled.kernels import copy_row
-from polydraft.models.compiled.proposals import CompiledProposals, laws_asked
-from polydraft.models.compiled.trees import draft_law
+from polydraft.models.compiled.proposals import CompiledProposals, samplings_of
+from polydraft.models.compiled.trees import draft_distribution
 from polydraft.models.compiled.vectors import aligned
 
-__all__ = ["DepthLaws"]
+__all__ = ["DepthDistributions"]
 
 
 class DepthSizes(NamedTuple):
@@ -70,8 +70,8 @@ def _(model, slots, tokens, parents, begins, ends, wanted, logits):
     return None
 
 
-class DepthLaws(CompiledProposals):
-    """A draft model of `depths` laws for each sequence, over the tokens `draft_ids`; see the module.
+class DepthDistributions(CompiledProposals):
+    """A draft model of `depths` distributions for each sequence, over the tokens `draft_ids`; see the module.
 
     target: whose vocabulary, context and number of slots it has.
     """
@@ -100,7 +100,7 @@ class DepthLaws(CompiledProposals):
     def score(
         self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: Any = None, since: int = 0
     ) -> Scores:
-        """Laws of the nodes `since` .. N-1; see `core.Target.score`."""
+        """Distributions of the nodes `since` .. N-1; see `core.Target.score`."""
         tokens, parents = tree.host
         B, N = tokens.shape
         first_nodes, node_ends = np.full(B, since), np.full(B, N)
@@ -118,15 +118,15 @@ class DepthLaws(CompiledProposals):
 
     @property
     def offers(self) -> Needs:
-        """Nothing beyond its laws."""
+        """Nothing beyond its distributions."""
         return Needs()
 
     def rows(self, logits: Float[np.ndarray, "B X D"], params: Sequence[SamplingParams]) -> Float[np.ndarray, "B X V"]:
-        """Laws over all tokens, as tokens are drawn from them."""
-        (laws, bias), D = laws_asked(params, self.vocab_size, self.draft_ids), len(self.draft_ids)
+        """Distributions over all tokens, as tokens are drawn from them."""
+        (samplings, bias), D = samplings_of(params, self.vocab_size, self.draft_ids), len(self.draft_ids)
         probs, compact = np.zeros((*logits.shape[:2], self.vocab_size), np.float32), np.empty(D, np.float32)
-        for b, (temperature, top_k, top_p, min_p, _) in enumerate(laws.tolist()):
+        for b, (temperature, top_k, top_p, min_p, _) in enumerate(samplings.tolist()):
             for j in range(logits.shape[1]):
-                draft_law(logits[b, j].copy(), bias[b], temperature, top_k, top_p, min_p, compact)
+                draft_distribution(logits[b, j].copy(), bias[b], temperature, top_k, top_p, min_p, compact)
                 probs[b, j, self.draft_ids] = compact
         return probs

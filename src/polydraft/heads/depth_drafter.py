@@ -1,7 +1,7 @@
-"""Heads that foretell several depths from one state, whatever is drafted on the way: their drafts are draws of laws by depth.
+"""Heads that foretell several depths from one state, whatever is drafted on the way: their drafts are draws of distributions by depth.
 
 The state is the one that the root was drawn from. Tokens of different depths are independent, and each is drawn from the very row that is
-reported, so every rule for independent draws is exact. A tree is at most as deep as there are laws.
+reported, so every rule for independent draws is exact. A tree is at most as deep as there are distributions.
 """
 
 from collections.abc import Sequence

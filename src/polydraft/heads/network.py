@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError
 from polydraft.heads.checkpoint import HeadCheckpoint
-from polydraft.heads.depth_compiled import DepthLaws
+from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.models.checkpoint import Checkpoint, why_not_family
 from polydraft.models.slots import SlotModel
 
@@ -161,7 +161,7 @@ class TargetSlots(SlotModel):
         self.target.move(source, target)
 
 
-class DepthModel(DepthLaws):
+class DepthModel(DepthDistributions):
     """A network that foretells several depths from one state as a draft model; see `DepthLaws`.
 
     Raises:

@@ -21,13 +21,13 @@ __all__ = ["Batch", "Figures", "Material", "Recipe", "fresh_config", "unrolled"]
 
 
 class Batch(NamedTuple):
-    """Texts, padded. states: of the layers that the recipe reads, side by side.  laws[:, t]: the target's law of tokens[:, t+1] at the draft
+    """Texts, padded. states: of the layers that the recipe reads, side by side.  distributions[:, t]: the target's distribution of tokens[:, t+1] at the draft
     vocabulary, whose mass is at most 1.  counted: positions of tokens that are to be drafted.
     """
 
     tokens: Int[Tensor, "B T"]
     states: Float[Tensor, "B T F"]
-    laws: Float[Tensor, "B T D"]
+    distributions: Float[Tensor, "B T D"]
     counted: Bool[Tensor, "B T"]
 
 
@@ -99,13 +99,13 @@ def fresh_config(h: int, **settings: Any) -> Any:
 def unrolled(
     depths: Iterable[tuple[Float[Tensor, "n D"], Float[Tensor, "n D"]]], *, decay: float = 0.8, tv_weight: float = 0.0
 ) -> Figures:
-    """Figures of logits and the target's laws by depth: the loss is the sum over k of decay^(k-1) times -sum_v p(v) ln q_k(v).
+    """Figures of logits and the target's distributions by depth: the loss is the sum over k of decay^(k-1) times -sum_v p(v) ln q_k(v).
 
     tv_weight: share of 1 - sum min(p, q) in the loss.
 
     Example:
-        >>> law = torch.tensor([[0.75, 0.25]])
-        >>> unrolled([(law.log(), law)]).acceptance
+        >>> distribution = torch.tensor([[0.75, 0.25]])
+        >>> unrolled([(distribution.log(), distribution)]).acceptance
         [1.0]
     """
     total, accepted, agreed = torch.zeros(()), list[float](), list[float]()
@@ -128,18 +128,18 @@ class _Distance(torch.autograd.Function):
         ctx: Any, logits: Float[Tensor, "n D"], p: Float[Tensor, "n D"], tv_weight: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         gradient, sums = torch.empty_like(logits), torch.zeros(3, dtype=torch.float64)
-        for x, law, slope in zip(logits.split(ROWS), p.split(ROWS), gradient.split(ROWS), strict=True):
+        for x, distribution, slope in zip(logits.split(ROWS), p.split(ROWS), gradient.split(ROWS), strict=True):
             log_q = x.float().log_softmax(-1)
-            agreed = ((log_q == log_q.amax(-1, True)) & (law == law.amax(-1, True))).any(-1).sum()
-            entropy = -torch.linalg.vecdot(law, log_q).sum()
+            agreed = ((log_q == log_q.amax(-1, True)) & (distribution == distribution.amax(-1, True))).any(-1).sum()
+            entropy = -torch.linalg.vecdot(distribution, log_q).sum()
             q = log_q.exp_()
-            overlap = torch.minimum(law, q).sum()
+            overlap = torch.minimum(distribution, q).sum()
             sums += torch.stack([entropy.double(), overlap.double(), agreed.double()]).cpu()
             if not ctx.needs_input_grad[0]:
                 continue
-            step = (1 - tv_weight) * (law.sum(-1, keepdim=True) * q - law)
+            step = (1 - tv_weight) * (distribution.sum(-1, keepdim=True) * q - distribution)
             if tv_weight:
-                below = q * (q < law)
+                below = q * (q < distribution)
                 step -= tv_weight * (below - below.sum(-1, keepdim=True) * q)
             slope.copy_(step)
         entropy, overlap, agreed = sums / len(logits)

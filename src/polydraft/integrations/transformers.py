@@ -1,7 +1,7 @@
 """Inside transformers: `model.generate(**inputs, custom_generate=polydraft.custom_generate(draft_model=small_model))`.
 
 `generate` prepares inputs, logits processors and stopping criteria as always; only its decoding loop is replaced. Every logits
-processor sees every drafted node with the node's own text, so the output has the law of plain `generate`, and at
+processor sees every drafted node with the node's own text, so the output has the distribution of plain `generate`, and at
 `do_sample=False` its tokens.
 
 Rows advance by different numbers of tokens, so processors and criteria are called with single rows of text. One whose answer
@@ -28,7 +28,7 @@ from polydraft.engine.stats import RequestStats
 from polydraft.engine.step import Stepper
 from polydraft.engine.stopping import Stopper
 from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.integrations.transformers_law import ByRow, ProcessedLaw, refused
+from polydraft.integrations.transformers_distribution import ByRow, ProcessedDistribution, refused
 from polydraft.models.folder import load_config
 from polydraft.models.hf import HFTarget
 from polydraft.models.load import load_model
@@ -189,7 +189,7 @@ class _Run:
         params = _draft_params(config, length)
         seeds = torch.randint(2**62, (len(input_ids),)).tolist() if config.do_sample else [0] * len(input_ids)
         self.rows = [_Row(b, input_ids[b], real[b], params, seeds[b]) for b in range(len(input_ids))]
-        self.decoding = ProcessedLaw(by_row, [row.padding for row in self.rows], config.do_sample)
+        self.decoding = ProcessedDistribution(by_row, [row.padding for row in self.rows], config.do_sample)
         self.stepper = Stepper(engine.target, engine.drafter, engine.verifier, engine.policy, frozenset(), decoding=self.decoding)
         self.keeps_scores = config.return_dict_in_generate and config.output_scores
         self.keeps_logits = config.return_dict_in_generate and config.output_logits
@@ -271,7 +271,7 @@ class _Run:
 
 
 def _draft_params(config: Any, length: int) -> SamplingParams:
-    """Sampling parameters for the draft's own law: any would be right, these fit best."""
+    """Sampling parameters for the draft's own distribution: any would be right, these fit best."""
     names = ("temperature", "top_k", "top_p", "min_p") if config.do_sample else ()
     sampling = {name: getattr(config, name) for name in (*names, "repetition_penalty") if getattr(config, name) is not None}
     greedy = {} if config.do_sample else {"temperature": 0}

@@ -226,7 +226,7 @@ class GgufFile(GgufHeader):
         return self._fused[part][1] if part in self._fused else slice(None)
 
     def check_all_used(self, names: Iterable[str]) -> None:
-        """Refuse a file with tensors that a model of these weights, by transformers' names, would not have: its law would be another."""
+        """Refuse a file with tensors that a model of these weights, by transformers' names, would not have: its distribution would be another."""
         unused = self.tensors.keys() - {self.own_name(name) for name in names} - {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
         if unused:
             raise self.refusal(f"its tensor {min(unused)!r} is none of the architecture's", "Give another file of the model")

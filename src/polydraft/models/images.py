@@ -164,7 +164,7 @@ def digits_folder() -> Path:
 class ImageFolder:
     """What belongs together: tokenizer, classes by name, the codes of the training pictures [n, 1 + T] behind their classes.
 
-    guidance: the scale on whose law the draft was distilled.
+    guidance: the scale on whose distribution the draft was distilled.
     """
 
     path: Path

@@ -229,7 +229,7 @@ def num_token_ids(tokenizer: Any, num_rows: int) -> int:
 def check_same_vocabulary(target: Any, draft: Any, target_size: int, draft_size: int, *, role: str = "draft") -> int:
     """Refuse a draft whose tokens are not the target's; returns how many ids there are.
 
-    target, draft: tokenizers.  role: what the second one is called, "amateur" for that of a law.
+    target, draft: tokenizers.  role: what the second one is called, "amateur" for that of a decoding method.
     target_size, draft_size: rows of the models' logits; those beyond the tokenizer are padding, and their number may differ:
         set both models' `vocab_size` to the number returned, see `num_token_ids`.
     Different special roles (another EOS, say) only cost acceptance: they are warned about.

@@ -5,7 +5,7 @@ Timor et al. 2025, "Accelerating LLM Inference with Lossless Speculative Decodin
 
     I  tokens of both vocabularies        q(x) = q'(x) / q'(I) for x in I, else 0
 
-The model's logits outside I become -inf, so the softmax over our ids is the restricted, renormalised law: tokens are drawn
+The model's logits outside I become -inf, so the softmax over our ids is the restricted, renormalised distribution: tokens are drawn
 from it and it is what is reported. Tokens of the context that the model lacks are read as several of its own.
 Trap: the row without renormalising, or a draw from q' that is dropped where it falls outside I, biases the ratio test.
 """

@@ -190,7 +190,7 @@ def untrained(kind: str, target: Target, folder: Path, *, draft_vocab: int = 512
 
 
 class Batches:
-    """Examples as tensors, padded; the target's laws at the draft vocabulary are made from its last states. output: [D, h] its rows."""
+    """Examples as tensors, padded; the target's distributions at the draft vocabulary are made from its last states. output: [D, h] its rows."""
 
     def __init__(self, output: Tensor, window: int, rng: np.random.Generator, device: str) -> None:
         self.output, self.window, self.rng, self.device = output.to(device), window, rng, device
@@ -206,8 +206,8 @@ class Batches:
         states, last, totals = (padded(getattr(e, name)[i : i + n] for e, i in cut) for name in ("states", "last", "totals"))
         at = torch.arange(tokens.shape[1])
         counted = torch.stack([(at >= e.text.prompt_length - i) & (at < len(e.totals) - i) for e, i in cut]).to(self.device)
-        laws = ((last @ self.output.T).float() - totals[..., None]).exp_()
-        return Batch(tokens, states, laws, counted)
+        distributions = ((last @ self.output.T).float() - totals[..., None]).exp_()
+        return Batch(tokens, states, distributions, counted)
 
 
 def _epochs(examples: Sequence[Example], size: int, rng: np.random.Generator) -> Iterator[list[Example]]:

@@ -1,4 +1,4 @@
-"""A small Llama distilled on its target's laws, along text that the target wrote: a draft model in a folder of its own.
+"""A small Llama distilled on its target's distributions, along text that the target wrote: a draft model in a folder of its own.
 
 Zhou et al. 2023, DistillSpec (arXiv 2310.08461). Depth against width at one number of weights: Yan et al. 2024 (arXiv 2402.01528), who find
 that latency goes by depth and acceptance does not.
@@ -106,7 +106,7 @@ class ModelRecipe(Recipe):
         """Of all depths, which are one: it reads what it drafted as it reads what the target wrote."""
         counted = batch.counted[:, 1:]
         states = network.model(batch.tokens[:, :-1], use_cache=False).last_hidden_state[counted]
-        figures = unrolled([(network.lm_head(states), batch.laws[:, :-1][counted])], tv_weight=tv_weight)
+        figures = unrolled([(network.lm_head(states), batch.distributions[:, :-1][counted])], tv_weight=tv_weight)
         return Figures(figures.loss, figures.acceptance * steps, figures.agreement * steps)
 
     def export(self, network: Any, material: Material, folder: Path) -> None:

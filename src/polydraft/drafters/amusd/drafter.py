@@ -5,7 +5,7 @@ McDanel 2024 (arXiv 2410.17375). The engine's thread is the verify worker: betwe
     amusd            one iid chain; the rows of q are published with the tokens                IID
     amusd:coupled    the winners of the race; with the rule `race` the tokens do not depend on timing   COUPLED
 
-How many tokens wait depends on the clock, so for the iid kind a seed repeats its text only where `least` is the depth; its law is kept always.
+How many tokens wait depends on the clock, so for the iid kind a seed repeats its text only where `least` is the depth; its distribution is kept always.
 """
 
 import os

@@ -8,9 +8,9 @@ McDanel 2024, AMUSD (arXiv 2410.17375); epochs, rows and the lead cap are ours, 
     start    length of the text when the epoch began: with it, the place of a token keys its noise once and for all
 
 Draft worker: `next`, where the step's epoch is new cut back and `acknowledge`, draw, `publish`.  Verify worker: `take`, score, `verified`.
-Each call is one atomic change. Invariant: given the text and all that a rule has looked at, every waiting token has the law of its row.
+Each call is one atomic change. Invariant: given the text and all that a rule has looked at, every waiting token has the distribution of its row.
     A rule that stopped within what was taken may have looked at all of it: nothing stays, even where the extra token equals a waiting one.
-    Behind a draft that was kept whole the extra token is fresh: where the next waiting token equals it, what waits behind that has its law still.
+    Behind a draft that was kept whole the extra token is fresh: where the next waiting token equals it, what waits behind that has its distribution still.
     A token that arrives after its place was committed counts as that next waiting token.
 Traps: how far the lead grows may depend on clocks and on tokens that were published, never on the value of a token that is not.
 """
@@ -26,7 +26,7 @@ __all__ = ["Counts", "Item", "Lead", "Step"]
 
 
 class Item(NamedTuple):
-    """One drafted token. row: the law that it was drawn from, or None.  place: in the text."""
+    """One drafted token. row: the distribution that it was drawn from, or None.  place: in the text."""
 
     token: int
     row: Any

@@ -196,7 +196,7 @@ class Worker:
         chains = [[t for t, above in zip(row, up, strict=True) if above >= 0] for row, up in zip(tokens, parents, strict=True)]
         if not all(chains) or min(map(min, chains)) < 0:
             raise InvalidInputError(
-                f"{self.drafter.info.name!r} gave a row that is no law. Check the draft model's logits for NaN."
+                f"{self.drafter.info.name!r} gave a row that is no distribution. Check the draft model's logits for NaN."
             )
         drafted = as_one_round([s.context[-1] for s in states], chains)
         for (d, _), state in zip(steps, self.drafter.observe(states, *drafted), strict=True):

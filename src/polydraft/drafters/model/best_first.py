@@ -1,6 +1,6 @@
 """The most probable tree of a draft model, grown best first: a node is worth the product of the draft's probabilities along its path.
 
-    frontier  the `width` most probable nodes kept of the depth above: one pass of the model gives the laws behind them
+    frontier  the `width` most probable nodes kept of the depth above: one pass of the model gives the distributions behind them
     kept      the `max_nodes` most probable candidates of all depths; no node is more probable than its parent, so parents are kept too
     stop      at `max_depth`, or where nothing of a depth is kept: all of it is below `least`, or below the last one kept; with `budget.Stop`
               path probabilities are calibrated, and a depth is expanded where their sum is worth a pass
@@ -8,8 +8,8 @@
 The sum of the kept products, which estimates the accepted tokens, is the largest of all trees of so many nodes where `width` does not
 bind (Wang et al. 2024, OPT-Tree, arXiv 2406.17276); a bounded frontier and a choice among the candidates of all depths are EAGLE-2's
 (Li et al. 2024, arXiv 2406.16858). `tests/theory/tree_plan.py` has the reference.
-A tree is a function of the past, whatever its law: its nodes are point masses. Traps: verifying them with the draft's law as if they had been
-drawn from it biases the output (total variation .30 in an example of five tokens), and a law at temperature 0 leaves one chain (`COLD`).
+A tree is a function of the past, whatever its distribution: its nodes are point masses. Traps: verifying them with the draft's distribution as if they had been
+drawn from it biases the output (total variation .30 in an example of five tokens), and a distribution at temperature 0 leaves one chain (`COLD`).
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ from polydraft.models.compiled.proposals import stops_asked
 from polydraft.models.compiled.trees import advance, draft_of, join, retreat
 
 _ALL = np.empty(0, np.int64)
-"""Laws through `score` are of all tokens."""
+"""Distributions through `score` are of all tokens."""
 Rows = tuple[list[int], list[int]]
 """Tokens and parents."""
 COLD = 0.4
-"""Temperature of the law for a greedy request. At 0 it leaves a chain, and at 1 it does not know how much surer than the draft's second choice the first is to
+"""Temperature of the distribution for a greedy request. At 0 it leaves a chain, and at 1 it does not know how much surer than the draft's second choice the first is to
 be the target's: on the embedded pair trees of 12 nodes and depth 8 then yield 6.5 tokens per step instead of 7.4 (11 texts; 0.35 and 0.5 within 2%)."""
 
 
@@ -39,7 +39,7 @@ def grow(
     """The draft of a batch, and for each row the tree of what the model's cache now holds behind the committed tokens, none where nothing was asked for.
 
     budgets: of which the contexts leave room for the depths.  stop_ids: what `min_tokens` masks.  One pass a depth for the whole batch.
-    compiled: by the model's `propose_tree` where it offers one, which is one call: penalties are left out of the law, the tree fits a little less.
+    compiled: by the model's `propose_tree` where it offers one, which is one call: penalties are left out of the distribution, the tree fits a little less.
         Not for outputs whose form is given, nor where the model may have no token that is allowed.
     """
     if compiled and isinstance(model, Proposing):
@@ -129,12 +129,12 @@ def _draft_probs(
     budgets: Sequence[Budget],
     stop_ids: Sequence[int],
 ) -> Float[np.ndarray, "B F V"]:
-    """The laws at the new nodes, processed with each request's parameters; of a greedy request see `_warm`."""
+    """The distributions at the new nodes, processed with each request's parameters; of a greedy request see `_warm`."""
     params = [_warm(s.request.params, g) for s, g in zip(states, budgets, strict=True)]
     contexts, prompts = [s.context for s in states], [len(s.request.prompt_token_ids) for s in states]
     return sampling.draft_probs(scores.logits.cpu(), tree, contexts, prompts, params, stop_ids, since=since).numpy()
 
 
 def _warm(params: SamplingParams, budget: Budget) -> SamplingParams:
-    """A greedy request's law is that at temperature 1 where it is calibrated, else that at COLD."""
+    """A greedy request's distribution is that at temperature 1 where it is calibrated, else that at COLD."""
     return params.with_(temperature=1.0 if budget.stop else COLD) if params.greedy else params

@@ -58,7 +58,7 @@ class Growth:
         self.parents = [[-1] for _ in states]
         self.rows = [[-1] for _ in states]
         self.node: list[dict[int, int]] = [{0: 0} for _ in states]
-        """By node of the budget; those that a law of fewer tokens has no children for are none of the draft."""
+        """By node of the budget; those that a distribution of fewer tokens has no children for are none of the draft."""
         self.draft_rows: list[list[Float[Tensor, " V"]]] = [[] for _ in states]
         self.row_of: list[dict[int, int]] = [{} for _ in states]
         self.stops = [None if leaves else g.stop for g in fixed]

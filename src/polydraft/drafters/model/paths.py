@@ -10,7 +10,7 @@
 
 Every token is drawn with the noise of its node from the very row that is reported, processed with the request's own
 sampling parameters. Penalties that depend on the path are left out of q where the whole proposal is one compiled call:
-the draft fits a little less and the output law does not change.
+the draft fits a little less and the output distribution does not change.
 But for `top_k` the tree is fixed before the first draw of a step, by its budget and by what is left of the model's context, or ends earlier by its
 nodes' own paths (`budget.Stop`); no drawn token is ever dropped.
 """
@@ -181,7 +181,7 @@ class ModelDrafter:
     def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
         """One batched proposal; see `core.Drafter.propose`. Calling it again draws the same draft.
 
-        Where the form of an output is given, a depth at a time, with laws of what may come next, none where the model drafts none of it;
+        Where the form of an output is given, a depth at a time, with distributions of what may come next, none where the model drafts none of it;
         others are drawn as they are without it. See `greedy_trees` for what is grown.
         """
         grown, bound = self._grown(states, budgets), [self._bound(s.request.params) for s in states]
@@ -310,7 +310,7 @@ class Guest(ModelDrafter):
 
 
 class AmateurDrafter(Guest):
-    """A law's second model drafts in the slots of its second sequences; the logits after every node come with the draft, but for ranked trees.
+    """A decoding method's second model drafts in the slots of its second sequences; the logits after every node come with the draft, but for ranked trees.
 
     Yuan et al. 2023, speculative contrastive decoding (arXiv 2311.08981).
     """

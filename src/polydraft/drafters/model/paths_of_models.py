@@ -1,13 +1,13 @@
-"""A path from each of several smaller models, or of a head and such models: draft j is drawn from a law q_j of its own.
+"""A path from each of several smaller models, or of a head and such models: draft j is drawn from a distribution q_j of its own.
 
 Khisti et al. 2024 (importance selection with different drafts, arXiv 2410.18234); multi-draft verification of unequal drafts:
 Miao et al. 2023 (SpecInfer, 2305.09781).
 
     path j is a chain that model j draws alone; the K paths hang on the root, all of one length
-    INDEPENDENT: draws are independent, and node n's row is the law that its own model drew it from
+    INDEPENDENT: draws are independent, and node n's row is the distribution that its own model drew it from
 
 Member j draws with noise of its own, a function of the request's seed and j: with the same noise two members would tend to
-draw the same token, and the law of a pair would not be the product q_i q_j that every rule for such drafts takes for granted.
+draw the same token, and the distribution of a pair would not be the product q_i q_j that every rule for such drafts takes for granted.
 Which members draft (the first `width`) and how deep is settled before the first draw.
 """
 

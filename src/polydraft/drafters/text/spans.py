@@ -40,7 +40,7 @@ class SpanState(Crediting, Attributing):
     at: Standing | None = None
     drafted: int = 0
     used: frozenset[tuple[int, int]] = frozenset()
-    attribution: tuple[Standing | None, ...] = ()
+    attribution: Sequence[Any] = ()
     credit: list[str] = field(default_factory=list[str])
 
 

@@ -1,15 +1,15 @@
 """Block diffusion: masks behind the last token are denoised together, in one pass or in a few.
 
 Christopher et al. 2024, SpecDiff (arXiv 2408.05636); Chen, Liang & Liu 2026, DFlash (arXiv 2602.06036). In each of T passes every masked
-place has a law; some places are revealed with a token, by an order, and are read by the passes after.
+place has a distribution; some places are revealed with a token, by an order, and are read by the passes after.
 
-    order            a place is revealed                                        law of the draft
-    (one pass)       all at once, each from its own row: laws by depth          IID, all kinds of draws
+    order            a place is revealed                                        distribution of the draft
+    (one pass)       all at once, each from its own row: distributions by depth          IID, all kinds of draws
     left_to_right    in T groups from the left, each token drawn from its row   IID: a row depends on tokens to its left alone
     random           at step s with chance 1 / (T - s), drawn from its row      POINT_MASS
     confidence       those whose most probable token is the most probable       POINT_MASS
 
-The law is a matter of the order and is known before anything is drawn. Trap: a row that was made with a token to its right in sight is not the law
+The distribution is a matter of the order and is known before anything is drawn. Trap: a row that was made with a token to its right in sight is not the distribution
 of its own token given what is accepted before it: the ratio test with such rows is biased (total variation 0.116 in a case of two tokens; 0 with a match).
 """
 

@@ -4,9 +4,9 @@ Chen, Liang & Liu 2026, DFlash (arXiv 2602.06036); Christopher et al. 2024, Spec
 
     columns    one for each committed token that the target has read: keys and values of every layer, made of norm(fc(its states there))
     block      the last token, which sees the columns; behind it masks and revealed tokens, which see columns, last token and each other
-    law j      what is at the j-th place behind the last token, of the draft vocabulary; the mask is none of it
+    distribution j      what is at the j-th place behind the last token, of the draft vocabulary; the mask is none of it
 
-It is a `layers` model: a pass over a block is a pass over a root with auxiliary rows. A block with all masks gives laws by depth.
+It is a `layers` model: a pass over a block is a pass over a root with auxiliary rows. A block with all masks gives distributions by depth.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from numba import njit
 from torch import Tensor
 
 from polydraft.heads.checkpoint import embeddings
-from polydraft.heads.depth_compiled import DepthLaws
+from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.heads.diffusion.network import DiffusionCheckpoint
 from polydraft.models.checkpoint import EMBEDDING, HEAD, Checkpoint, head_width
 from polydraft.models.compiled.cache import new_memory, whole
@@ -48,10 +48,10 @@ def inject_states(model, fc, gain, slot, begin, states):
             place_heads(work.qkv[t], bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot, begin + t)
 
 
-class CompiledDiffusion(DepthLaws):
+class CompiledDiffusion(DepthDistributions):
     """A block drafter as a draft model; see `DepthLaws`.
 
-    quantization: of its matrices; it changes no law of the output.
+    quantization: of its matrices; it changes no distribution of the output.
 
     Raises:
         IncompatibleError: a drafter of another target.

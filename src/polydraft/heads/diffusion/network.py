@@ -181,12 +181,16 @@ class DiffusionRecipe(Recipe):
         X, T = network.num_depths, batch.tokens.shape[1]
         at = torch.arange(int(torch.randint(EVERY, ())), T - 1 - X, EVERY, device=batch.tokens.device)
         places = at[:, None] + 1 + torch.arange(X + 1, device=at.device)
-        blocks, laws, counted = batch.tokens[:, places], batch.laws[:, places[:, :-1]], batch.counted[:, places[:, 1:]]
+        blocks, distributions, counted = (
+            batch.tokens[:, places],
+            batch.distributions[:, places[:, :-1]],
+            batch.counted[:, places[:, 1:]],
+        )
         masked = torch.ones_like(blocks, dtype=torch.bool)
         masked[..., 0] = False
         logits = network.logits(batch.states, blocks, masked, at)
         whole = unrolled(
-            ((logits[:, :, k][counted[:, :, k]], laws[:, :, k][counted[:, :, k]]) for k in range(X)), tv_weight=tv_weight
+            ((logits[:, :, k][counted[:, :, k]], distributions[:, :, k][counted[:, :, k]]) for k in range(X)), tv_weight=tv_weight
         )
         if not torch.is_grad_enabled():
             return whole
@@ -194,5 +198,5 @@ class DiffusionRecipe(Recipe):
         masked = masked & (torch.rand(blocks.shape, device=at.device) < times)
         log_q = network.logits(batch.states, blocks, masked, at).float().log_softmax(-1)
         counted_masks = masked[..., 1:] & counted
-        sampled = (-(laws * log_q).sum(-1) * counted_masks / times).sum() / counted.sum().clamp(min=1)
+        sampled = (-(distributions * log_q).sum(-1) * counted_masks / times).sum() / counted.sum().clamp(min=1)
         return whole._replace(loss=whole.loss + sampled)

@@ -9,7 +9,7 @@ EAGLE-3's attention reads the pair; in an MTP module (arXiv 2412.19437), which h
 
 A row attends to the columns of committed tokens, which all were given rows, and to its own path. So every committed token is read once more with
 the target's states after it was drafted with the head's own: `heads.eagle` keeps nothing of a proposal but its root.
-The law of a row is over the draft vocabulary and lies in rows of all the target's tokens, with nothing elsewhere.
+The distribution of a row is over the draft vocabulary and lies in rows of all the target's tokens, with nothing elsewhere.
 """
 
 from collections.abc import Mapping, Sequence
@@ -145,7 +145,7 @@ class CompiledEagle(CompiledHead):
     """A head as a draft model with slots; see `core.Target`. It reads tokens with the target's states before them, given by `give`.
 
     target: of which it takes embeddings and, where it has none of its own, output rows.  max_num_seqs: default the target's.
-    quantization: of its matrices, as of `CompiledLlama`; it changes no law.
+    quantization: of its matrices, as of `CompiledLlama`; it changes no distribution.
 
     Raises:
         IncompatibleError: a head of another target.

@@ -160,7 +160,7 @@ class EagleHead(HeadNetwork):
         for k in range(1, steps + 1):
             states = self.step(batch.tokens[:, k : k + length], states, lines)
             counted = batch.counted[:, k + 1 : k + 1 + length]
-            yield self.logits(states[counted]), batch.laws[:, k : k + length][counted].float()
+            yield self.logits(states[counted]), batch.distributions[:, k : k + length][counted].float()
 
 
 class EagleModel(HeadModel):

@@ -3,7 +3,7 @@
 Elhoushi et al. 2024, LayerSkip (arXiv 2404.16710); Zhang et al. 2023, Draft & Verify (arXiv 2309.08168).
 
     x      the state behind layer E of a row that went through layers 1 .. E of the target
-    law    softmax(H norm(x + feed_forward(x))), H the target's own output rows at the draft vocabulary
+    distribution    softmax(H norm(x + feed_forward(x))), H the target's own output rows at the draft vocabulary
 
 Committed tokens were run through those layers by the target, and never are again. A row's bits do not depend on what else is in a pass: the
 columns that a proposal leaves behind the committed ones are those that the scoring pass writes there again.
@@ -82,7 +82,7 @@ HEADS[ExitArrays] = _run
 class CompiledExit(TargetSlots, CompiledHead):
     """The first layers of a target and an exit behind them, as a draft model in the target's own slots; see `core.Target`.
 
-    quantization: of the exit's own matrices; it changes no law. Without a trained exit there are none: it is the target's own norm and head.
+    quantization: of the exit's own matrices; it changes no distribution. Without a trained exit there are none: it is the target's own norm and head.
     `weight_bytes`: of the exit, the target's not counted.
 
     Raises:

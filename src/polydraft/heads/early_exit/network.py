@@ -153,6 +153,6 @@ class ExitRecipe(Recipe):
     def loss(self, network: ExitHead, batch: Batch, *, steps: int, tv_weight: float) -> Figures:
         """Of all depths, which are one."""
         counted = batch.counted[:, 1:]
-        logits, laws = network(batch.states[:, :-1][counted].float()), batch.laws[:, :-1][counted]
-        figures = unrolled([(logits, laws)], tv_weight=tv_weight)
+        logits, distributions = network(batch.states[:, :-1][counted].float()), batch.distributions[:, :-1][counted]
+        figures = unrolled([(logits, distributions)], tv_weight=tv_weight)
         return Figures(figures.loss, figures.acceptance * steps, figures.agreement * steps)

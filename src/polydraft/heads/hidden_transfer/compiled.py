@@ -3,7 +3,7 @@
 Wu et al. 2024 (arXiv 2404.12022).
     n        the newest token that the target has read          h^l[n]   the target's state there behind layer l
     row i    begins behind layer t_i as W_i h^(t_i)[n], at position n + i; it attends to committed columns and to rows 1 .. i
-    law i    of token n + 1 + i: softmax(H norm(row i behind the last layer)), H the target's output rows at the draft vocabulary
+    distribution i    of token n + 1 + i: softmax(H norm(row i behind the last layer)), H the target's output rows at the draft vocabulary
 
 The rows are one pass of their own behind the accepted node, through layers t_1 + 1 .. L. They lie in columns behind the committed ones, which no
 row of the target sees and which its next pass writes anew: nothing of them is ever committed, and the target's rows keep their very bits.
@@ -18,7 +18,7 @@ from numba import njit
 from torch import Tensor
 
 from polydraft.heads.compiled import compiled
-from polydraft.heads.depth_compiled import DepthLaws
+from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.heads.hidden_transfer.network import TransferCheckpoint
 from polydraft.models.compiled.kernels import copy_row, rms_norm
 from polydraft.models.compiled.layers import CHUNK, ModelArrays, cut_runs, multiply_shared, run_layer
@@ -41,8 +41,8 @@ class TransferArrays(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def transfer_pass(model, slots, states, laws):
-    """states: [k, B, h] of the newest token of each slot behind layer t_i.  laws: [k B, D] logits, row i of all slots after row i - 1 of all."""
+def transfer_pass(model, slots, states, distributions):
+    """states: [k, B, h] of the newest token of each slot behind layer t_i.  distributions: [k B, D] logits, row i of all slots after row i - 1 of all."""
     target, work = model.target, model.target.work
     B, k, zero = len(slots), len(model.first_layers), np.int64(0)
     for i in range(k):
@@ -64,13 +64,13 @@ def transfer_pass(model, slots, states, laws):
         if layer < layers:
             run_layer(target, layer, rows, cut_runs(work.rows, rows, work.runs))
     rms_norm(work.x, target.weights.norm, target.sizes.epsilon, work.normed, zero, rows)  # pyright: ignore[reportArgumentType]
-    multiply_shared(work, work.normed, model.head, 0, model.rounded, laws, rows)
+    multiply_shared(work, work.normed, model.head, 0, model.rounded, distributions, rows)
 
 
-class CompiledTransfer(DepthLaws):
+class CompiledTransfer(DepthDistributions):
     """Maps of a target's states, and its own remaining layers, as a draft model in the target's slots; see `DepthLaws`.
 
-    quantization: of the maps and of the output rows; it changes no law.
+    quantization: of the maps and of the output rows; it changes no distribution.
 
     Raises:
         IncompatibleError: a target that is not compiled, or maps of another target.
@@ -89,13 +89,13 @@ class CompiledTransfer(DepthLaws):
         self.net = TransferArrays(net, np.array(head.layers), maps, output, rounded, aligned(CHUNK, maps.outputs))
 
     def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
-        """Make the laws of the next tokens. states: of each slot's newest token behind layers t_1 .. t_k."""
+        """Make the distributions of the next tokens. states: of each slot's newest token behind layers t_1 .. t_k."""
         most = CHUNK // self.depths
         for begin in range(0, len(slots), most):
             here = np.array(slots[begin : begin + most])
             rows = states[begin : begin + most].float().unflatten(1, (self.depths, -1)).transpose(0, 1).contiguous().numpy()
-            laws = np.empty((rows.shape[0] * len(here), self.arrays.logits.shape[2]), np.float32)
+            distributions = np.empty((rows.shape[0] * len(here), self.arrays.logits.shape[2]), np.float32)
             with self.target.pool:
-                transfer_pass(self.net, here, rows, laws)
-            self.arrays.logits[here] = laws.reshape(self.depths, len(here), -1).swapaxes(0, 1)
+                transfer_pass(self.net, here, rows, distributions)
+            self.arrays.logits[here] = distributions.reshape(self.depths, len(here), -1).swapaxes(0, 1)
         self.passes += 1

@@ -121,7 +121,7 @@ class TransferNet(HeadNetwork):
         rows = self.rows(batch.states, at)
         for i in range(1, k + 1):
             counted = batch.counted[:, at + i + 1]
-            yield self.vocabulary(rows[:, :, i - 1][counted]), batch.laws[:, at + i][counted]
+            yield self.vocabulary(rows[:, :, i - 1][counted]), batch.distributions[:, at + i][counted]
 
 
 class TransferModel(DepthModel):

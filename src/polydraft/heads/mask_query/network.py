@@ -4,7 +4,7 @@ Xia et al. 2022 (SpecDec, arXiv 2203.16487).
 
     decoder input   committed tokens, then k query vectors, each learned and distinct, all at their positions in the output
     attention       bidirectional: queries see the committed tokens, the source, and each other
-    output          row i is the law of the token i places behind the committed ones
+    output          row i is the distribution of the token i places behind the committed ones
 
 The encoder is one of transformers (that of the verifier's family, from whose weights training starts); the decoder is torch's.
 

@@ -1,7 +1,7 @@
 """Medusa: heads on the target's last state, each for a token so far ahead, draft chains and trees of independent guesses.
 
 Cai et al. 2024 (arXiv 2401.10774). The heads see nothing of what is drafted, so that one product with the output rows serves all depths;
-`heads.medusa.compiled` computes, `heads.depth_drafter` drafts. Trap: the authors' typical acceptance changes the law, as does a redraw after a
+`heads.medusa.compiled` computes, `heads.depth_drafter` drafts. Trap: the authors' typical acceptance changes the distribution, as does a redraw after a
 failed match; here any rule that is exact for the draws verifies them.
 """
 

@@ -15,7 +15,7 @@ from numba import njit
 from torch import Tensor
 
 from polydraft.exponential import exp
-from polydraft.heads.depth_compiled import DepthLaws
+from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.heads.medusa.network import MedusaCheckpoint
 from polydraft.models.compiled.kernels import copy_row
 from polydraft.models.compiled.layers import CHUNK, multiply
@@ -45,7 +45,7 @@ class MedusaWork(NamedTuple):
 
 
 @njit(cache=True, error_model="numpy")
-def head_laws(weights, work, slots, states, logits):
+def head_distributions(weights, work, slots, states, logits):
     """logits[slots[b], k] = what head k says of states[b], of as many states as heads have rows in work."""
     (K, L, h), B, unit = weights.bias.shape, len(states), np.float32(1.0)
     for k in range(K):
@@ -68,10 +68,10 @@ def head_laws(weights, work, slots, states, logits):
             copy_row(work.outs[k * B + b], logits[slots[b], k])
 
 
-class CompiledMedusa(DepthLaws):
+class CompiledMedusa(DepthDistributions):
     """Medusa's heads as a draft model; see `DepthLaws`.
 
-    target: whose output rows they use where they have none of their own.  quantization: of the matrices; it changes no law of the output.
+    target: whose output rows they use where they have none of their own.  quantization: of the matrices; it changes no distribution of the output.
 
     Raises:
         IncompatibleError: heads of another target.
@@ -97,5 +97,5 @@ class CompiledMedusa(DepthLaws):
         """What the heads say of these states."""
         rows, most = states.float().contiguous().numpy(), max(CHUNK // self.depths, 1)
         for i in range(0, len(slots), most):
-            head_laws(self.weights, self.work, np.array(slots[i : i + most]), rows[i : i + most], self.arrays.logits)
+            head_distributions(self.weights, self.work, np.array(slots[i : i + most]), rows[i : i + most], self.arrays.logits)
         self.passes += 1

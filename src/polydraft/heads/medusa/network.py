@@ -120,7 +120,10 @@ class MedusaHeads(HeadNetwork):
         length = batch.tokens.shape[1] - 1 - self.num_depths
         for k in range(1, self.num_depths + 1):
             counted = batch.counted[:, k + 1 : k + 1 + length]
-            yield self.logits(batch.states[:, :length][counted].float(), k - 1), batch.laws[:, k : k + length][counted].float()
+            yield (
+                self.logits(batch.states[:, :length][counted].float(), k - 1),
+                batch.distributions[:, k : k + length][counted].float(),
+            )
 
 
 class MedusaModel(DepthModel):

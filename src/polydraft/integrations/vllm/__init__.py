@@ -49,7 +49,7 @@ def rule_named(name: str) -> "Verifier":
 
     Raises:
         UnknownNameError: there is none.
-        IncompatibleError: one that changes the law, or is not for chains.
+        IncompatibleError: one that changes the distribution, or is not for chains.
     """
     from polydraft import registry
     from polydraft.core import DraftSampling, TreeShape
@@ -57,7 +57,7 @@ def rule_named(name: str) -> "Verifier":
     rule = registry.verifier(name)
     chains = TreeShape.CHAIN in rule.info.shapes and rule.info.draft_sampling & {DraftSampling.IID, DraftSampling.POINT_MASS}
     if not (rule.info.lossless and chains):
-        kind = "changes the law" if not rule.info.lossless else "is not for chains"
+        kind = "changes the distribution" if not rule.info.lossless else "is not for chains"
         raise IncompatibleError(
             f"the rule {name!r} was given, which {kind}; expected a lossless rule for chains, as vLLM drafts them, such as "
             "block, match or race."

@@ -163,18 +163,18 @@ def _chains(
     """The chains of all requests, and which of the processed rows is that of each node; those of padding are some row."""
     B, N, T = len(counts), max(counts) + 1, sum(counts)
     tokens, parents, drawn = torch.zeros(B, N, dtype=torch.int64), torch.full((B, N), -1), torch.full((B, N), -1)
-    rows, laws, start = torch.zeros(B, N, dtype=torch.int64), torch.zeros(B, N - 1, dtype=torch.int64), 0
+    rows, distributions, start = torch.zeros(B, N, dtype=torch.int64), torch.zeros(B, N - 1, dtype=torch.int64), 0
     ids = drafted.tolist()
     for b, count in enumerate(counts):
         tokens[b, 1 : count + 1] = torch.tensor(ids[start : start + count], dtype=torch.int64)
         parents[b, 1 : count + 1] = drawn[b, 1 : count + 1] = torch.arange(count)
-        rows[b, :count] = laws[b, :count] = torch.arange(start, start + count)
+        rows[b, :count] = distributions[b, :count] = torch.arange(start, start + count)
         rows[b, count] = T + b
         start += count
     tree = TokenTree(tokens, parents)
     if probs is None or DraftSampling.IID not in rule.info.draft_sampling or N == 1:
         return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full((B, N), -1)), rows
-    return Draft(tree, DraftSampling.IID, TreeShape.CHAIN, probs[laws.to(probs.device)].contiguous(), drawn), rows
+    return Draft(tree, DraftSampling.IID, TreeShape.CHAIN, probs[distributions.to(probs.device)].contiguous(), drawn), rows
 
 
 class Racing(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""A whole proposal of a compiled draft model in one call: passes, laws and draws, depth by depth for the whole batch.
+"""A whole proposal of a compiled draft model in one call: passes, distributions and draws, depth by depth for the whole batch.
 
 The tree of each row is fixed beforehand, see `models/layout.py`, or ends earlier by the nodes' own paths (`budget.Stop`). Paths that agree share
 their rows: a prefix is run through the model once, whatever the number of its copies, and nodes without children not at all.
@@ -21,19 +21,19 @@ from polydraft.core import Budget, DraftSampling, SamplingParams, TokenTree
 from polydraft.models.compiled.draft_vocabulary import OutputTokens, hide_other_texts
 from polydraft.models.compiled.forward import draft_pass
 from polydraft.models.compiled.kernels import copy_row
-from polydraft.models.compiled.trees import draft_law, grow
+from polydraft.models.compiled.trees import draft_distribution, grow
 from polydraft.models.layout import layouts, with_leaves
 from polydraft.models.slots import TREE_ROOM, SlotModel
 from polydraft.noise import Stream, choose_row, choose_systematic, first_arrivals, uniform_at
 
-__all__ = ["CompiledProposals", "Proposal", "laws_asked", "stops_asked"]
+__all__ = ["CompiledProposals", "Proposal", "samplings_of", "stops_asked"]
 
 _f32 = np.float32
 DRAW = np.dtype([(name, np.int64) for name in ("slot", "seed", "sample", "position", "num_pending")])
 """A request for a tree that is drawn: the slot, the noise's key, and how many committed tokens the cache lacks."""
 GROW = np.dtype([(name, np.int64) for name in ("slot", "depth", "width", "max_nodes", "num_pending")])
 """A request for the most probable tree, within these bounds."""
-LAW = np.dtype([("temperature", float), ("top_k", np.int64), ("top_p", float), ("min_p", float), ("least", float)])
+SAMPLING = np.dtype([("temperature", float), ("top_k", np.int64), ("top_p", float), ("min_p", float), ("least", float)])
 """Sampling parameters of a request. least: path probability of the nodes of a grown tree."""
 IID, COUPLED = DraftSampling.IID.value, DraftSampling.COUPLED.value
 _DRAFT: Any = np.int64(Stream.DRAFT)
@@ -95,15 +95,15 @@ def _planted(vocab, places):
 
 
 @inner(error_model="numpy")
-def _add_row(trees, b, node, logits, outputs, slot, law, bias, compact):
+def _add_row(trees, b, node, logits, outputs, slot, sampling, bias, compact):
     """The draft distribution behind a node, a new row of `probs`; logits are changed."""
-    row, ids, whole = trees.num_rows[b], outputs.ids, np.int64(0)  # a literal 0 would compile `draft_law` twice
+    row, ids, whole = trees.num_rows[b], outputs.ids, np.int64(0)  # a literal 0 would compile `draft_distribution` twice
     hide_other_texts(logits, outputs.in_text, slot, ids.size if ids.size else trees.probs.shape[2])
     out = compact if ids.size else trees.probs[b, row]
-    if law.temperature == 0.0:
-        trees.surest[b, row] = draft_law(logits, bias, 1.0, whole, 1.0, 0.0, out)
+    if sampling.temperature == 0.0:
+        trees.surest[b, row] = draft_distribution(logits, bias, 1.0, whole, 1.0, 0.0, out)
         bias = bias[:0]  # it is in the logits now
-    draft_law(logits, bias, law.temperature, law.top_k, law.top_p, law.min_p, out)
+    draft_distribution(logits, bias, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, out)
     for i in range(ids.size):
         if compact[i] > 0.0:
             trees.probs[b, row, ids[i]] = compact[i]
@@ -182,9 +182,9 @@ def _last_node(trees, raw):
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
-def _propose(model, vocab, outputs, requests, pending, places, laws, bias, siblings, raw, stops):
+def _propose(model, vocab, outputs, requests, pending, places, samplings, bias, siblings, raw, stops):
     """requests: [B] of `DRAW`.  pending: [B, P] tokens, the root last: less the root they lie in the caches then, and the tree behind them;
-    lengths are the caller's, see `CompiledProposals._committed`.  places: `layout.Layout`.  laws: [B] of `LAW`.  outputs: `OutputTokens`.
+    lengths are the caller's, see `CompiledProposals._committed`.  places: `layout.Layout`.  samplings: [B] of `SAMPLING`.  outputs: `OutputTokens`.
     siblings: value of the DraftSampling of the draws.  raw: [B, N, all outputs], what the logits after each node are written to; or no nodes.
     Returns tokens, parents, rows and confidences [B, N], probs [B, R, V], the end of the last node that is drawn, and the number of
     passes; a node that is not drawn has parent -1.
@@ -218,7 +218,7 @@ def _propose(model, vocab, outputs, requests, pending, places, laws, bias, sibli
             depth = places.starts[b, d + 1], places.starts[b, d + 2], d
             for node in range(places.starts[b, d], places.inner[b, d]):
                 if trees.first[b, node] == node and trees.goes_on[b, node]:
-                    _add_row(trees, b, node, logits[r], outputs, slots[b], laws[b], bias[b], compact)
+                    _add_row(trees, b, node, logits[r], outputs, slots[b], samplings[b], bias[b], compact)
                     if raw.shape[1] > 0:
                         copy_row(logits[r], raw[b, node])
                     r += 1
@@ -231,7 +231,7 @@ def _propose(model, vocab, outputs, requests, pending, places, laws, bias, sibli
                 if trees.tokens[b, n] < 0:
                     trees.goes_on[b, n] = False
                     continue
-                _join(trees, b, parents, depth, n, laws[b].temperature == 0.0, stops)
+                _join(trees, b, parents, depth, n, samplings[b].temperature == 0.0, stops)
                 if trees.first[b, n] == n and trees.goes_on[b, n]:
                     fed[b, root + n], above[b, root + n] = trees.tokens[b, n], root + trees.first[b, parent]
     last = _last_node(trees, raw)
@@ -275,11 +275,11 @@ class CompiledProposals(SlotModel):
         stops: Sequence[Stop | None] = (),
         leaves: bool = False,
     ) -> Proposal | None:
-        """A tree for every row. Penalties are left out of the law.
+        """A tree for every row. Penalties are left out of the distribution.
 
         trees: of every row, the parents of a fixed `core.Budget`; its nodes behind a `stop` have parent -1.  keys: seeds, sample indices and
             positions of the noise.  pending: committed tokens that the cache lacks, the root last; all but that are cached where there is a draft.
-        law: IID; COUPLED: the children of a node are its smallest clock / q (Kobus & Gunduz 2025, arXiv 2504.15475), and None is
+        distribution: IID; COUPLED: the children of a node are its smallest clock / q (Kobus & Gunduz 2025, arXiv 2504.15475), and None is
             returned where its row has fewer tokens; SYSTEMATIC.
         leaves: whether the logits after all nodes are returned too, by one more pass, over the leaves: the slots then hold every distinct node
             at its first copy, to be committed. For models that have logits of all tokens. Trees are drawn whole, whatever the stops.
@@ -294,10 +294,12 @@ class CompiledProposals(SlotModel):
             places, stops = with_leaves(places), ()
             raw = np.empty((*places.parents.shape, self.arrays.sizes.outputs), _f32)
         requests, token_ids = self._asked(DRAW, slots, list(zip(*keys, strict=True)), pending, drafting, places.parents.shape[1])
-        laws, ends = laws_asked(params, self.vocab_size, self.draft_ids), stops_asked(tuple(stops), len(slots))
+        samplings, ends = samplings_of(params, self.vocab_size, self.draft_ids), stops_asked(tuple(stops), len(slots))
         model = self.arrays, self.vocab_size, self.output_tokens or OutputTokens.of(self.draft_ids)
         with self.pool:
-            *nodes, probs, last, passes = _propose(*model, requests, token_ids, places, *laws, draft_sampling.value, raw, ends)
+            *nodes, probs, last, passes = _propose(
+                *model, requests, token_ids, places, *samplings, draft_sampling.value, raw, ends
+            )
         tokens, parents, rows, confidence = (np.ascontiguousarray(x[:, :last]) for x in nodes)
         self._committed(requests, drafting, places.parents.shape[1], passes)
         if len(slots) == 1:  # without the rows that no pass has filled
@@ -322,12 +324,12 @@ class CompiledProposals(SlotModel):
         depths = [depth for depth, *_ in sizes]
         most = 1 + max(min(width, nodes) * depth for depth, width, nodes in sizes)
         requests, token_ids = self._asked(GROW, slots, sizes, pending, [depth > 0 for depth in depths], most)
-        laws, bias = laws_asked(params, self.vocab_size, self.draft_ids)
-        laws["least"] = [g.least for g in budgets]
+        samplings, bias = samplings_of(params, self.vocab_size, self.draft_ids)
+        samplings["least"] = [g.least for g in budgets]
         stops = stops_asked(tuple(g.stop for g in budgets), len(budgets))
         model = self.arrays, self.output_tokens or OutputTokens.of(self.draft_ids), self.vocab_size
         with self.pool:
-            tokens, parents, confidences, scored, below, rows, passes = grow(*model, requests, token_ids, laws, bias, *stops)
+            tokens, parents, confidences, scored, below, rows, passes = grow(*model, requests, token_ids, samplings, bias, *stops)
         self._committed(requests, [depth > 0 for depth in depths], scored.shape[1], passes)
         cached = [(scored[b, :n].tolist(), below[b, :n].tolist()) for b, n in enumerate(rows.tolist())]
         return TokenTree.of(tokens, parents), confidences, cached
@@ -393,11 +395,11 @@ def stops_asked(stops: tuple[Stop | None, ...], count: int) -> Stops:
     return Stops(least, acceptance)
 
 
-def laws_asked(params: Sequence[SamplingParams], vocab_size: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A `LAW` of every row, and what is added to its logits, [B, V or draft vocabulary] or [B, 0]."""
+def samplings_of(params: Sequence[SamplingParams], vocab_size: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A `SAMPLING` of every row, and what is added to its logits, [B, V or draft vocabulary] or [B, 0]."""
     bias = np.zeros((len(params), vocab_size if any(g.logit_bias for g in params) else 0), np.float32)
     for b, g in enumerate(params):
         for token, value in g.logit_bias.items():
             bias[b, token] = value
     bias = bias[:, ids] if ids.size and bias.size else bias
-    return np.array([(g.temperature, max(g.top_k, 0), g.top_p, g.min_p, 0.0) for g in params], LAW), bias
+    return np.array([(g.temperature, max(g.top_k, 0), g.top_p, g.min_p, 0.0) for g in params], SAMPLING), bias

@@ -1,4 +1,4 @@
-"""The most probable tree of a compiled draft model in one call: passes, laws and choices, depth by depth for the whole batch.
+"""The most probable tree of a compiled draft model in one call: passes, distributions and choices, depth by depth for the whole batch.
 
 `join` keeps the best nodes of all depths and `advance` chooses which of them are expanded; see `drafters/model/best_first.py`, which grows the same
 trees through any model's `score`.
@@ -13,7 +13,7 @@ from polydraft.models.compiled.draft_vocabulary import hide_other_texts
 from polydraft.models.compiled.forward import draft_pass
 from polydraft.truncation import drop_tail, highest, keep_top, total_mass
 
-__all__ = ["advance", "draft_law", "draft_of", "grow", "join", "retreat"]
+__all__ = ["advance", "draft_distribution", "draft_of", "grow", "join", "retreat"]
 
 TOKEN, PARENT, ROW = range(3)
 """Rows of the kept nodes' cells: the token, the scored row of the parent, and the own scored row, -1 while there is none."""
@@ -29,8 +29,8 @@ _STEEPEST = float(np.finfo(_f32).max)
 
 
 @njit(cache=True, error_model="numpy")
-def draft_law(logits, bias, temperature, top_k, top_p, min_p, out):
-    """out = the law that a draft token is drawn from; logits are changed. Returns the largest probability."""
+def draft_distribution(logits, bias, temperature, top_k, top_p, min_p, out):
+    """out = the distribution that a draft token is drawn from; logits are changed. Returns the largest probability."""
     V = out.size
     for i in range(bias.size):
         logits[i] += bias[i]
@@ -61,14 +61,14 @@ def draft_law(logits, bias, temperature, top_k, top_p, min_p, out):
 
 
 @njit(cache=True, error_model="numpy")
-def join(law, ids, weight, row, least, acceptance, values, confidences, cells, size):
+def join(distribution, ids, weight, row, least, acceptance, values, confidences, cells, size):
     """Children of a scored row join the kept nodes, which stay in the order of falling value, the earlier first among equals; returns how many there are.
 
-    law: behind the row, whose path has probability `weight`, of all tokens or of `ids`.  values: [max_nodes] path probabilities, of the tokens'
+    distribution: behind the row, whose path has probability `weight`, of all tokens or of `ids`.  values: [max_nodes] path probabilities, of the tokens'
     probabilities or, where `acceptance` is not empty, of their calibrated ones.  confidences: [max_nodes] the tokens' probabilities.  cells: [3, max_nodes].
     """
-    for t in range(law.size):
-        chance = law[t]
+    for t in range(distribution.size):
+        chance = distribution[t]
         if acceptance.size > 0:
             chance = acceptance_at(chance, acceptance) if chance > _SLIGHT else 0.0
         value = weight * chance
@@ -81,7 +81,7 @@ def join(law, ids, weight, row, least, acceptance, values, confidences, cells, s
             for i in range(3):
                 cells[i, at] = cells[i, at - 1]
             at -= 1
-        values[at], confidences[at] = value, law[t]
+        values[at], confidences[at] = value, distribution[t]
         cells[TOKEN, at], cells[PARENT, at], cells[ROW, at] = ids[t] if ids.size else t, row, -1
     return size
 
@@ -117,10 +117,10 @@ def draft_of(confidences, cells, size, rows, tokens, parents, confidence):
 
 
 @njit(cache=True, error_model="numpy")
-def grow(model, outputs, vocab, requests, pending, laws, bias, least, acceptance):
+def grow(model, outputs, vocab, requests, pending, samplings, bias, least, acceptance):
     """requests: [B] of `proposals.GROW`.  pending: [B, P] tokens, the root last.
 
-    laws: [B] of `proposals.LAW`.  outputs: `OutputTokens`.  least, acceptance: as of proposals.  Lengths of caches are the caller's, as there.
+    samplings: [B] of `proposals.SAMPLING`.  outputs: `OutputTokens`.  least, acceptance: as of proposals.  Lengths of caches are the caller's, as there.
     Returns tokens, parents and confidences of the drafts, tokens and parents of what was scored, the root first, how many rows that is, and the passes.
     """
     ids, (B, P), M, R, deepest = outputs.ids, pending.shape, 0, 1, 0
@@ -158,12 +158,14 @@ def grow(model, outputs, vocab, requests, pending, laws, bias, least, acceptance
         for b in range(B):
             if count[b] == 0:
                 continue
-            law, root, most = laws[b], requests[b].num_pending - 1, requests[b].max_nodes
+            sampling, root, most = samplings[b], requests[b].num_pending - 1, requests[b].max_nodes
             for f in range(count[b]):
                 hide_other_texts(logits[r], outputs.in_text, slots[b], ids.size if ids.size else vocab)
-                draft_law(logits[r], bias[b], law.temperature, law.top_k, law.top_p, law.min_p, probs)
+                draft_distribution(
+                    logits[r], bias[b], sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, probs
+                )
                 size[b] = join(
-                    probs, ids, weights[b, f], rows[b] + f, law.least, calibrated[b], values[b, :most], confidences[b], cells[b], size[b]
+                    probs, ids, weights[b, f], rows[b] + f, sampling.least, calibrated[b], values[b, :most], confidences[b], cells[b], size[b]
                 )  # fmt: skip
                 r += 1
             begin = rows[b]

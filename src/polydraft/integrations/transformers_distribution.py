@@ -1,4 +1,4 @@
-"""The law that transformers' `generate` samples at every node of a tree: its own logits processors, row by row."""
+"""The distribution that transformers' `generate` samples at every node of a tree: its own logits processors, row by row."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -77,8 +77,8 @@ def _for_row(processor: Any, b: int) -> Any:
     return processor
 
 
-class ProcessedLaw:
-    """From logits to the law that `generate` would sample at every node that can be reached.
+class ProcessedDistribution:
+    """From logits to the distribution that `generate` would sample at every node that can be reached.
 
     live: numbers of the rows that the next step's batch consists of.  padding: what stands before each row's text.
     What failed once fails again: one call of `generate` fails as a whole.

@@ -1,8 +1,8 @@
-"""The law of what an engine writes, by its own walks: tables in float32, hundreds of sequences in a batch, real noise, several rounds.
+"""The distribution of what an engine writes, by its own walks: tables in float32, hundreds of sequences in a batch, real noise, several rounds.
 
-Texts of three tokens of three, 27 cells. Power: a bias adds SAMPLES times sum (difference^2 / law) to a statistic of mean 26 and standard
+Texts of three tokens of three, 27 cells. Power: a bias adds SAMPLES times sum (difference^2 / distribution) to a statistic of mean 26 and standard
 deviation 7. Right rules pass; the four known mistakes of block verification and broken walks are found with p < 1e-6. All rules, trees and
-other mistakes are in `test_walk_laws`, which needs no engine, and in `polydraft check --self-test`.
+other mistakes are in `test_walk_distributions`, which needs no engine, and in `polydraft check --self-test`.
 """
 
 from functools import partial

@@ -1,9 +1,9 @@
-"""Walks keep the target's law: texts from what they emit in float32 with the real noise, against the product of target rows.
+"""Walks keep the target's distribution: texts from what they emit in float32 with the real noise, against the product of target rows.
 
 Readable rules are enumerated (`test_lossless`). Walks draw, so theirs is a chi-square: ROWS drafts, drawn by their probabilities, are
 walked in one batch of as many seeds, and every block is completed by target rows to three tokens of three, 27 texts.
 
-Power: a bias adds ROWS times sum (difference^2 / law) to a statistic of mean 26 and standard deviation 7, so a total variation of 0.05 adds
+Power: a bias adds ROWS times sum (difference^2 / distribution) to a statistic of mean 26 and standard deviation 7, so a total variation of 0.05 adds
 at least 120 on any tables. The weakest of the wrong variants below adds about 100 on its own. Each is asked for p < 1e-6.
 """
 
@@ -38,7 +38,7 @@ ONE, TWO, THREE, TRUNK, FULL = by_depth(1, 1), by_depth(2, 1), by_depth(3, 1), b
 LONG_AND_SHORT, LEAVES = ragged(2, 1), by_position(-1, 0, 0, 0, 1, 1)
 
 
-def laws(tables, which):
+def distributions(tables, which):
     """Row of every text of 0, 1, ... tokens, [V] * length + [V]."""
     found = [TABLES[tables].row(which, ())]
     for length in range(1, DEPTH + 1):
@@ -48,47 +48,47 @@ def laws(tables, which):
 
 
 @lru_cache
-def drawn(tables, law, shape, counts, said=None):
+def drawn(tables, distribution, shape, counts, said=None):
     """A batch of drafts drawn by their probabilities, logits of the target at their nodes, and the keys of their rounds.
 
-    said: the sibling law that the drafts claim, where it is another.
+    said: the sibling distribution that the drafts claim, where it is another.
     """
-    drafts, law = enumerate_drafts(TABLES[tables], law, counts, DEPTH), said or law
-    every, p = as_batch(TABLES[tables], law, shape, drafts)
+    drafts, distribution = enumerate_drafts(TABLES[tables], distribution, counts, DEPTH), said or distribution
+    every, p = as_batch(TABLES[tables], distribution, shape, drafts)
     odds = torch.tensor([d.probability for d in drafts], dtype=torch.float64)
     at = torch.multinomial(odds, ROWS, replacement=True, generator=torch.Generator().manual_seed(1))
     tree = TokenTree(every.tree.tokens[at], every.tree.parents[at])
     key = NoiseKey.of(range(ROWS), [1] * ROWS, [5] * ROWS)
     probs = None if every.probs is None else every.probs[at].float()
-    return Draft(tree, law, shape, probs, every.rows[at], key), p[at].log().float(), key
+    return Draft(tree, distribution, shape, probs, every.rows[at], key), p[at].log().float(), key
 
 
 @lru_cache
-def raced(tables, law, num_paths):
+def raced(tables, distribution, num_paths):
     """Drafts that win races: the first arrivals at the root and the first below each, or each path by clocks of its own."""
     key = NoiseKey.of(range(ROWS), [1] * ROWS, [5] * ROWS)
-    own = num_paths if law is LISTED else 1
+    own = num_paths if distribution is LISTED else 1
     clocks = [noise.clocks(NoiseKey(key.seed, key.sample, key.position + d), own * V).view(ROWS, own, V) for d in range(DEPTH)]
-    q = [torch.from_numpy(rows) for rows in laws(tables, "q")]
-    heads = (clocks[0] / q[0]).argmin(-1) if law is LISTED else (clocks[0][:, 0] / q[0]).argsort(-1)[:, :num_paths]
+    q = [torch.from_numpy(rows) for rows in distributions(tables, "q")]
+    heads = (clocks[0] / q[0]).argmin(-1) if distribution is LISTED else (clocks[0][:, 0] / q[0]).argsort(-1)[:, :num_paths]
     tails = (clocks[1] / q[1][heads]).argmin(-1)
     parents = torch.tensor([-1, *[0] * num_paths, *range(1, num_paths + 1)]).expand(ROWS, -1).contiguous()
     tree = TokenTree(torch.cat([torch.zeros(ROWS, 1, dtype=torch.int64), heads, tails], 1), parents)
-    p = [torch.from_numpy(rows) for rows in laws(tables, "p")]
+    p = [torch.from_numpy(rows) for rows in distributions(tables, "p")]
     at_nodes = torch.cat([p[0].expand(ROWS, 1, V), p[1][heads], p[2][heads, tails]], 1)
     probs = torch.cat([q[0].expand(ROWS, 1, V), q[1][heads]], 1).float()
-    shape = CHAIN if num_paths == 1 else PATHS if law is LISTED else PRODUCT
-    return Draft(tree, law, shape, probs, parents.clone(), key), at_nodes.log().float(), key
+    shape = CHAIN if num_paths == 1 else PATHS if distribution is LISTED else PRODUCT
+    return Draft(tree, distribution, shape, probs, parents.clone(), key), at_nodes.log().float(), key
 
 
 def texts(tables, draft, outcome):
     """What is emitted, completed by target rows, [ROWS, 3]."""
-    rows, fresh = laws(tables, "p"), np.random.default_rng(2).random((ROWS, DEPTH + 1, 1))
+    rows, fresh = distributions(tables, "p"), np.random.default_rng(2).random((ROWS, DEPTH + 1, 1))
     path, count, token = outcome.path.numpy(), outcome.num_accepted.numpy(), outcome.token.numpy()
     found, every = np.zeros((ROWS, DEPTH + 1), np.int64), np.arange(ROWS)
     for j in range(DEPTH + 1):
-        law = np.broadcast_to(rows[j][tuple(found[:, :j].T)], (ROWS, V)).cumsum(1)
-        found[:, j] = (fresh[:, j] * law[:, -1:] >= law).sum(1)
+        distribution = np.broadcast_to(rows[j][tuple(found[:, :j].T)], (ROWS, V)).cumsum(1)
+        found[:, j] = (fresh[:, j] * distribution[:, -1:] >= distribution).sum(1)
         found[:, j] = np.where(count == j, token, found[:, j])
         if j < path.shape[1]:
             found[:, j] = np.where(count > j, draft.tree.tokens.numpy()[every, path[:, j]], found[:, j])
@@ -96,14 +96,16 @@ def texts(tables, draft, outcome):
 
 
 def p_value(tables, draft, outcome):
-    law = target_text_probs(TABLES[tables], DEPTH + 1).ravel()
-    seen = np.bincount(np.ravel_multi_index(tuple(texts(tables, draft, outcome).T), [V] * (DEPTH + 1)), minlength=law.size)
-    if seen[law == 0].any():
+    distribution = target_text_probs(TABLES[tables], DEPTH + 1).ravel()
+    seen = np.bincount(
+        np.ravel_multi_index(tuple(texts(tables, draft, outcome).T), [V] * (DEPTH + 1)), minlength=distribution.size
+    )
+    if seen[distribution == 0].any():
         return 0.0
-    expected = ROWS * law
+    expected = ROWS * distribution
     rare = expected < 5
     seen, expected = (np.append(x[~rare], x[rare].sum()) for x in (seen, expected))
-    return float(chi2.sf(((seen - expected) ** 2 / np.maximum(expected, 1e-9)).sum(), len(law[~rare]) - 1 + rare.any()))
+    return float(chi2.sf(((seen - expected) ** 2 / np.maximum(expected, 1e-9)).sum(), len(distribution[~rare]) - 1 + rare.any()))
 
 
 def walk(name):
@@ -111,7 +113,7 @@ def walk(name):
 
 
 def sampled(rule):
-    """The way of a rule without a walk, or of a wrong one: the verdict of laws in float32, and two draws."""
+    """The way of a rule without a walk, or of a wrong one: the verdict of distributions in float32, and two draws."""
     return lambda draft, logits, key: rule(draft, logits.softmax(-1)).sample(key)
 
 
@@ -146,14 +148,14 @@ RIGHT = [
 
 
 @pytest.mark.parametrize("tables", TABLES)
-@pytest.mark.parametrize(("name", "law", "shape", "counts"), RIGHT)
-def test_a_walk_keeps_the_law(name, law, shape, counts, tables):
-    draft, logits, key = drawn(tables, law, shape, counts)
+@pytest.mark.parametrize(("name", "distribution", "shape", "counts"), RIGHT)
+def test_a_walk_keeps_the_distribution(name, distribution, shape, counts, tables):
+    draft, logits, key = drawn(tables, distribution, shape, counts)
     assert p_value(tables, draft, walk(name)(draft, logits, key)) > 1e-3
 
 
 @pytest.mark.parametrize(
-    ("name", "law", "shape", "counts"),
+    ("name", "distribution", "shape", "counts"),
     [
         ("block", IID, CHAIN, ONE),
         ("greedy_traversal", IID, CHAIN, ONE),
@@ -162,17 +164,18 @@ def test_a_walk_keeps_the_law(name, law, shape, counts, tables):
         ("race", PM, PRODUCT, FULL),
     ],
 )
-def test_a_walk_keeps_the_law_in_a_batch_of_trees_of_all_sizes(name, law, shape, counts):
-    draft, logits, key = drawn("plain", law, shape, counts)
+def test_a_walk_keeps_the_distribution_in_a_batch_of_trees_of_all_sizes(name, distribution, shape, counts):
+    draft, logits, key = drawn("plain", distribution, shape, counts)
     draft = first_nodes(draft, [1 + b % draft.tree.num_nodes for b in range(ROWS)])
     assert p_value("plain", draft, walk(name)(draft, logits, key)) > 1e-3
 
 
 @pytest.mark.parametrize(
-    ("law", "shape", "counts"), [(IID, PATHS, TWO), (WOR, PRODUCT, FULL), (G1, PRODUCT, FULL), (IID, RAGGED, LONG_AND_SHORT)]
+    ("distribution", "shape", "counts"),
+    [(IID, PATHS, TWO), (WOR, PRODUCT, FULL), (G1, PRODUCT, FULL), (IID, RAGGED, LONG_AND_SHORT)],
 )
-def test_traversal_keeps_the_law_in_float32(law, shape, counts):
-    draft, logits, key = drawn("plain", law, shape, counts)
+def test_traversal_keeps_the_distribution_in_float32(distribution, shape, counts):
+    draft, logits, key = drawn("plain", distribution, shape, counts)
     assert p_value("plain", draft, sampled(registry.verifier("traversal"))(draft, logits, key)) > 1e-3
 
 
@@ -180,9 +183,9 @@ RACES = [("race", COUPLED, 1), ("race", COUPLED, 2), ("list_race", LISTED, 1), (
 
 
 @pytest.mark.parametrize("tables", TABLES)
-@pytest.mark.parametrize(("name", "law", "num_paths"), RACES)
-def test_a_walk_of_shared_races_keeps_the_law(name, law, num_paths, tables):
-    draft, logits, key = raced(tables, law, num_paths)
+@pytest.mark.parametrize(("name", "distribution", "num_paths"), RACES)
+def test_a_walk_of_shared_races_keeps_the_distribution(name, distribution, num_paths, tables):
+    draft, logits, key = raced(tables, distribution, num_paths)
     assert p_value(tables, draft, walk(name)(draft, logits, key)) > 1e-3
 
 
@@ -194,9 +197,9 @@ def likeliest(tables):
     return text
 
 
-def misses(way, tables, law, shape, counts):
+def misses(way, tables, distribution, shape, counts):
     """Emitted tokens that are not the likeliest, by number of accepted drafts."""
-    draft, logits, key = drawn(tables, law, shape, counts)
+    draft, logits, key = drawn(tables, distribution, shape, counts)
     draft = first_nodes(draft, [1 + b % draft.tree.num_nodes for b in range(ROWS)])
     outcome = way(draft, logits, key)
     count = outcome.num_accepted.numpy()
@@ -205,9 +208,9 @@ def misses(way, tables, law, shape, counts):
 
 
 @pytest.mark.parametrize("tables", ["plain", "ties"])
-@pytest.mark.parametrize(("law", "shape", "counts"), [(IID, CHAIN, ONE), (IID, PRODUCT, FULL), (PM, PATHS, TWO)])
-def test_the_greedy_walk_emits_the_likeliest_text(law, shape, counts, tables):
-    assert misses(greedy.walk, tables, law, shape, counts) == {0: 0, 1: 0, 2: 0}
+@pytest.mark.parametrize(("distribution", "shape", "counts"), [(IID, CHAIN, ONE), (IID, PRODUCT, FULL), (PM, PATHS, TWO)])
+def test_the_greedy_walk_emits_the_likeliest_text(distribution, shape, counts, tables):
+    assert misses(greedy.walk, tables, distribution, shape, counts) == {0: 0, 1: 0, 2: 0}
 
 
 @pytest.mark.parametrize("tables", ["plain", "ties"])
