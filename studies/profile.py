@@ -132,16 +132,16 @@ def profile(shape: dict[str, Any], *, depth: int = 4, num_rounds: int = 40) -> d
     folder = str(pair.draft_folder())
     draft, tokenizer = load.load_model(folder, device="cpu", max_num_seqs=1), load.load_tokenizer(folder)
     target = _random_target(shape, draft.vocab_size)
-    engine = Engine.of(target, tokenizer=tokenizer, draft_model=draft, drafter="model:chain", verifier="block", depth=depth)
     prompt = tuple(load.encode(tokenizer, pair.prompts()[0].text))
-    params = SamplingParams(ignore_eos=True)
-    engine.add_request(Request("profile", prompt, params, 0, 0))
-    for _ in range(3):
-        engine.step()
-    (output,) = engine.step()
-    probe, before = _Probe(), dict(output.sample.stats.seconds)
-    start = perf_counter()
-    with probe.watching():
+    params, probe = SamplingParams(ignore_eos=True), _Probe()
+    with probe.watching():  # engines look up what a verifier offers when they are built
+        engine = Engine.of(target, tokenizer=tokenizer, draft_model=draft, drafter="model:chain", verifier="block", depth=depth)
+        engine.add_request(Request("profile", prompt, params, 0, 0))
+        for _ in range(3):
+            engine.step()
+        (output,) = engine.step()
+        probe.seconds.clear()
+        before, start = dict(output.sample.stats.seconds), perf_counter()
         for _ in range(num_rounds):
             (output,) = engine.step()
     total, after = perf_counter() - start, output.sample.stats.seconds

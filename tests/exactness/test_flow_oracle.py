@@ -31,7 +31,7 @@ def test_the_mass_of_every_child_and_what_the_node_emits_are_those_of_the_oracle
     own = (1 - found.mass.sum(1)) * reweight(w, found.rest.sum(1))
     assert own.item() == pytest.approx(case["own"], abs=CLOSE)
     if case["own"] > CLOSE:
-        assert normalise(found.rest)[0].tolist() == pytest.approx(case["distribution"], abs=CLOSE)
+        assert normalise(found.rest)[0].tolist() == pytest.approx(case["law"], abs=CLOSE)
 
 
 class Rows:

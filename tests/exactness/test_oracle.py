@@ -117,14 +117,12 @@ FIXED = {
 }
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in ORACLE["token_level"] if c.get("fixed_draft_distributions")], ids=lambda c: c["name"]
-)
+@pytest.mark.parametrize("case", [c for c in ORACLE["token_level"] if c.get("fixed_draft_laws")], ids=lambda c: c["name"])
 def test_distribution_of_the_emitted_token_for_fixed_draws(case):
     p, q = (torch.tensor([case[k]], dtype=torch.float64) for k in "pq")
-    for name, given in case["fixed_draft_distributions"].items():
+    for name, given in case["fixed_draft_laws"].items():
         distribution = FIXED[name][0](p, q, torch.tensor([given["drafts"]]))
-        assert distribution[0].tolist() == pytest.approx(given["distribution"], abs=CLOSED), name
+        assert distribution[0].tolist() == pytest.approx(given["law"], abs=CLOSED), name
 
 
 def topology(case, method):
@@ -171,17 +169,15 @@ def first_path(d):
     return Grown(1.0, [d.tokens[n] for n in keep], list(range(-1, len(keep) - 1)), [d.paths[n] for n in keep], [])
 
 
-FIXED_BLOCKS = [
-    (c, m) for c in ORACLE["block_level"] for m in c["expected_block_efficiency"] if c.get("fixed_draft_distributions")
-]
+FIXED_BLOCKS = [(c, m) for c in ORACLE["block_level"] for m in c["expected_block_efficiency"] if c.get("fixed_draft_laws")]
 
 
 @pytest.mark.parametrize(("case", "method"), FIXED_BLOCKS, ids=lambda x: x if isinstance(x, str) else x["name"])
 def test_distribution_of_the_block_for_fixed_drafts(case, method):
     verifier, tables = rule(method), markov(case)
     shape, _ = topology(case, method)
-    for given in case["fixed_draft_distributions"]:
-        if method not in given["distributions"]:
+    for given in case["fixed_draft_laws"]:
+        if method not in given["laws"]:
             continue
         d = first_path(grown(given["tree"])) if method in FIRST_PATH else grown(given["tree"])
         draft, p = as_batch(tables, KINDS[case["draft"]], shape, [d])
@@ -192,10 +188,8 @@ def test_distribution_of_the_block_for_fixed_drafts(case, method):
             for y, probability in enumerate(after):
                 block = ",".join(map(str, (*d.paths[n], y)))
                 distribution[block] = distribution.get(block, 0.0) + float(verdict.stop[0, n]) * probability
-        for block in distribution.keys() | given["distributions"][method].keys():
-            assert distribution.get(block, 0.0) == pytest.approx(given["distributions"][method].get(block, 0.0), abs=CLOSED), (
-                block
-            )
+        for block in distribution.keys() | given["laws"][method].keys():
+            assert distribution.get(block, 0.0) == pytest.approx(given["laws"][method].get(block, 0.0), abs=CLOSED), block
 
 
 def test_enumeration_covers_all_drafts():

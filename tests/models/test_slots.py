@@ -110,7 +110,7 @@ def test_a_proposal_leaves_a_tree_that_can_be_committed(kind):
     drafter = ModelDrafter(small, kind)
     engine = Engine.of(target, drafter=drafter, depth=4, num_paths=2)
     engine.generate([TEXT, [3]], SamplingParams(seed=1, max_tokens=30))
-    assert small.lengths.tolist() == [0, 0] and drafter.slots.num_free == 2
+    assert all(small.lengths.tolist()) and drafter.slots.num_free == 2  # each keeps what a text that begins alike shares
 
 
 @pytest.mark.parametrize("settings", [hf.GenerationConfig(bos_token_id=5), hf.GenerationConfig(eos_token_id=[3, 4]), None])

@@ -141,7 +141,7 @@ WALKS = {
     "race": ("one vector of clocks for all positions", "coupled", 2, (Edit(RACE, "position[b] + depth)", "position[b])"),)),
     "list_race": (
         "all paths in play everywhere", "listed", 2,
-        (Edit(RACE, "rows=first), self.active(draft.tree))", "rows=first), np.ones_like(self.active(draft.tree)))"),),
+        (Edit(RACE, "active = self.active(draft.tree)", "active = np.ones_like(self.active(draft.tree))"),),
     ),
     **{
         name: ("noise of another position", KINDS[next(sampling for sampling in KINDS if sampling in rule.info.draft_sampling)], 3, (OTHER_NOISE,))

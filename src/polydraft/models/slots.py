@@ -338,15 +338,15 @@ class Slots:
         self._held[slot] = token_ids
 
     def _copy_beginning(self, slot: int, length: int, token_ids: Sequence[object]) -> None:
-        held = {
-            **{free: free_text for free, free_text in self._kept.items() if self._model.lengths[free] == len(free_text)},
-            **self._held,
-        }
+        if len(token_ids) < length + LEAST_COPIED:
+            return
+        lengths = self._model.lengths
+        held = {free: text for free, text in self._kept.items() if lengths[free] == len(text)} | self._held
 
         def common(other: int) -> int:
-            return min(common_length(held[other], token_ids), int(self._model.lengths[other]))
+            return min(common_length(held[other], token_ids), int(lengths[other]))
 
-        source = max(held, key=common, default=None) if token_ids else None
+        source = max(held, key=common, default=None)
         if source is not None and common(source) >= length + LEAST_COPIED:
             self._model.release([slot])
             self._model.copy(source, slot, common(source))
