@@ -59,13 +59,13 @@ def test_sequences_join_and_leave_between_steps():
     assert done == {str(i): ids for i, ids in enumerate(alone.values())}
 
 
-def test_caches_are_empty_when_all_is_done_or_aborted():
+def test_caches_are_empty_and_slots_free_when_all_is_done_or_aborted():
     fast = engine()
     fast.generate(PROMPTS, SamplingParams(max_tokens=5, seed=1))
     stream = fast.stream([1, 2], SamplingParams(max_tokens=30, seed=1))
     next(stream)
     stream.close()
-    assert not any(fast.target.texts) and not any(fast.drafter.model.texts)
+    assert not any(fast.target.texts) and fast.drafter.slots.num_free == fast.drafter.model.max_num_seqs
     assert not fast.has_unfinished_requests
 
 
