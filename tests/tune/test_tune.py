@@ -14,6 +14,7 @@ from polydraft.models import pair
 from polydraft.policy.acceptance import FIRST, NEXT
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.fixed import FixedPolicy
+from polydraft.threads import usable_cores
 from polydraft.tree import chain
 from polydraft.tune.tune import SHAPES, Trial, Tuning, chain_costs, tune
 from tests.policy.planning import costs, known
@@ -136,7 +137,8 @@ def test_only_shapes_that_drafter_and_verifier_have_in_common_are_run():
 
 def test_the_command_writes_a_profile_that_generate_reads(tmp_path):
     profile_file, found_file, drawn = tmp_path / "p.json", tmp_path / "t.json", tmp_path / "t.png"
-    options = ["--quick", "--save", str(profile_file), "--json", str(found_file), "--picture", str(drawn)]
+    threads = str(min(2, usable_cores()))
+    options = ["--quick", "--threads", threads, "--save", str(profile_file), "--json", str(found_file), "--picture", str(drawn)]
     told = CliRunner().invoke(app, ["tune", *options])
     assert told.exit_code == 0, told.output
     found = json.loads(found_file.read_text(encoding="utf-8"))
@@ -144,7 +146,9 @@ def test_the_command_writes_a_profile_that_generate_reads(tmp_path):
     assert [t["name"] for t in found["trials"]] == ["plain", "adaptive", "chain of 2", "chain of 3", "chain of 4"]
     assert all(t["measured"] > 0 for t in found["trials"])
     assert drawn.stat().st_size > 1000
-    given = ["generate", "x = 1", "--max-tokens", "8", "--seed", "1", "--profile", str(profile_file)]
+    profile = json.loads(profile_file.read_text(encoding="utf-8"))
+    assert profile["about"]["identity"]["machine"][-1] == int(threads)
+    given = ["generate", "x = 1", "--max-tokens", "8", "--seed", "1", "--threads", threads, "--profile", str(profile_file)]
     texts = [CliRunner().invoke(app, given) for _ in range(2)]
     assert texts[0].exit_code == 0 and texts[0].stdout == texts[1].stdout
     refused = CliRunner().invoke(app, ["generate", "x", "--profile", str(pair.draft_folder() / "config.json")])

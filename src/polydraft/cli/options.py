@@ -34,7 +34,6 @@ class Only:
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.", rich_help_panel=OUTPUT)]
 Engine = Annotated[EngineConfig, Only(without=ENGINE_OF_REQUESTS)]
 Models = Annotated[EngineConfig, Only("target", "draft_model")]
-Pair = Annotated[EngineConfig, Only("target", "draft_model", "drafter", "verifier")]
 
 
 @dataclass(frozen=True, kw_only=True)

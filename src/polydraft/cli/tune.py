@@ -6,19 +6,19 @@ from typing import Annotated
 
 import typer
 
-from polydraft.cli import options
 from polydraft.cli.files import check_output, read_lines, say_written
 from polydraft.cli.options import MeasurementOptions, Only, configured
 from polydraft.cli.progress import bars
 from polydraft.cli.start import build, use_threads
 from polydraft.cli.tables import grid, output
+from polydraft.config import EngineConfig
 
 
 @configured
 def tune(
     *,
-    config: options.Pair,
-    measurement: Annotated[MeasurementOptions, Only(repetitions=4)],
+    config: Annotated[EngineConfig, Only("target", "draft_model", "drafter", "verifier", "threads")],
+    measurement: Annotated[MeasurementOptions, Only(without=("threads",), repetitions=4)],
     save: Annotated[Path | None, typer.Option(help="File for the profile, for `generate --profile FILE`.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
     picture: Annotated[Path | None, typer.Option(help="File for a plot of speed over depth and paths, PNG.")] = None,
@@ -27,7 +27,7 @@ def tune(
     check_output("--save", save)
     check_output("--json", json_file)
     check_output("--picture", picture, picture=True)
-    use_threads(measurement.threads)
+    use_threads(config.threads or 1)
     from polydraft.confidence import BINS
     from polydraft.core import SamplingParams
     from polydraft.models import pair
