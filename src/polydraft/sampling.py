@@ -27,7 +27,7 @@ from polydraft.core import TokenTree
 from polydraft.errors import InvalidInputError
 from polydraft.params import Constraint, SamplingParams
 from polydraft.threads import ROWS, sync
-from polydraft.truncation import truncate
+from polydraft.truncation import SAMPLING, truncate
 
 
 def is_plain(params: SamplingParams) -> bool:
@@ -246,19 +246,47 @@ def process(
         >>> process(torch.tensor([[[1.0, 2.0, 3.0]]]), root, [[1]], [1], [SamplingParams(top_k=2, temperature=0.5)]).tolist()
         [[[-inf, 4.0, 6.0]]]
     """
+    return _truncated(in_context(logits, tree, contexts, prompt_lengths, params, stop_ids), tree, params, checked)
+
+
+def in_context(
+    logits: Float[Tensor, "B N V"],
+    tree: TokenTree,
+    contexts: Sequence[Sequence[int]],
+    prompt_lengths: Sequence[int],
+    params: Sequence[SamplingParams],
+    stop_ids: Sequence[int] = (),
+) -> Float[Tensor, "B N V"]:
+    """Logits in float32 or wider after all parameters that depend on token ids, before the temperature; arguments as for `process`.
+
+    Example:
+        >>> root, banned = TokenTree.roots(torch.tensor([1])), SamplingParams(logit_bias={0: -math.inf}, temperature=0.5)
+        >>> in_context(torch.tensor([[[1.0, 2.0, 3.0]]]), root, [[1]], [1], [banned]).tolist()
+        [[[-inf, 2.0, 3.0]]]
+    """
     x = _wide(logits)
-    if all(map(is_plain, params)):
-        x = _temper(x, [row.temperature for row in params])
-        return _checked(x, tree) if checked else x
     if any(map(_depends_on_context, params)):
         x = _process_context(x, tree, contexts, prompt_lengths, params, stop_ids)
-    return _truncated(x, tree, params, checked)
+    return x
+
+
+def samplings_of(params: Sequence[SamplingParams]) -> np.ndarray:
+    """Temperature, top_k, top_p and min_p of every row, as compiled code takes them: [B] of `truncation.SAMPLING`.
+
+    Example:
+        >>> samplings_of([SamplingParams(top_p=0.9)])["top_p"].tolist()
+        [0.9]
+    """
+    return np.array([(row.temperature, max(row.top_k, 0), row.top_p, row.min_p, 0.0) for row in params], SAMPLING)
 
 
 def _truncated(
     x: Float[Tensor, "B N V"], tree: TokenTree, params: Sequence[SamplingParams], checked: bool
 ) -> Float[Tensor, "B N V"]:
     """What follows the parameters that depend on token ids."""
+    if not any(map(_truncates, params)):
+        x = _temper(x, [row.temperature for row in params])
+        return _checked(x, tree) if checked or any(map(_depends_on_context, params)) else x
     if x.device.type == "cpu" and x.dtype == torch.float32:
         return _truncated_here(x.contiguous(), tree, params)
     x, rows = _temper(x, [row.temperature for row in params]), _where(params, _truncates)
@@ -285,13 +313,12 @@ def _truncated_here(x: Float[Tensor, "B N V"], tree: TokenTree, params: Sequence
     if min(temperatures) < 1e-3:
         x, temperatures = _temper(x, temperatures), [1.0] * len(params)
     rules = [
-        (temperature, max(row.top_k, 0), _share(row.top_p, x.dtype), row.min_p) if _truncates(row) else (temperature, 0, 0.0, 0.0)
+        row.with_(temperature=temperature) if _truncates(row) else SamplingParams(temperature=temperature)
         for temperature, row in zip(temperatures, params, strict=True)
     ]
-    columns = (np.repeat(column, x.shape[1]) for column in zip(*rules, strict=True))
-    out = torch.empty_like(x)
+    samplings, out = samplings_of(rules).repeat(x.shape[1]), torch.empty_like(x)
     with ROWS:
-        sound = truncate(sync, x.flatten(0, 1).numpy(), out.flatten(0, 1).numpy(), np.float32(next(columns)), *columns)
+        sound = truncate(sync, x.flatten(0, 1).numpy(), out.flatten(0, 1).numpy(), samplings)
     return out if sound.all() else _checked(out, tree)
 
 
@@ -311,16 +338,17 @@ def distributions(
         >>> distributions(torch.tensor([[[2.0, 2.0, 0.0]]]).expand(2, 1, 3), root, [[1], [1]], [1, 1], both).tolist()
         [[[1.0, 0.0, 0.0]], [[0.468..., 0.468..., 0.063...]]]
     """
-    return checked_probs(process(logits, tree, contexts, prompt_lengths, params, stop_ids, checked=False), tree, params)
+    return distributions_of(in_context(logits, tree, contexts, prompt_lengths, params, stop_ids), tree, params)
 
 
-def checked_probs(processed: Float[Tensor, "B N V"], tree: TokenTree, params: Sequence[SamplingParams]) -> Float[Tensor, "B N V"]:
-    """The distributions of processed logits that nobody has checked; errors as for `process`.
+def distributions_of(x: Float[Tensor, "B N V"], tree: TokenTree, params: Sequence[SamplingParams]) -> Float[Tensor, "B N V"]:
+    """The distributions of logits that `in_context` has made; errors as for `process`.
 
     Example:
-        >>> checked_probs(torch.zeros(1, 1, 2), TokenTree.roots(torch.tensor([1])), [SamplingParams()]).tolist()
+        >>> distributions_of(torch.zeros(1, 1, 2), TokenTree.roots(torch.tensor([1])), [SamplingParams()]).tolist()
         [[[0.5, 0.5]]]
     """
+    processed = _truncated(x, tree, params, False)
     if not any(row.greedy for row in params):
         p = processed.softmax(-1)
         if not p[..., 0].isnan().any():  # a row with a fault has no number at all

@@ -33,9 +33,7 @@ __all__ = [
     "Pool",
     "default_threads",
     "num_pieces",
-    "num_threads",
     "share",
-    "share_kept",
     "share_row",
     "shared_arguments",
     "shared_code",
@@ -401,26 +399,14 @@ ROWS = Pool(1)
 
 
 @inner(error_model="numpy")
-def num_threads(sync):
-    """Of the process, at most: the caller and the helpers that there are now."""
-    return 1 + _load(sync, _HELPERS)
-
-
-@inner(error_model="numpy")
 def num_pieces(size):
     """Of a row."""
     return -(-size // PIECE)
 
 
 @inner
-def share_kept(sync, threads, code, arguments, count, grain):
-    """`share`, for arguments that the caller has no further use for: they live until it is done."""
-    share(sync, threads, code, count, grain)
-
-
-@inner
 def share_row(sync, code, arguments, size):
-    """Do all tokens of a row, on the threads of the process; one call of the function may be for several pieces. arguments: as of `share_kept`."""
+    """Do all tokens of a row, on the threads of the process; one call of the function may be for several pieces. arguments: those of the code; they live until it is done."""
     share(sync, np.int64(MAX_THREADS), code, np.int64(size), np.int64(PIECE))
 
 

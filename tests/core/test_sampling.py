@@ -141,17 +141,16 @@ def test_compiled_truncation_keeps_what_a_full_sort_keeps(top_p, more):
         logits = spread * random_logits(7, 3, 2, 5000, dtype=torch.float32)
         logits[0, 0, ::3] = -torch.inf
         slow = sampling._truncated_there(logits, params)
-        fast, share = np.empty((6, 5000), np.float32), sampling._share(top_p, torch.float32)
-        rule = np.ones(6, np.float32), np.full(6, params[0].top_k), np.full(6, share), np.full(6, params[0].min_p)
-        assert truncation.truncate(sync, logits.flatten(0, 1).numpy(), fast, *rule).all()
+        fast, samplings = np.empty((6, 5000), np.float32), sampling.samplings_of(params).repeat(2)
+        assert truncation.truncate(sync, logits.flatten(0, 1).numpy(), fast, samplings).all()
         assert np.array_equal(fast, slow.flatten(0, 1).numpy())
 
 
 def test_a_row_that_is_faulty_is_left_as_it_is_by_compiled_truncation():
     x = np.zeros((4, 50), np.float32)
     x[0, 7], x[1, 7], x[2] = np.nan, np.inf, -np.inf
-    out, rule = np.empty_like(x), (np.ones(4, np.float32), np.full(4, 3), np.full(4, 0.5), np.zeros(4))
-    assert truncation.truncate(sync, x, out, *rule).tolist() == [False, False, False, True]
+    out, samplings = np.empty_like(x), sampling.samplings_of([SamplingParams(top_k=3, top_p=0.5)] * 4)
+    assert truncation.truncate(sync, x, out, samplings).tolist() == [False, False, False, True]
     assert np.array_equal(out[:3], x[:3], equal_nan=True) and np.isinf(out[3]).any()
 
 

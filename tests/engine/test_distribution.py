@@ -6,12 +6,14 @@ other mistakes are in `test_walk_distributions`, which needs no engine, and in `
 """
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from polydraft import Engine, FixedPolicy, SamplingParams, sampling
 from polydraft.core import Budget
 from polydraft.drafters.model.paths import ModelDrafter
+from polydraft.engine import step
 from polydraft.tree import chain, paths
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot
 from polydraft.verifiers.match import Match, match
@@ -85,8 +87,19 @@ def test_a_broken_walk_in_the_place_of_the_right_one_is_caught(walker, kind, num
 
 
 def test_target_rows_are_processed_once_a_step_where_the_verifier_has_no_walk(monkeypatch):
-    target, processed, process = pair(*NEAR)[0], [], sampling.process
-    monkeypatch.setattr(sampling, "process", lambda *rows, **options: processed.append(rows) or process(*rows, **options))
+    target, processed, process = pair(*NEAR)[0], [], sampling.distributions_of
+    monkeypatch.setattr(sampling, "distributions_of", lambda *rows: processed.append(rows) or process(*rows))
     engine = Engine.of(target, drafter="ngram", depth=2, verifier=lifted(match.emitted_probs))
     (result,) = engine.generate([[1, 2, 1, 2, 1]], SamplingParams(seed=3, max_tokens=12, top_k=2))
-    assert len(processed) == result.stats.steps > 1
+    assert 1 < len(processed) <= result.stats.steps
+
+
+@pytest.mark.parametrize("drafter", ["model:chain", "model:without_replacement", "ngram", None])
+def test_a_verifier_with_a_walk_makes_the_distributions_of_visited_rows_alone(drafter, monkeypatch):
+    target, small = pair(*NEAR)
+    draft = {"draft_model": small} if drafter and "model" in drafter else {}
+    engine = Engine.of(target, drafter=drafter, **draft)
+    monkeypatch.setattr(step, "sampling", SimpleNamespace(in_context=sampling.in_context, samplings_of=sampling.samplings_of))
+    params = [SamplingParams(seed=3, max_tokens=12, top_k=2), SamplingParams(seed=3, max_tokens=12, temperature=0)]
+    results = engine.generate([[1, 2, 1, 2, 1]] * 2, params)
+    assert [len(r.token_ids) for r in results] == [12, 12]

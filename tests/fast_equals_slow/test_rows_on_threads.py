@@ -10,8 +10,8 @@ import torch
 from polydraft import registry, sampling, threads
 from polydraft.core import Draft, DraftSampling, NoiseKey, SamplingParams, TokenTree, TreeShape
 from polydraft.threads import PIECE, Pool, sync
+from polydraft.truncation import largest, soften
 from polydraft.verifiers.walks import greedy_traversal, greedy_traversal_wor
-from polydraft.verifiers.walks.rows import soften
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="helpers need POSIX threads")
 V = 4 * PIECE + 777
@@ -38,20 +38,52 @@ def logits_of(rows: int, seed: int = 0) -> np.ndarray:
     return 4 * np.random.default_rng(seed).standard_normal((rows, V)).astype(np.float32)
 
 
-def test_softmax_of_a_row_has_the_same_bits():
-    def call() -> list[np.ndarray]:
-        x, out = logits_of(1)[0], np.empty(V, np.float32)
-        return [np.array(soften(sync, x, out)), out]
+PARAMS = [
+    SamplingParams(),
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0.7, top_p=0.9, min_p=0.001),
+    SamplingParams(top_k=1000, top_p=0.9),
+    SamplingParams(top_k=V - 1),
+]
 
-    on_both(call)
+
+def softened(x: np.ndarray, params: SamplingParams) -> tuple[float, np.ndarray]:
+    """Sum and masses."""
+    out = np.empty(V, np.float32)
+    return soften(sync, x, sampling.samplings_of([params])[0], out, np.empty(V, np.int32)), out
 
 
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+def test_the_distribution_of_a_row_has_the_same_bits(params):
+    on_both(lambda: [np.array(x) for x in softened(logits_of(1)[0], params)])
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+def test_the_distribution_of_a_row_is_that_of_torch(params):
+    x = logits_of(1)[0]
+    x[5::7] = x[4]  # equals
+    mass, masses = softened(x, params)
+    rows = torch.from_numpy(x)[None, None]
+    if not params.greedy:
+        rows = sampling._truncated_there(rows / params.temperature, [params])
+    p = sampling.soften(rows, [params])[0, 0].numpy()
+    assert np.abs(masses / mass - p).sum() < 1e-5  # sums of 66,000 numbers round differently at the border of top-p
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=str)
 @pytest.mark.parametrize("place", [0, PIECE, V - 1])
-def test_a_fault_in_any_piece_is_seen(place):
+def test_a_fault_in_any_piece_is_seen(place, params):
     x = logits_of(1)[0]
     x[place] = np.nan
     with Pool(3):
-        assert np.isnan(soften(sync, x, np.empty_like(x)))
+        assert np.isnan(softened(x, params)[0])
+
+
+def test_the_largest_logit_is_the_first_of_them():
+    x = logits_of(1)[0]
+    x[[PIECE + 7, PIECE + 900, V - 1]] = x.max() + 1
+    on_both(lambda: [np.array(largest(sync, x))])
+    assert largest(sync, x) == PIECE + 7
 
 
 def test_orders_and_selections_have_the_same_bits():

@@ -27,6 +27,15 @@ def walks():
 
 
 WALKS = [*walks()]
+PARAMS = [
+    SamplingParams(),
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=0.6, top_p=0.8),
+    SamplingParams(top_k=5),
+    SamplingParams(temperature=1.3, min_p=0.1),
+    SamplingParams(temperature=0.9, top_k=9, top_p=0.9, min_p=0.02),
+    SamplingParams(temperature=1e-30, top_p=0.5),
+]
 REPEATED = [case for case in WALKS if case[2] not in DISTINCT]
 """Those whose siblings may be equal."""
 
@@ -89,20 +98,36 @@ def test_the_greedy_walk_is_every_rule_at_temperature_zero(name, shape, distribu
 
 
 @pytest.mark.parametrize(("name", "shape", "distribution"), WALKS)
-def test_hardened_logits_have_the_distribution_of_temperature_zero_in_a_mixed_batch(name, shape, distribution):
-    draft, logits, key = rounds(shape, distribution, 5)
-    params = [SamplingParams(temperature=b % 2) for b in range(B)]
-    fast = registry.verifier(name).walk(draft, greedy.harden(logits, params), key)
-    slow = registry.verifier(name)(draft, sampling.soften(logits, params)).sample(key)
+def test_a_walk_samples_each_row_by_its_own_parameters(name, shape, distribution):
+    rule, (draft, logits, key) = registry.verifier(name), rounds(shape, distribution, 5)
+    params = [PARAMS[b % len(PARAMS)] for b in range(B)]
+    fast = rule.walk(draft, logits, key, sampling.samplings_of(params))
+    slow = rule(draft, sampling.distributions_of(logits, draft.tree, params)).sample(key)
     assert torch.equal(slow.path, fast.path) and torch.equal(slow.token, fast.token)
+    assert not same(fast, rule.walk(draft, logits, key))
 
 
 @pytest.mark.parametrize("fault", [float("nan"), float("inf"), float("-inf")])
-def test_hardened_logits_keep_their_faults(fault):
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+def test_a_fault_is_seen_whatever_the_sampling_parameters(fault, params):
     draft, logits, key = rounds(TreeShape.CHAIN, DraftSampling.IID, 0)
     logits[7, 0, slice(None) if fault < 0 else 5] = fault
-    params = [SamplingParams(temperature=1 - b % 2) for b in range(B)]
-    assert registry.verifier("block").walk(draft, greedy.harden(logits, params), key) is None
+    assert registry.verifier("block").walk(draft, logits, key, sampling.samplings_of([params] * B)) is None
+
+
+@pytest.mark.parametrize(("name", "shape", "distribution"), WALKS)
+def test_rows_that_a_walk_does_not_visit_may_hold_anything(name, shape, distribution):
+    """Where top-p removes what was drafted at the root, nothing below it can be accepted."""
+    rule, (draft, logits, key) = registry.verifier(name), rounds(shape, distribution, 6)
+    logits, samplings = logits.clone(), sampling.samplings_of([SamplingParams(top_p=0.5)] * B)
+    at_root = (draft.tree.parents == 0) & (torch.arange(draft.tree.num_nodes) > 0)
+    drafted = torch.nn.functional.one_hot(draft.tree.tokens, V).mul(at_root[..., None]).sum(1)
+    spare = drafted.argmin(1)
+    logits[torch.arange(B), 0, spare] = 50.0
+    whole = rule.walk(draft, logits, key, samplings)
+    logits[:, 1:] = torch.nan
+    assert same(whole, rule.walk(draft, logits, key, samplings))
+    assert whole.num_accepted.max() == 0 and torch.equal(whole.token, spare)
 
 
 @pytest.mark.parametrize("fault", [float("nan"), float("inf")])

@@ -29,7 +29,9 @@ from polydraft.models.compiled.formats import pack, panels_for, unpack
 from polydraft.models.compiled.forward import compiled_pass
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.products import FORMATS
+from polydraft.models.compiled.proposals import draft_samplings
 from polydraft.models.compiled.trees import draft_distribution
+from polydraft.threads import sync
 
 SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 256}
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -199,7 +201,8 @@ def test_coupled_proposals_are_won_by_the_smallest_arrival(trunk):
 def test_a_draft_distribution_keeps_the_largest_and_what_equals_the_least_of_them(top_k):
     logits = np.random.default_rng(top_k).integers(0, 9, 40).astype(np.float32)
     out = np.empty_like(logits)
-    draft_distribution(logits.copy(), np.zeros(0, np.float32), 1.0, top_k, 1.0, 0.0, out)
+    samplings, bias = draft_samplings([SamplingParams(top_k=top_k)], 40, np.zeros(0, np.int64))
+    draft_distribution(sync, logits.copy(), bias[0], samplings[0], out, np.empty(40, np.int32))
     assert ((out > 0) == (logits >= np.sort(logits)[40 - top_k])).all()
     assert out.sum() == pytest.approx(1.0)
 

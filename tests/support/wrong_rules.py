@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -199,7 +200,7 @@ def own_position(draft: Draft, target_probs: Tensor) -> Verdict:
 # Wrong walks
 
 
-def keep_all(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome:
+def keep_all(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, samplings: Any = None) -> Outcome:
     """A broken walk: the first path is accepted as it stands, and the likeliest token follows."""
     batch, node = torch.arange(len(logits)), torch.zeros(len(logits), dtype=torch.int64)
     for n in range(1, draft.tree.num_nodes):

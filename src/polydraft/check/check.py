@@ -32,7 +32,7 @@ from typing import Any
 
 from torch import Tensor
 
-from polydraft import sampling, tree
+from polydraft import tree
 from polydraft.check.finding import POWER, Finding
 from polydraft.check.mutants import mistakes
 from polydraft.check.rounds import LEAST_ROUNDS, Recorder
@@ -167,17 +167,17 @@ class Watched:
             return budgets
         return [WHEN_PAUSED if s.drafting else g for s, g in zip(sequences, budgets, strict=True)]
 
-    def learn(self, sequences: Sequence[Any], draft: Draft, processed: Tensor, outcome: Outcome) -> None:
+    def learn(self, sequences: Sequence[Any], draft: Draft, probs: Callable[[], Tensor], outcome: Outcome) -> None:
         requests = [s.request for s in sequences]
         key = NoiseKey.of([r.seed for r in requests], [r.sample for r in requests], [len(s.token_ids) for s in sequences])
-        parts = draft, sampling.soften(processed, [r.params for r in requests]), key, outcome
+        parts = draft, probs(), key, outcome
         copying = [b for b, s in enumerate(sequences) if s.copying]
         if drafted := [b for b in range(len(sequences)) if b not in copying]:
             self.recorder.see(*(some(parts, drafted) if copying else parts), self.recorder.rule)
         if copying:
             copied, *rest = some(parts, copying)
             self.recorder.see(replace(copied, sampling=DraftSampling.POINT_MASS, probs=None), *rest, match)
-        self.policy.learn(sequences, draft, processed, outcome)
+        self.policy.learn(sequences, draft, probs, outcome)
 
 
 def check(
@@ -221,9 +221,12 @@ def check(
     most = rounds if engine.drafter is None else EMPTY * rounds
     try:
         while len(recorder.values) < rounds and recorder.rounds < most:
+            seen = recorder.rounds
             batches.append([params.with_(seed=seed + i) for i in range(len(prompts))])
             results += engine.generate(list(prompts), batches[-1])
             seed += len(prompts)
+            if recorder.rounds == seen:
+                break  # every request failed
             if progress is not None:
                 progress(min(len(recorder.values), rounds), rounds)
             beyond_chance = stop_early and Report(recorder.findings, 0, 0).p_value < IMPLAUSIBLE / 100

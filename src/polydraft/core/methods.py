@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
@@ -56,9 +57,13 @@ class Verifier(Protocol):
 class Walking(Protocol):
     """A verifier with a fast form, which is tested against its verdict. All is on the host."""
 
-    def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
-        """The outcome that the verdict for p = softmax(logits) would sample, in one call that makes only the distributions that it needs, for
-        float32 logits; None where the call does not apply."""
+    def walk(
+        self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, samplings: np.ndarray | None = None
+    ) -> Outcome | None:
+        """The outcome that the verdict would sample, in one call that makes only the distributions that it needs; None where the call does not
+        apply or what it looks at is faulty.
+
+        logits: float32, before the temperature.  samplings: [B] of `truncation.SAMPLING`, what makes distributions of them; None: the softmax."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 propose   a token tree for each sequence, within the policy's budget
 score     every distinct prefix once, in one pass of the target
-decoding  logits -> p, each node with the context of its own path
+decoding  logits, each node with the context of its own path; a walk makes p of those that it visits
 verify    the rule's verdict, then two draws: stop node and extra token
 commit    the caches keep the path; the drafter learns what was kept
 
@@ -45,16 +45,16 @@ from polydraft.verifiers.match import match
 
 @dataclass(frozen=True)
 class Round:
-    """What one step did for its batch: the draft, what was scored, the processed logits, what was kept.
+    """What one step did for its batch: the draft, what was scored, the logits that were decoded, what was kept.
 
-    sequences: the rows.  softened: whether `processed` is the logarithm of the distribution itself, not to be softened by sampling parameters.
+    sequences: the rows.  logits: as of `sampling.in_context`; softened: they are the logarithm of the distribution itself.
     failed: those that have no row, as their decoding method or their verifier failed, and why.  num_scored: nodes of the forward pass, theirs too.
     """
 
     sequences: Seq[Sequence]
     draft: Draft
     scores: Scores
-    processed: Float[Tensor, "B N V"]
+    logits: Float[Tensor, "B N V"]
     outcome: Outcome
     softened: bool = False
     failed: Seq[tuple[Sequence, Exception]] = ()
@@ -65,8 +65,8 @@ class Round:
     def probs(self) -> Float[Tensor, "B N V"]:
         """The target distribution at each drafted node."""
         if self.softened:
-            return self.processed.exp()
-        return sampling.soften(self.processed, [s.request.params for s in self.sequences])
+            return self.logits.exp()
+        return sampling.distributions_of(self.logits, self.draft.tree, [s.request.params for s in self.sequences])
 
     @cached_property
     def nodes(self) -> list[list[int]]:
@@ -134,12 +134,12 @@ class Stepper:
             with watch.phase("drafting"):
                 if self.drafter is not None and (budgets or self.drafter.needs.each_round):
                     drafting.observe(self.target, self.drafter, done.sequences, done.outcome, done.scores, self._reporting)
-            self.policy.learn(done.sequences, done.draft, done.processed, done.outcome)
+            self.policy.learn(done.sequences, done.draft, lambda: done.probs, done.outcome)
             self._record(done)
         return replace(done, num_scored=num_scored, seconds=watch.stop())
 
     @cached_property
-    def _walk(self) -> Callable[[Draft, Tensor, NoiseKey], Outcome | None] | None:
+    def _walk(self) -> Callable[..., Outcome | None] | None:
         return self.verifier.walk if isinstance(self.verifier, Walking) else None
 
     @cached_property
@@ -205,8 +205,8 @@ class Stepper:
         root. One that fails there too has failed.
         """
         try:
-            outcome, processed = self._verify(sequences, draft, unique, scored, key)
-            return Round(sequences, draft, _of_draft(scored, unique, draft), processed, outcome, self._softened), unique
+            outcome, logits = self._verify(sequences, draft, unique, scored, key)
+            return Round(sequences, draft, _of_draft(scored, unique, draft), logits, outcome, self._softened), unique
         except Exception:
             pass
         scores, done, failed = _of_draft(scored, unique, draft), dict[int, Round](), list[tuple[Sequence, Exception]]()
@@ -215,8 +215,8 @@ class Stepper:
             for tried in (row_draft, _undrafted(row_draft)):
                 try:
                     row_scores = replace(row_scores, tree=tried.tree)
-                    outcome, processed = self._verify([s], tried, Dedup(tried.tree), row_scores, noise)
-                    done[b] = Round([s], tried, row_scores, processed, _padded(outcome, draft.tree.num_nodes), self._softened)
+                    outcome, logits = self._verify([s], tried, Dedup(tried.tree), row_scores, noise)
+                    done[b] = Round([s], tried, row_scores, logits, _padded(outcome, draft.tree.num_nodes), self._softened)
                     break
                 except Exception as error:
                     reason = error
@@ -231,7 +231,7 @@ class Stepper:
     def _verify(
         self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, scored: Scores, key: NoiseKey
     ) -> tuple[Outcome, Float[Tensor, "B N V"]]:
-        """What is kept, and the processed logits: by the rule's fused walk where there is one, else by its verdict."""
+        """What is kept, and the logits that were decoded: by the rule's fused walk where there is one, else by its verdict."""
         contexts, prompts = [s.token_ids for s in sequences], [s.num_prompt_tokens for s in sequences]
         params = [s.request.params for s in sequences]
         if self.decoding is not None:
@@ -240,23 +240,23 @@ class Stepper:
                 probs = unique.expand(decoded)
                 return self.verifier(_on_host(draft), probs.cpu()).sample(key), probs.log()
             scored = replace(scored, logits=decoded)
-        logits = sampling.process(scored.logits, scored.tree, contexts, prompts, params, tuple(self.stop_ids), checked=False)
-        processed = unique.expand(logits)
-        parts = _on_host(draft), processed.cpu(), key
+        decoded = sampling.in_context(scored.logits, scored.tree, contexts, prompts, params, tuple(self.stop_ids))
+        logits = unique.expand(decoded)
+        parts = _on_host(draft), logits.cpu(), key
 
         def distributions(rows: Seq[int]) -> Tensor:
-            return unique.expand(sampling.checked_probs(logits, scored.tree, params)).cpu()[rows]
+            return unique.expand(sampling.distributions_of(decoded, scored.tree, params)).cpu()[rows]
 
         groups = self._alike(sequences)
         verifiers = [match if all(sequences[b].copying for b in rows) else self.verifier for rows in groups]
         if len(groups) == 1:
-            return self._outcome(verifiers[0], *parts, params, lambda: distributions(groups[0])), processed
+            return self._outcome(verifiers[0], *parts, params, lambda: distributions(groups[0])), logits
         outcomes = [
             self._outcome(verifier, *some(parts, rows), [params[b] for b in rows], lambda rows=rows: distributions(rows))
             for verifier, rows in zip(verifiers, groups, strict=True)
         ]
         whole = joined([_padded(outcome, draft.tree.num_nodes) for outcome in outcomes])
-        return some(whole, np.argsort([b for rows in groups for b in rows]).tolist()), processed
+        return some(whole, np.argsort([b for rows in groups for b in rows]).tolist()), logits
 
     def _alike(self, sequences: Seq[Sequence]) -> list[list[int]]:
         """Rows that are decided alike. At temperature 0 a lossless rule follows the largest logits, whatever was drafted and however: such rows
@@ -270,22 +270,20 @@ class Stepper:
         self,
         verifier: Verifier,
         draft: Draft,
-        processed: Tensor,
+        logits: Tensor,
         key: NoiseKey,
         params: Seq[SamplingParams],
         probs: Callable[[], Tensor],
     ) -> Outcome:
-        """By the rule's fused walk, where there is one for these logits and parameters, else by its verdict; without drafts lossless rules draw from p."""
-        lossless, num_greedy = verifier.info.lossless, sum(row.greedy for row in params)
-        follows_largest = lossless and num_greedy == len(params)
-        if processed.dtype == torch.float32:
+        """By the rule's fused walk, where there is one for these logits, else by its verdict; without drafts lossless rules draw from p."""
+        follows_largest = verifier.info.lossless and all(row.greedy for row in params)
+        if logits.dtype == torch.float32:
             walk = match.walk if verifier is match else self._walk
             if follows_largest:
                 walk = greedy_verifier.walk
-            elif draft.tree.num_nodes == 1 and lossless and not verifier.info.shared_noise:
+            elif draft.tree.num_nodes == 1 and verifier.info.lossless and not verifier.info.shared_noise:
                 walk = match.walk
-            logits = processed if follows_largest or not num_greedy else greedy_verifier.harden(processed, params)
-            if walk is not None and (outcome := walk(draft, logits, key)) is not None:
+            if walk is not None and (outcome := walk(draft, logits, key, sampling.samplings_of(params))) is not None:
                 return outcome
         return (match if follows_largest else verifier)(draft, probs()).sample(key)
 

@@ -19,9 +19,10 @@ from polydraft.core import Needs, SamplingParams, Scores, TokenTree
 from polydraft.models.compiled.cache import whole
 from polydraft.models.compiled.forward import draft_pass
 from polydraft.models.compiled.kernels import copy_row
-from polydraft.models.compiled.proposals import CompiledProposals, samplings_of
+from polydraft.models.compiled.proposals import CompiledProposals, draft_samplings
 from polydraft.models.compiled.trees import draft_distribution
 from polydraft.models.compiled.vectors import aligned
+from polydraft.threads import ROWS, sync
 
 __all__ = ["DepthDistributions"]
 
@@ -123,10 +124,11 @@ class DepthDistributions(CompiledProposals):
 
     def rows(self, logits: Float[np.ndarray, "B X D"], params: Sequence[SamplingParams]) -> Float[np.ndarray, "B X V"]:
         """Distributions over all tokens, as tokens are drawn from them."""
-        (samplings, bias), D = samplings_of(params, self.vocab_size, self.draft_ids), len(self.draft_ids)
+        (samplings, bias), D = draft_samplings(params, self.vocab_size, self.draft_ids), len(self.draft_ids)
         probs, compact = np.zeros((*logits.shape[:2], self.vocab_size), np.float32), np.empty(D, np.float32)
-        for b, (temperature, top_k, top_p, min_p, _) in enumerate(samplings.tolist()):
+        for b in range(len(params)):
             for j in range(logits.shape[1]):
-                draft_distribution(logits[b, j].copy(), bias[b], temperature, top_k, top_p, min_p, compact)
+                with ROWS:
+                    draft_distribution(sync, logits[b, j].copy(), bias[b], samplings[b], compact, np.empty(D, np.int32))
                 probs[b, j, self.draft_ids] = compact
         return probs

@@ -1,6 +1,6 @@
 """What an engine asks of a policy, and the policy that gives every round the same size."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -31,8 +31,8 @@ class Policy(Protocol):
 
     def budgets(self, sequences: Seq[Any]) -> list[Budget]: ...
 
-    def learn(self, sequences: Seq[Any], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
-        """Take note of a round that is over; processed: the target's processed logits at the drafted nodes."""
+    def learn(self, sequences: Seq[Any], draft: Draft, probs: Callable[[], Float[Tensor, "B N V"]], outcome: Outcome) -> None:
+        """Take note of a round that is over; probs: makes the target distributions at the drafted nodes, which a walk has not made of all."""
         ...
 
 
@@ -80,7 +80,7 @@ class FixedPolicy:
     def budgets(self, sequences: Seq[Any]) -> list[Budget]:
         return [self.budget] * len(sequences)
 
-    def learn(self, sequences: Seq[Any], draft: Draft, processed: Float[Tensor, "B N V"], outcome: Outcome) -> None:
+    def learn(self, sequences: Seq[Any], draft: Draft, probs: Callable[[], Float[Tensor, "B N V"]], outcome: Outcome) -> None:
         """Nothing: the policy is fixed."""
 
 

@@ -18,10 +18,12 @@ from torch import Tensor
 from polydraft import tree
 from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome
 from polydraft.papers import method
+from polydraft.noise import uniform_at
 from polydraft.threads import ROWS
+from polydraft.truncation import soften
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.walks.rounds import EXTRA, STOP, arrays, drawn, outcome
-from polydraft.verifiers.walks.rows import compiled, soften
+from polydraft.verifiers.walks.rows import compiled
 
 
 def emitted_probs(
@@ -38,44 +40,49 @@ def emitted_probs(
 
 
 @compiled
-def _walk(sync, logits, draft_probs, first, tokens, parents, seed, sample, position, node, token):
-    """Stop node and extra token of every batch row; p = softmax(logits) is made at nodes that have children."""
+def _walk(sync, logits, samplings, ids, draft_probs, first, tokens, parents, seed, sample, position, node, token):
+    """Stop node and extra token of every batch row. Nodes are looked at as they are numbered, up to the one where the stop's uniform falls; p is
+    made at those of them that have children, and at the last."""
     N, V = logits.shape[1:]
-    p, here = np.empty((N, V), np.float32), np.empty(V, np.float32)
-    stop, reach, scale = np.empty(N), np.empty(N), np.empty(N)
+    p, reach = np.empty(V, np.float32), np.empty(N)
     for b in range(len(node)):
-        reach[:], stop[:], scale[:] = 0.0, 0.0, 0.0
-        reach[0] = stop[0] = 1.0
-        for n in range(1, N):
-            if parents[b, n] < 0 or first[b, n] != n:
+        reach[:], reach[0] = 0.0, 1.0
+        n, made, below, until, mass = -1, -1, 0.0, uniform_at(seed[b], sample[b], position[b], STOP, 0), 1.0
+        for u in range(N):
+            if reach[u] == 0.0:
                 continue
-            u = first[b, parents[b, n]]
-            if scale[u] == 0.0:
-                scale[u] = 1.0 / soften(sync, logits[b, u], p[u])
-            reach[n] = stop[n] = reach[u] * p[u, tokens[b, n]] * scale[u]
-            stop[u] -= reach[n]
-        n = node[b] = drawn(np.maximum(stop, 0.0), seed[b], sample[b], position[b], STOP)
+            stop = reach[u]
+            for m in range(u + 1, N):
+                if parents[b, m] >= 0 and first[b, parents[b, m]] == u and first[b, m] == m:
+                    if made != u:
+                        mass, made = soften(sync, logits[b, u], samplings[b], p, ids), u
+                    reach[m] = reach[u] * p[tokens[b, m]] / mass
+                    stop -= reach[m]
+            below += max(stop, 0.0)
+            if stop > 0.0:
+                n = u
+            if not below <= until:
+                break
+        node[b] = n
         if n < 0:
             continue
-        if scale[n] == 0.0:
-            scale[n] = 1.0 / soften(sync, logits[b, n], p[n])
-        for v in range(V):
-            here[v] = p[n, v]
-        if not scale[n] > 0.0:
-            here[0] = np.nan
+        if made != n:
+            mass = soften(sync, logits[b, n], samplings[b], p, ids)
         for m in range(1, N):
             if parents[b, m] >= 0 and first[b, parents[b, m]] == n:
-                here[tokens[b, m]] = 0.0
-        token[b] = drawn(here, seed[b], sample[b], position[b], EXTRA)
+                p[tokens[b, m]] = 0.0
+        token[b] = drawn(p, seed[b], sample[b], position[b], EXTRA) if mass > 0.0 else -1
 
 
 @dataclass(frozen=True)
 class Match(PerNode):
     """The verifier, with a walk."""
 
-    def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
-        """The verdict's outcome for p = softmax(logits), float32, in one call; None where logits are faulty."""
-        done = arrays(draft, logits, key)
+    def walk(
+        self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, samplings: np.ndarray | None = None
+    ) -> Outcome | None:
+        """See `core.Walking`."""
+        done = arrays(draft, logits, key, samplings)
         first = tree.first_copies(draft.tree).numpy()
         with ROWS:
             _walk(*done._replace(draft_probs=done.logits[:, :0], rows=first))

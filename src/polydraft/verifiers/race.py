@@ -25,9 +25,9 @@ from polydraft.core import Draft, DraftSampling, Method, NoiseKey, Outcome, Toke
 from polydraft.errors import InvalidInputError
 from polydraft.papers import method
 from polydraft.threads import PIECE, ROWS, num_pieces, share_row, shared_code, sync
+from polydraft.truncation import soften
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.walks.rounds import arrays, child, outcome
-from polydraft.verifiers.walks.rows import soften
 
 
 @njit(cache=True, error_model="numpy")
@@ -99,14 +99,14 @@ def follow(drafted: TokenTree, picks: Int[Tensor, "B N"]) -> Int[Tensor, " B"]:
 
 
 @njit(cache=True, error_model="numpy")
-def _walk(sync, logits, draft_probs, first, tokens, parents, seed, sample, position, node, token, active):
-    """The race at the nodes that the walk visits, with rates exp(logits): the pick needs no normaliser."""
+def _walk(sync, logits, samplings, ids, draft_probs, first, tokens, parents, seed, sample, position, node, token, active):
+    """The race at the nodes that the walk visits, with masses for rates: the pick needs no normaliser."""
     rates = np.empty(logits.shape[2], np.float32)
     for b in range(len(node)):
         n, following, depth, pick = 0, 0, 0, -1
         while following >= 0:
             n = following
-            if not soften(sync, logits[b, n], rates) > 0.0:
+            if not soften(sync, logits[b, n], samplings[b], rates, ids) > 0.0:
                 n = -1
                 break
             pick = _first_arrival(sync, rates, active[b, n], seed[b], sample[b], position[b] + depth)
@@ -141,11 +141,13 @@ class Race:
 
         return TreeVerdict(draft.tree, stop, after)
 
-    def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
-        """The verdict's outcome for p = softmax(logits), float32, in one call; None where logits are faulty."""
+    def walk(
+        self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, samplings: np.ndarray | None = None
+    ) -> Outcome | None:
+        """See `core.Walking`."""
         if draft.noise is None:
             return None
-        done = arrays(draft, logits, draft.noise)
+        done = arrays(draft, logits, draft.noise, samplings)
         first = tree.first_copies(draft.tree).numpy()
         active = self.active(draft.tree)
         with ROWS:

@@ -25,16 +25,19 @@ from polydraft.models.compiled.trees import draft_distribution, grow
 from polydraft.models.layout import layouts, with_leaves
 from polydraft.models.slots import TREE_ROOM, SlotModel
 from polydraft.noise import Stream, choose_row, choose_systematic, first_arrivals, uniform_at
+from polydraft.sampling import samplings_of
+from polydraft.threads import sync
+from polydraft.truncation import SAMPLING
 
-__all__ = ["CompiledProposals", "Proposal", "samplings_of", "stops_asked"]
+__all__ = ["CompiledProposals", "Proposal", "draft_samplings", "stops_asked"]
 
 _f32 = np.float32
 DRAW = np.dtype([(name, np.int64) for name in ("slot", "seed", "sample", "position", "num_pending")])
 """A request for a tree that is drawn: the slot, the noise's key, and how many committed tokens the cache lacks."""
 GROW = np.dtype([(name, np.int64) for name in ("slot", "depth", "width", "max_nodes", "num_pending")])
 """A request for the most probable tree, within these bounds."""
-SAMPLING = np.dtype([("temperature", float), ("top_k", np.int64), ("top_p", float), ("min_p", float), ("least", float)])
-"""Sampling parameters of a request. least: path probability of the nodes of a grown tree."""
+SOFTMAX: Any = np.array([(1.0, 0, 1.0, 0.0, 0.0)], SAMPLING)
+"""Sampling parameters that change nothing."""
 IID, COUPLED = DraftSampling.IID.value, DraftSampling.COUPLED.value
 _DRAFT: Any = np.int64(Stream.DRAFT)
 _MISSING = -2
@@ -95,15 +98,15 @@ def _planted(vocab, places):
 
 
 @inner(error_model="numpy")
-def _add_row(trees, b, node, logits, outputs, slot, sampling, bias, compact):
+def _add_row(sync, trees, b, node, logits, outputs, slot, sampling, bias, compact, room):
     """The draft distribution behind a node, a new row of `probs`; logits are changed."""
-    row, ids, whole = trees.num_rows[b], outputs.ids, np.int64(0)  # a literal 0 would compile `draft_distribution` twice
+    row, ids = trees.num_rows[b], outputs.ids
     hide_other_texts(logits, outputs.in_text, slot, ids.size if ids.size else trees.probs.shape[2])
     out = compact if ids.size else trees.probs[b, row]
     if sampling.temperature == 0.0:
-        trees.surest[b, row] = draft_distribution(logits, bias, 1.0, whole, 1.0, 0.0, out)
+        trees.surest[b, row] = draft_distribution(sync, logits, bias, SOFTMAX[0], out, room)
         bias = bias[:0]  # it is in the logits now
-    draft_distribution(logits, bias, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, out)
+    draft_distribution(sync, logits, bias, sampling, out, room)
     for i in range(ids.size):
         if compact[i] > 0.0:
             trees.probs[b, row, ids[i]] = compact[i]
@@ -182,15 +185,16 @@ def _last_node(trees, raw):
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
-def _propose(model, vocab, outputs, requests, pending, places, samplings, bias, siblings, raw, stops):
+def _propose(sync, model, vocab, outputs, requests, pending, places, samplings, bias, siblings, raw, stops):
     """requests: [B] of `DRAW`.  pending: [B, P] tokens, the root last: less the root they lie in the caches then, and the tree behind them;
-    lengths are the caller's, see `CompiledProposals._committed`.  places: `layout.Layout`.  samplings: [B] of `SAMPLING`.  outputs: `OutputTokens`.
+    lengths are the caller's, see `CompiledProposals._committed`.  places: `layout.Layout`.  samplings: [B] of `truncation.SAMPLING`.  outputs: `OutputTokens`.
     siblings: value of the DraftSampling of the draws.  raw: [B, N, all outputs], what the logits after each node are written to; or no nodes.
     Returns tokens, parents, rows and confidences [B, N], probs [B, R, V], the end of the last node that is drawn, and the number of
     passes; a node that is not drawn has parent -1.
     """
     (B, N), P, passes = places.parents.shape, pending.shape[1], 0
     trees, drawn, compact = _planted(vocab, places), np.empty(N, np.int64), np.empty(outputs.ids.size, _f32)
+    room = np.empty(vocab, np.int32)
     fed, above = np.zeros((B, P + N), np.int64), np.full((B, P + N), -1, np.int64)  # the tree that the model sees
     slots, first_nodes = np.empty(B, np.int64), np.empty(B, np.int64)  # rows of one array would compile the pass twice
     node_ends, first_logits = np.empty(B, np.int64), np.empty(B, np.int64)
@@ -218,7 +222,7 @@ def _propose(model, vocab, outputs, requests, pending, places, samplings, bias, 
             depth = places.starts[b, d + 1], places.starts[b, d + 2], d
             for node in range(places.starts[b, d], places.inner[b, d]):
                 if trees.first[b, node] == node and trees.goes_on[b, node]:
-                    _add_row(trees, b, node, logits[r], outputs, slots[b], samplings[b], bias[b], compact)
+                    _add_row(sync, trees, b, node, logits[r], outputs, slots[b], samplings[b], bias[b], compact, room)
                     if raw.shape[1] > 0:
                         copy_row(logits[r], raw[b, node])
                     r += 1
@@ -294,8 +298,8 @@ class CompiledProposals(SlotModel):
             places, stops = with_leaves(places), ()
             raw = np.empty((*places.parents.shape, self.arrays.sizes.outputs), _f32)
         requests, token_ids = self._asked(DRAW, slots, list(zip(*keys, strict=True)), pending, drafting, places.parents.shape[1])
-        samplings, ends = samplings_of(params, self.vocab_size, self.draft_ids), stops_asked(tuple(stops), len(slots))
-        model = self.arrays, self.vocab_size, self.output_tokens or OutputTokens.of(self.draft_ids)
+        samplings, ends = draft_samplings(params, self.vocab_size, self.draft_ids), stops_asked(tuple(stops), len(slots))
+        model = sync, self.arrays, self.vocab_size, self.output_tokens or OutputTokens.of(self.draft_ids)
         with self.pool:
             *nodes, probs, last, passes = _propose(
                 *model, requests, token_ids, places, *samplings, draft_sampling.value, raw, ends
@@ -324,10 +328,10 @@ class CompiledProposals(SlotModel):
         depths = [depth for depth, *_ in sizes]
         most = 1 + max(min(width, nodes) * depth for depth, width, nodes in sizes)
         requests, token_ids = self._asked(GROW, slots, sizes, pending, [depth > 0 for depth in depths], most)
-        samplings, bias = samplings_of(params, self.vocab_size, self.draft_ids)
+        samplings, bias = draft_samplings(params, self.vocab_size, self.draft_ids)
         samplings["least"] = [g.least for g in budgets]
         stops = stops_asked(tuple(g.stop for g in budgets), len(budgets))
-        model = self.arrays, self.output_tokens or OutputTokens.of(self.draft_ids), self.vocab_size
+        model = sync, self.arrays, self.output_tokens or OutputTokens.of(self.draft_ids), self.vocab_size
         with self.pool:
             tokens, parents, confidences, scored, below, rows, passes = grow(*model, requests, token_ids, samplings, bias, *stops)
         self._committed(requests, [depth > 0 for depth in depths], scored.shape[1], passes)
@@ -395,11 +399,11 @@ def stops_asked(stops: tuple[Stop | None, ...], count: int) -> Stops:
     return Stops(least, acceptance)
 
 
-def samplings_of(params: Sequence[SamplingParams], vocab_size: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def draft_samplings(params: Sequence[SamplingParams], vocab_size: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A `SAMPLING` of every row, and what is added to its logits, [B, V or draft vocabulary] or [B, 0]."""
     bias = np.zeros((len(params), vocab_size if any(g.logit_bias for g in params) else 0), np.float32)
     for b, g in enumerate(params):
         for token, value in g.logit_bias.items():
             bias[b, token] = value
     bias = bias[:, ids] if ids.size and bias.size else bias
-    return np.array([(g.temperature, max(g.top_k, 0), g.top_p, g.min_p, 0.0) for g in params], SAMPLING), bias
+    return samplings_of(params), bias

@@ -8,10 +8,9 @@ import numpy as np
 from numba import njit
 
 from polydraft.confidence import acceptance_at
-from polydraft.exponential import exp
 from polydraft.models.compiled.draft_vocabulary import hide_other_texts
 from polydraft.models.compiled.forward import draft_pass
-from polydraft.truncation import drop_tail, highest, keep_top, total_mass
+from polydraft.truncation import soften
 
 __all__ = ["advance", "draft_distribution", "draft_of", "grow", "join", "retreat"]
 
@@ -22,40 +21,15 @@ TOKEN, PARENT, ROW = range(3)
 _f32 = np.float32
 _SLIGHT = 1e-3
 """Confidence of a token that is not looked at where confidences are calibrated."""
-_LOWEST = _f32(-87.0)
-"""Logits so far below the largest one have probability 0."""
-_STEEPEST = float(np.finfo(_f32).max)
-"""Largest inverse of a temperature: 0 times it is 0, where 0 times infinity is no number."""
 
 
 @njit(cache=True, error_model="numpy")
-def draft_distribution(logits, bias, temperature, top_k, top_p, min_p, out):
-    """out = the distribution that a draft token is drawn from; logits are changed. Returns the largest probability."""
-    V = out.size
+def draft_distribution(sync, logits, bias, sampling, out, ids):
+    """out = the distribution that a draft token is drawn from; logits are changed. Returns the largest probability. See `truncation.soften`."""
     for i in range(bias.size):
         logits[i] += bias[i]
-    top = highest(logits[:V])
-    if temperature == 0.0:
-        out[:] = 0
-        best = 0
-        while best + 1 < V and logits[best] < top:
-            best += 1
-        out[best] = 1
-        return out[best]
-    inverse = _f32(min(1.0 / temperature, _STEEPEST))
-    for i in range(V):
-        power = (logits[i] - top) * inverse
-        out[i] = exp(power) if power > _LOWEST else _f32(0.0)
-    if 0 < top_k < V:
-        keep_top(out, top_k, _f32(0.0))
-    if top_p < 1.0:
-        drop_tail(out, 1.0 - top_p, np.empty(V, np.int32))
-    if min_p > 0.0:
-        least = _f32(min_p)
-        for i in range(V):
-            out[i] = out[i] if out[i] >= least else _f32(0.0)
-    share = _f32(1.0 / total_mass(out))
-    for i in range(V):
+    share = _f32(1.0 / soften(sync, logits[: out.size], sampling, out, ids))
+    for i in range(out.size):
         out[i] *= share
     return share
 
@@ -117,10 +91,10 @@ def draft_of(confidences, cells, size, rows, tokens, parents, confidence):
 
 
 @njit(cache=True, error_model="numpy")
-def grow(model, outputs, vocab, requests, pending, samplings, bias, least, acceptance):
+def grow(sync, model, outputs, vocab, requests, pending, samplings, bias, least, acceptance):
     """requests: [B] of `proposals.GROW`.  pending: [B, P] tokens, the root last.
 
-    samplings: [B] of `proposals.SAMPLING`.  outputs: `OutputTokens`.  least, acceptance: as of proposals.  Lengths of caches are the caller's, as there.
+    samplings: [B] of `truncation.SAMPLING`.  outputs: `OutputTokens`.  least, acceptance: as of proposals.  Lengths of caches are the caller's, as there.
     Returns tokens, parents and confidences of the drafts, tokens and parents of what was scored, the root first, how many rows that is, and the passes.
     """
     ids, (B, P), M, R, deepest = outputs.ids, pending.shape, 0, 1, 0
@@ -137,6 +111,7 @@ def grow(model, outputs, vocab, requests, pending, samplings, bias, least, accep
     calibrated = np.empty((B, 0)) if least.shape[1] == 0 else acceptance
     weights, chosen, count = np.ones((B, max(M, 1))), np.empty(max(M, 1), np.int64), np.ones(B, np.int64)
     rows, probs = np.zeros(B, np.int64), np.empty(ids.size if ids.size else vocab, np.float32)
+    room = np.empty(probs.size, np.int32)
     for b in range(B):
         tokens[b, 0] = pending[b, requests[b].num_pending - 1]
         for i in range(requests[b].num_pending):
@@ -161,9 +136,7 @@ def grow(model, outputs, vocab, requests, pending, samplings, bias, least, accep
             sampling, root, most = samplings[b], requests[b].num_pending - 1, requests[b].max_nodes
             for f in range(count[b]):
                 hide_other_texts(logits[r], outputs.in_text, slots[b], ids.size if ids.size else vocab)
-                draft_distribution(
-                    logits[r], bias[b], sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, probs
-                )
+                draft_distribution(sync, logits[r], bias[b], sampling, probs, room)
                 size[b] = join(
                     probs, ids, weights[b, f], rows[b] + f, sampling.least, calibrated[b], values[b, :most], confidences[b], cells[b], size[b]
                 )  # fmt: skip

@@ -8,7 +8,7 @@ Weng et al. 2025 (traversal verification, arXiv 2505.12398), freed of its draw o
                   that draw:  visit(x, min(1, w p(x) / q(x)));  rejected: p <- N((w p - q)+), w <- S / (S + 1 - w), S its sum
     after them    v is accepted with what is left of w, and emits a token of what is left of p
 
-The stop is drawn in the order in which visits end, so that a walk need not look beyond it; that of a chain root first.
+The stop is drawn in the order in which visits end, so that a walk need not look beyond it.
 Lossless if every q is the distribution of its draw given all that was looked at before, and the order looks at no draw that is
 not revealed yet. A child entered with weight 1 surely accepts: its later siblings, and v itself, are never reached.
 """
@@ -159,18 +159,15 @@ class LeafToRoot:
         before = torch.cat([torch.ones_like(accept[:, :1]), (1 - accept[:, :-1]).cumprod(1)], 1)
         stop = torch.zeros_like(accept).scatter(1, visit_ends, before * accept)
         check_stop(stop)
-        numbers = torch.arange(visit_ends.shape[1], device=visit_ends.device)
-        is_chain = ((draft.tree.parents == numbers - 1) | (draft.tree.parents < 0)).all(1, keepdim=True)
-        return TreeVerdict(draft.tree, stop, tables.after, torch.where(is_chain, numbers, visit_ends))
+        return TreeVerdict(draft.tree, stop, tables.after, visit_ends)
 
-    def walk(self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Outcome | None:
-        """What the verdict samples for p = softmax(logits), in one compiled call; see `walks.visits`.
-
-        None where it does not apply, as to rows that are not float32 on the host, or where what was looked at is faulty.
-        """
+    def walk(
+        self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, samplings: np.ndarray | None = None
+    ) -> Outcome | None:
+        """See `core.Walking` and `walks.visits`."""
         if draft.probs is not None and draft.probs.dtype != torch.float32:
             return None
-        done, draws = arrays(draft, logits, key), draws_at(draft.tree, self.merged).numpy()
+        done, draws = arrays(draft, logits, key, samplings), draws_at(draft.tree, self.merged).numpy()
         sampling = DraftSampling.WITHOUT_REPLACEMENT if self.merged else draft.sampling
         with ROWS:
             self.compiled_walk(Trees(done, sampling.value, draws, heights(draft).numpy()))

@@ -1,8 +1,8 @@
-"""What the fused walks share: a round's verification as one compiled call, from processed logits to an outcome.
+"""What the fused walks share: a round's verification as one compiled call, from logits to an outcome.
 
-A rule with a method `walk(draft, logits, key)` decides just as its verdict for p = softmax(logits) does, on the same noise,
-without making the distributions: every row is read once for its normaliser, draws are gathered, and a residual is made only where
-the walk stopped. Equal to the verdict up to rounding.
+A rule with a method `walk(draft, logits, key, samplings)` decides just as its verdict does for the distributions that temperature, top-k, top-p and
+min-p make of the logits, on the same noise, without making those of rows that it does not visit: draws are gathered, and a residual is made only
+where the walk stopped. Equal to the verdict up to rounding.
 """
 
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from polydraft import tree
 from polydraft.core import Draft, NoiseKey, Outcome
 from polydraft.noise import Stream, choose_row, uniform_at
 from polydraft.threads import sync
+from polydraft.truncation import SAMPLING
 from polydraft.verifiers.walks.rows import compiled
 
 STOP: Any = np.int64(Stream.STOP)  # a literal would compile what draws twice
@@ -38,10 +39,15 @@ def child(first: np.ndarray, tokens: np.ndarray, parents: np.ndarray, node: int,
 
 
 class Arrays(NamedTuple):
-    """A batch in plain arrays, as compiled walks take it; `node` and `token` are theirs to fill, -1 at faulty logits. sync: of `threads`."""
+    """A batch in plain arrays, as compiled walks take it; `node` and `token` are theirs to fill, -1 at faulty logits.
+
+    sync: of `threads`.  samplings, ids: [B] and [V], as `truncation.soften` takes them.
+    """
 
     sync: np.ndarray
     logits: np.ndarray
+    samplings: np.ndarray
+    ids: np.ndarray
     draft_probs: np.ndarray
     rows: np.ndarray
     tokens: np.ndarray
@@ -81,17 +87,19 @@ def room(V, k, levels):
 class Tree(NamedTuple):
     """One tree of a batch, and what the visits of its contexts leave behind; N nodes, W draws at a context at most, D levels.
 
-    p: [N, V] target rows: exp(x - max x) of visited contexts; of those with several draws normalised, and what their rejections have left.
+    p: [N, V] target rows: masses of visited contexts; of those with several draws normalised, and what their rejections have left.
     q: [R, V] draft rows.  rows, tokens: as in the draft.  kids, counts: [N, W] draws at each context, and how many.  heights: as in
         `lift.contexts.Contexts`, by child.  several: [N] whether the compiled tries say what comes next.  sampling: value of the DraftSampling.
     stop, weight, scale, draft_scale: [N] stop probability; weight, less what rejections took; 1 / sum of the target and the draft row.
     above: [N] the context it was entered from.  turn: [N] number of tries.
     untried, tried: [D, V] of the contexts being visited: distribution of what is still to be tried, and of the draw that is being tried.
     buckets: [D, V] place of each token in an order.  status, shares: [N, W] what the tries note about each draw.  work: room for flow.
-    sync: of `threads`.
+    sync, params, ids: as of `truncation.soften`.
     """
 
     sync: np.ndarray
+    params: Any
+    ids: np.ndarray
     p: np.ndarray
     q: np.ndarray
     tokens: np.ndarray
@@ -128,12 +136,18 @@ class Trees(NamedTuple):
     heights: np.ndarray
 
 
-def arrays(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> Arrays:
-    """The arrays of a round."""
+SOFTMAX = np.array((1.0, 0, 1.0, 0.0, 0.0), SAMPLING)
+"""Sampling parameters that change nothing."""
+
+
+def arrays(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, samplings: np.ndarray | None = None) -> Arrays:
+    """The arrays of a round. samplings: [B] of `SAMPLING`; None: `SOFTMAX`."""
     x = logits.contiguous().numpy()
+    samplings = np.full(len(x), SOFTMAX) if samplings is None else samplings
     draft_probs = x[:, :0] if draft.probs is None else draft.probs.contiguous().numpy()
     node, token = np.empty((2, len(x)), np.int64)
-    return Arrays(sync, x, draft_probs, draft.rows.contiguous().numpy(), *draft.tree.host, *key.host, node, token)
+    ids = np.empty(x.shape[-1], np.int32)
+    return Arrays(sync, x, samplings, ids, draft_probs, draft.rows.contiguous().numpy(), *draft.tree.host, *key.host, node, token)
 
 
 def outcome(draft: Draft, done: Arrays) -> Outcome | None:

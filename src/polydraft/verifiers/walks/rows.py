@@ -12,10 +12,6 @@ registers, as long as what it writes is not also another of its arguments.
 import numpy as np
 from numba import njit
 
-from polydraft.exponential import exp
-from polydraft.threads import PIECE, num_pieces, share_row, shared_code
-from polydraft.truncation import highest
-
 compiled = njit(cache=True, error_model="numpy", fastmath={"reassoc"})  # sums may be reordered into vector registers
 
 
@@ -117,39 +113,3 @@ def leftover(w: float, p: np.ndarray, q: np.ndarray, out: np.ndarray) -> None:
         copy_normalised(p, out)
         return
     scale(out, 1.0 / s)
-
-
-@compiled
-def _find_highest(arguments, begin, end, thread):
-    x, tops = arguments
-    for start in range(begin, end, PIECE):
-        tops[start // PIECE] = highest(x[start : min(start + PIECE, end)])
-
-
-@compiled
-def _exponentiate(arguments, begin, end, thread):
-    x, out, top, sums = arguments
-    lowest = top - np.float32(87.0)
-    for start in range(begin, end, PIECE):
-        s, faults, last = 0.0, 0, min(start + PIECE, end)
-        logits, masses = x[start:last], out[start:last]
-        for i in range(logits.size):
-            masses[i] = exp(logits[i] - top) if logits[i] > lowest else np.float32(0.0)
-            faults += logits[i] != logits[i]
-        for i in range(masses.size):
-            s += masses[i]
-        sums[start // PIECE] = np.nan if faults else s
-
-
-@compiled
-def soften(sync: np.ndarray, x: np.ndarray, out: np.ndarray) -> float:
-    """out = exp(x - max(x)); its sum, or NaN where x holds NaN or +inf or has no token left."""
-    tops, sums = np.empty(num_pieces(x.size), np.float32), np.empty(num_pieces(x.size))
-    arguments = x, tops
-    share_row(sync, shared_code(_find_highest, arguments), arguments, x.size)
-    top = highest(tops)
-    if not -np.inf < top < np.inf:
-        return np.nan
-    arguments = x, out, top, sums
-    share_row(sync, shared_code(_exponentiate, arguments), arguments, x.size)
-    return total(sums)

@@ -1,28 +1,27 @@
-"""The walk of leaf-to-root verifiers: a round from processed logits to an outcome in one compiled call.
+"""The walk of leaf-to-root verifiers: a round from logits to an outcome in one compiled call.
 
-    visit(u)   softmax of the target row; then child after child as the verifier's compiled tries say, each only once the visits of those before
+    visit(u)   distribution of the target row; then child after child as the verifier's compiled tries say, each only once the visits of those before
                have ended without acceptance; then u itself
 
 Visits end where the stop's uniform falls: rows beyond are not looked at, and what a rejection leaves is made only where something follows it.
-The stop of a chain is drawn root first, so that all its rows are. Rows are float32 and sums float64; equal to the verdict up to rounding.
+Rows are float32 and sums float64; equal to the verdict up to rounding.
 """
 
 import numpy as np
 from numba import njit
 
 from polydraft.noise import uniform_at
+from polydraft.truncation import soften
 from polydraft.verifiers.walks.rounds import EXTRA, STOP, Tree, drawn, room
-from polydraft.verifiers.walks.rows import keep, leftover, reweight, scale, scaled, soften, surplus, total
+from polydraft.verifiers.walks.rows import keep, leftover, reweight, scale, scaled, surplus, total
 
 FAULTY = -2
-_ALL = 2.0
-"""Where a walk ends that visits every context."""
 
 
 @njit(error_model="numpy")
 def _open(logits, u, at):
     """The target row of u, and the distribution of its first draw; whether the row is sound."""
-    mass = soften(at.sync, logits[u], at.p[u])
+    mass = soften(at.sync, logits[u], at.params, at.p[u], at.ids)
     at.scale[u], at.turn[u] = 1.0 / mass, 0
     if at.several[u]:
         scale(at.p[u], at.scale[u])
@@ -93,28 +92,24 @@ def visit_trees(try_next, needs_work, trees):
     try_next: the next child to visit where a context has several draws, and its weight; see `traversal.try_next`. Who calls this is compiled with it.
     needs_work: whether that takes `Tree.work`.
     """
-    sync, logits, q, rows, tokens, parents, seed, sample, position, node, token = trees.arrays
+    sync, logits, samplings, ids, q, rows, tokens, parents, seed, sample, position, node, token = trees.arrays
     kids = trees.draws
     (N, V), W = logits.shape[1:], kids.shape[2]
     depths, counts, several = np.zeros(N, np.int64), np.zeros(N, np.int64), np.zeros(N, np.bool_)
     p, work = np.empty((N, V), np.float32), room(V if needs_work else 0, W, N)
     for b in range(len(node)):
-        is_chain, deepest = True, 0
+        deepest = 0
         for n in range(N):
             depths[n] = depths[parents[b, n]] + 1 if parents[b, n] >= 0 else 0
             deepest = max(deepest, depths[n])
-            is_chain = is_chain and (parents[b, n] == n - 1 or parents[b, n] < 0)
             counts[n] = (kids[b, n] >= 0).sum()
             several[n] = counts[n] > 1 or (counts[n] == 1 and rows[b, kids[b, n, 0]] < 0)
         levels = deepest + 1 if several.any() else 0
         at = Tree(
-            sync, p, q[b], tokens[b], rows[b], kids[b], counts, depths, trees.heights[b], several, trees.sampling,
+            sync, samplings[b], ids, p, q[b], tokens[b], rows[b], kids[b], counts, depths, trees.heights[b], several, trees.sampling,
             np.zeros(N), np.zeros(N), np.zeros(N), np.zeros(N), np.zeros(N, np.int64), np.zeros(N, np.int64),
             np.empty((levels, V), np.float32), np.empty((levels, V), np.float32), np.empty((levels, V), np.int32),
             np.zeros((N, W), np.int64), np.zeros((N, W)), work,
         )  # fmt: skip
-        until = _ALL if is_chain else uniform_at(seed[b], sample[b], position[b], STOP, 0)
-        node[b] = _visit(try_next, logits[b], at, until)
-        if is_chain and node[b] >= 0:
-            node[b] = drawn(at.stop, seed[b], sample[b], position[b], STOP)
+        node[b] = _visit(try_next, logits[b], at, uniform_at(seed[b], sample[b], position[b], STOP, 0))
         token[b] = _extra_token(node[b], at, seed[b], sample[b], position[b]) if node[b] >= 0 else -1
