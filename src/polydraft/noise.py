@@ -309,6 +309,15 @@ def choose_row(probs: np.ndarray, u: float) -> int:
 
 
 @njit(cache=True, error_model="numpy")
+def last_nonzero(probs):
+    """The last place of a number that is not 0; 0 where there is none. A draft vocabulary leaves most of a row 0 behind it."""
+    last = len(probs) - 1
+    while last > 0 and probs[last] == 0.0:
+        last -= 1
+    return last
+
+
+@njit(cache=True, error_model="numpy")
 def choose_systematic(probs: np.ndarray, u: float, drawn: np.ndarray) -> None:
     """k draws at equal steps of one uniform, for compiled callers; into `drawn`, whose length is k; -1 where the row has no positive finite sum.
 
@@ -321,11 +330,10 @@ def choose_systematic(probs: np.ndarray, u: float, drawn: np.ndarray) -> None:
         >>> drawn.tolist()
         [0, 0, 1, 2]
     """
-    k, j, last = len(drawn), 0, 0
+    k, j, last = len(drawn), 0, last_nonzero(probs)
     total, below = 0.0, 0.0
-    for i in range(len(probs)):
+    for i in range(last + 1):
         total += np.float64(probs[i])
-        last = i if probs[i] > 0.0 else last
     if not 0.0 < total < np.inf:
         drawn[:] = -1
         return

@@ -132,11 +132,11 @@ OTHER_NOISE = Edit(LIFT, "arrays(draft, logits, key, samplings)", "arrays(draft,
 WALKS = {
     "block": (
         "residual without the accumulated weight", "chain", 1,
-        (Edit(VISITS, "leftover(at.weight[u], at.p[u]", "leftover(1.0, at.p[u]"), Edit(TRIES), Edit(LIFT)),
+        (Edit(VISITS, "leftover(at.sync, at.weight[u]", "leftover(at.sync, 1.0"), Edit(TRIES), Edit(LIFT)),
     ),
     "match": (
         "extra token may be a drafted one", "chain", 1,
-        (Edit(MATCH, "here[tokens[b, m]] = 0.0", "here[tokens[b, m]] *= 1.0"),),
+        (Edit(MATCH, "p[tokens[b, m]] = 0.0", "p[tokens[b, m]] *= 1.0"),),
     ),
     "race": ("one vector of clocks for all positions", "coupled", 2, (Edit(RACE, "position[b] + depth)", "position[b])"),)),
     "list_race": (
@@ -152,8 +152,8 @@ WALKS = {
 """Rules with a compiled walk -> a mistake of the walk alone, the kind and the width of drafts that go through it, and its edits."""
 
 WITHOUT_WEIGHT = (
-    Edit(VISITS, "surplus(a * at.scale[u], at.p[u]", "surplus((a > 0.0) * at.scale[u], at.p[u]"),
-    Edit(VISITS, "leftover(at.weight[u], at.p[u]", "leftover(1.0 * (at.weight[u] > 0.0), at.p[u]"),
+    Edit(VISITS, "surplus(at.sync, a * at.scale[u]", "surplus(at.sync, (a > 0.0) * at.scale[u]"),
+    Edit(VISITS, "leftover(at.sync, at.weight[u]", "leftover(at.sync, 1.0 * (at.weight[u] > 0.0)"),
     Edit(TRIES),
     Edit(LIFT, "positive_part(w[:, None] * p - q)", "positive_part(p - q)"),
 )

@@ -11,6 +11,8 @@ form; tokens without mass have a = 0. Rows are float32 and sums float64. Visits 
 import numpy as np
 from numba import njit
 
+from polydraft.noise import last_nonzero
+from polydraft.threads import PIECE, num_pieces, share_row, shared_code
 from polydraft.verifiers.walks.rows import compiled, reweight, total
 from polydraft.verifiers.walks.visits import visit_trees
 
@@ -21,10 +23,9 @@ LEAST, MOST, STEPS = 1e-12, 1e4, 4
 @njit(cache=True, error_model="numpy")
 def _pieces(q, k, work):
     """Fill widths and tuples; returns how many pieces there are. Sums are those of the draws."""
-    tuples, widths, whole, last = work.tuples, work.widths, 0.0, 0
-    for x in range(q.size):
+    tuples, widths, whole, last = work.tuples, work.widths, 0.0, last_nonzero(q)
+    for x in range(last + 1):
         whole += np.float64(q[x])
-        last = x if q[x] > 0.0 else last
     scale, below, j = k / whole, 0.0, 0
     at, sum_ends, sums = np.empty(k, np.int64), np.empty(k), np.empty(k)
     for x in range(last + 1):
@@ -55,91 +56,117 @@ def _pieces(q, k, work):
 
 
 @compiled
-def _denominators(a, tuples, count, left):
-    """left = 1 + sum of a over the distinct tokens of each tuple; they rise, so that equal ones are neighbours."""
-    for m in range(count):
-        left[m] = 1.0 + a[tuples[0, m]]
-    for j in range(1, len(tuples)):
-        for m in range(count):
-            left[m] += a[tuples[j, m]] if tuples[j, m] != tuples[j - 1, m] else 0.0
+def _add_distinct(a, tokens, before, left):
+    for m in range(left.size):
+        left[m] += a[tokens[m]] if tokens[m] != before[m] else 0.0
 
 
 @compiled
-def _invert(widths, count, left, share):
-    for m in range(count):
+def _invert(widths, left, share):
+    for m in range(left.size):
         left[m] = 1.0 / left[m]
         share[m] = widths[m] * left[m]
 
 
-@compiled
-def _times(a, E):
-    for x in range(a.size):
-        E[x] *= a[x]
+@njit(cache=True, error_model="numpy")
+def _sum_runs(tokens, before, share, E, ends):
+    """E = sums of the shares of tuples whose draw is a token, and the one before is another; the tokens of a draw rise, so that they stand in runs.
+    ends: the sums of the first and of the last run, which go on elsewhere."""
+    x, s, is_first = tokens[0], 0.0, True
+    ends[:] = 0.0
+    for m in range(tokens.size):
+        if tokens[m] != x:
+            if is_first:
+                ends[0] = s
+            else:
+                E[x] = s
+            x, s, is_first = tokens[m], 0.0, False
+        s += share[m] if before[m] != x else 0.0
+    ends[0 if is_first else 1] = s
 
 
 @njit(cache=True, error_model="numpy")
-def _scatter(tuples, share, count, E):
-    """E = sum of the shares of the tuples that hold a token."""
-    k = tuples.shape[0]
-    E[:] = 0.0
-    for m in range(count):
-        s = share[m]
-        E[tuples[0, m]] += s
-        for j in range(1, k):
-            if tuples[j, m] != tuples[j - 1, m]:
-                E[tuples[j, m]] += s
+def _sum_shares(arguments, begin, end, thread):
+    a, tuples, widths, left, share, E, ends, nobody = arguments
+    for start in range(begin, end, PIECE):
+        last = min(start + PIECE, end)
+        left[start:last] = 1.0
+        for j in range(len(tuples)):  # tokens of a tuple rise, so that equal ones are neighbours
+            before = tuples[j - 1, start:last] if j > 0 else nobody[: last - start]
+            _add_distinct(a, tuples[j, start:last], before, left[start:last])
+        _invert(widths[start:last], left[start:last], share[start:last])
+        for j in range(len(tuples)):
+            before = tuples[j - 1, start:last] if j > 0 else nobody[: last - start]
+            _sum_runs(tuples[j, start:last], before, share[start:last], E, ends[start // PIECE, j])
 
 
 @njit(cache=True, error_model="numpy")
-def _expected(k, count, work):
-    """E of the shares a / (1 + sum of a over the tuple); `left` is what they leave, 1 / (1 + sum)."""
-    tuples = work.tuples[:k]
-    _denominators(work.a, tuples, count, work.spare)
-    _invert(work.widths, count, work.spare, work.share)
-    _scatter(tuples, work.share, count, work.E)
-    _times(work.a, work.E)
+def _expected(sync, k, count, work):
+    """E over a, of the shares a / (1 + sum of a over the tuple); `left` is what they leave, 1 / (1 + sum)."""
+    tuples, E, pieces = work.tuples[:k], work.E, num_pieces(count)
+    ends, nobody = np.empty((pieces, k, 2)), np.full(PIECE, -1, np.int32)
+    arguments = work.a, tuples, work.widths, work.spare, work.share, E, ends, nobody
+    share_row(sync, shared_code(_sum_shares, arguments), arguments, count)
+    for clears in (True, False):
+        for piece in range(pieces):
+            for j in range(k):
+                first, last = tuples[j, piece * PIECE], tuples[j, min((piece + 1) * PIECE, count) - 1]
+                if clears:
+                    E[first] = E[last] = 0.0
+                else:
+                    E[first] += ends[piece, j, 0]
+                    E[last] += ends[piece, j, 1]
 
 
 @compiled
-def _begin(w, p, k, q, whole, a):
-    """a of the start."""
+def _fill_start(arguments, begin, end, thread):
+    """a of the start; E is nothing."""
+    w, p, k, q, whole, a, E = arguments
+    p, q, a, E = p[begin:end], q[begin:end], a[begin:end], E[begin:end]
     for x in range(p.size):
         g, r = w * p[x], min(1.0, k * (q[x] / whole))
         a[x] = min(max(g / (r - min(g, 0.9 * r)), LEAST), MOST) if g * r > 0.0 else 0.0
+        E[x] = 0.0
 
 
 @compiled
-def _step(w, p, a, E):
+def _step(arguments, begin, end, thread):
+    w, p, a, E = arguments
+    p, a, E = p[begin:end], a[begin:end], E[begin:end]
     for x in range(p.size):
-        if E[x] > 0.0:
-            a[x] = min(max(a[x] * (w * p[x]) / E[x], LEAST), MOST)
+        if a[x] * E[x] > 0.0:
+            a[x] = min(max((w * p[x]) / E[x], LEAST), MOST)
 
 
 @compiled
-def _rest(w, p, E, rest):
+def _fill_rest(arguments, begin, end, thread):
     """What is left of w p."""
+    w, p, a, E, rest = arguments
+    p, a, E, rest = p[begin:end], a[begin:end], E[begin:end], rest[begin:end]
     for x in range(p.size):
-        rest[x] = max(w * p[x] - E[x], 0.0)
+        rest[x] = max(w * p[x] - a[x] * E[x], 0.0)
 
 
 @compiled
-def _swap(x, y, key, other, count):
+def _swap(x, y, key, other):
     """The lower key first; equal ones stay."""
-    for m in range(count):
+    for m in range(x.size):
         a, b, low, high = x[m], y[m], key[m], other[m]
         x[m], key[m] = b if high < low else a, min(low, high)
         y[m], other[m] = a if high < low else b, max(low, high)
 
 
 @njit(cache=True, error_model="numpy")
-def _sort(k, q, count, work):
+def _sort(arguments, begin, end, thread):
     """The tokens of each piece in ascending q, the first draw first among equals; by neighbours that swap."""
-    for j in range(k):
-        for m in range(count):
-            work.keys[j, m] = q[work.tuples[j, m]]
-    for turn in range(k):
-        for i in range(turn % 2, k - 1, 2):
-            _swap(work.tuples[i], work.tuples[i + 1], work.keys[i], work.keys[i + 1], count)
+    q, tuples, keys = arguments
+    for j in range(len(tuples)):
+        tokens, key = tuples[j, begin:end], keys[j, begin:end]
+        for m in range(tokens.size):
+            key[m] = q[tokens[m]]
+    for turn in range(len(tuples)):
+        for i in range(turn % 2, len(tuples) - 1, 2):
+            _swap(tuples[i, begin:end], tuples[i + 1, begin:end], keys[i, begin:end], keys[i + 1, begin:end])
 
 
 @njit(error_model="numpy")
@@ -164,27 +191,32 @@ def _offer(turn, count, work):
 
 
 @compiled
-def _take(rest, offered, part):
+def _take(arguments, begin, end, thread):
     """The part of what it is offered that each token takes, and its rest after that."""
+    rest, offered, part = arguments
+    rest, offered, part = rest[begin:end], offered[begin:end], part[begin:end]
     for x in range(rest.size):
         part[x] = min(1.0, rest[x] / offered[x]) if offered[x] > 0.0 else 0.0
         rest[x] = max(rest[x] - part[x] * offered[x], 0.0)
 
 
 @njit(cache=True, error_model="numpy")
-def transport(w, p, q, draws, work, order, mass, rest):
+def transport(sync, w, p, q, draws, work, order, mass, rest):
     """`verifiers.flow.transport`: places of the draws in the order of visits, their mass, and what the context emits.
 
     Returns how many places there are: one for each token.
     """
     k = len(draws)
     count = _pieces(q, k, work)
-    _begin(w, p, k, q, total(q), work.a)
+    start = w, p, k, q, total(q), work.a, work.E
+    share_row(sync, shared_code(_fill_start, start), start, p.size)
     for _ in range(STEPS):
-        _expected(k, count, work)
-        _step(w, p, work.a, work.E)
-    _expected(k, count, work)
-    _rest(w, p, work.E, rest)
+        _expected(sync, k, count, work)
+        step = w, p, work.a, work.E
+        share_row(sync, shared_code(_step, step), step, p.size)
+    _expected(sync, k, count, work)
+    left = w, p, work.a, work.E, rest
+    share_row(sync, shared_code(_fill_rest, left), left, p.size)
     s = 1.0
     for j in range(k):
         _insert(order, j, j, draws, q)
@@ -196,11 +228,13 @@ def transport(w, p, q, draws, work, order, mass, rest):
             continue
         order[size], mass[size] = order[i], work.a[x] / s
         size += 1
-    _sort(k, q, count, work)
+    sorting = q, work.tuples[:k], work.keys[:k]
+    share_row(sync, shared_code(_sort, sorting), sorting, count)
     remaining, place, copies = 1.0 / s, -1, 0
     for turn in range(k):
         _offer(turn, count, work)
-        _take(rest, work.E, work.a)
+        taking = rest, work.E, work.a
+        share_row(sync, shared_code(_take, taking), taking, rest.size)
         if copies == 0:
             place += 1
             for j in range(k):
@@ -225,7 +259,7 @@ def try_next(u, at):
                 return 0, np.nan
         mass, remaining = at.shares[u], 1.0
         order[:], mass[:] = 0, 0.0
-        many = transport(w, p, q, tokens, at.work, order, mass, rest)
+        many = transport(at.sync, w, p, q, tokens, at.work, order, mass, rest)
         order[many:] = -1
         for i in range(many):
             part_here = mass[i]

@@ -68,10 +68,19 @@ def order_by_ratio(sync, p, q, n, buckets, ratio):
 def _sum_buckets(arguments, begin, end, thread):
     q, buckets, mass = arguments
     for start in range(begin, end, PIECE):
-        here = mass[start // PIECE]
-        for t in range(start, min(start + PIECE, end)):
-            if q[t] > 0.0:
-                here[buckets[t]] += q[t]
+        here, last = mass[start // PIECE], min(start + PIECE, end)
+        masses, places = q[start:last], buckets[start:last]
+        for t in range(masses.size):
+            if masses[t] > 0.0:
+                here[places[t]] += masses[t]
+
+
+@compiled
+def _weigh_buckets(arguments, begin, end, thread):
+    q, buckets, weight, distribution = arguments
+    q, buckets, distribution = q[begin:end], buckets[begin:end], distribution[begin:end]
+    for t in range(q.size):
+        distribution[t] = q[t] * weight[buckets[t]]
 
 
 @compiled
@@ -91,8 +100,8 @@ def _first_of_highest(sync, q, n, buckets, distribution):
             s += inside * weight[j]
             lo = hi
     weight /= s
-    for t in range(q.size):
-        distribution[t] = q[t] * weight[buckets[t]]
+    more = q, buckets, weight, distribution
+    share_row(sync, shared_code(_weigh_buckets, more), more, q.size)
 
 
 @compiled
@@ -128,7 +137,7 @@ def _settle(u, draw, at):
     """The rejection of a draw, of its copies too; what is to be tried then of its bucket, or below it."""
     n, d, status, tokens = at.counts[u], at.depth[u], at.status[u], at.tokens[at.kids[u]]
     x, left_inside = tokens[draw], False
-    at.weight[u] = reject(at.weight[u], at.p[u], at.tried[d])
+    at.weight[u] = reject(at.sync, at.weight[u], at.p[u], at.tried[d])
     for j in range(n):
         if status[j] != _UNTRIED and tokens[j] == x:
             status[j] = _DONE

@@ -22,17 +22,19 @@ def _others(q):
 def _sum_others(arguments, begin, end, thread):
     q, buckets, top, whole, C, A = arguments
     for start in range(begin, end, PIECE):
-        mass, ratio = C[start // PIECE], A[start // PIECE]
-        for t in range(start, min(start + PIECE, end)):
-            if q[t] > 0.0 and t != top:
-                mass[buckets[t]] += q[t]
-                ratio[buckets[t]] += q[t] / (whole - q[t])
+        mass, ratio, last = C[start // PIECE], A[start // PIECE], min(start + PIECE, end)
+        masses, places = q[start:last], buckets[start:last]
+        for t in range(masses.size):
+            if masses[t] > 0.0 and t != top - start:
+                mass[places[t]] += masses[t]
+                ratio[places[t]] += masses[t] / (whole - masses[t])
 
 
 @compiled
 def _fill_higher(arguments, begin, end, thread):
     q, buckets, whole, C, A, out = arguments
-    for t in range(begin, end):
+    q, buckets, out = q[begin:end], buckets[begin:end], out[begin:end]
+    for t in range(q.size):
         out[t] = q[t] * (max(C[buckets[t]] - q[t], 0.0) / (whole - q[t]) + A[buckets[t]]) if q[t] > 0.0 else 0.0
 
 
@@ -55,19 +57,22 @@ def _higher(sync, q, buckets, out):
 
 
 @compiled
-def _fill_lower(q, buckets, whole, bucket, factor, out):
+def _fill_lower(arguments, begin, end, thread):
+    q, buckets, whole, bucket, factor, out = arguments
+    q, buckets, out = q[begin:end], buckets[begin:end], out[begin:end]
     for t in range(q.size):
         below = 1.0 / (whole - q[t]) if buckets[t] < bucket else 0.0
         out[t] = q[t] * (factor + below) if buckets[t] <= bucket else 0.0
 
 
 @njit(cache=True, error_model="numpy")
-def _lower(q, buckets, first, out):
+def _lower(sync, q, buckets, first, out):
     """q2 given the higher token."""
     top, rest = _others(q)
     whole, bucket = rest + q[top], buckets[first]
     factor = 1.0 / rest if first == top else 1.0 / (whole - q[first])
-    _fill_lower(q, buckets, whole, bucket, factor, out)
+    arguments = q, buckets, whole, bucket, factor, out
+    share_row(sync, shared_code(_fill_lower, arguments), arguments, q.size)
     if buckets[top] < bucket:
         out[top] = q[top] * (factor + 1.0 / rest)
     out[first] = 0.0
@@ -81,7 +86,7 @@ def try_next(u, at):
     p, untried, tried, tokens = at.p[u], at.untried[d], at.tried[d], at.tokens[at.kids[u]]
     if turn > 0:
         is_pair = turn - 1 >= n - 2
-        at.weight[u] = reject(at.weight[u], p, tried if is_pair else untried)
+        at.weight[u] = reject(at.sync, at.weight[u], p, tried if is_pair else untried)
         if not is_pair:
             without(untried, tokens[order[turn - 1]])
     if turn == n:
@@ -92,7 +97,7 @@ def try_next(u, at):
         order[turn + 1] = 2 * n - 3 - order[turn]
         _higher(at.sync, untried, at.buckets[d], tried)
     elif turn == n - 1:
-        _lower(untried, at.buckets[d], tokens[order[turn - 1]], tried)
+        _lower(at.sync, untried, at.buckets[d], tokens[order[turn - 1]], tried)
     else:
         order[turn] = turn
     at.turn[u] += 1

@@ -5,12 +5,14 @@
 A token x that was drawn from q and is tried at a context of weight w is kept with probability min(1, w p(x)/q(x)).
 After a rejection S = sum max(0, w p - q) is what the target still lacks, out of S + 1 - w that is left.
 
-What takes long at a large vocabulary is shared by threads, piece by piece of a row; a caller of these enters `threads.ROWS`. Each pass is a function of its own with a single loop: so compiled, it uses vector
-registers, as long as what it writes is not also another of its arguments.
+What takes more than 10 us at a vocabulary of 150,000 is shared by threads, piece by piece of a row; a caller of these enters `threads.ROWS`. Each
+pass is a function of its own with a single loop: so compiled, it uses vector registers, as long as what it writes is not also another of its arguments.
 """
 
 import numpy as np
 from numba import njit
+
+from polydraft.threads import PIECE, num_pieces, share_row, shared_code
 
 compiled = njit(cache=True, error_model="numpy", fastmath={"reassoc"})  # sums may be reordered into vector registers
 
@@ -25,12 +27,28 @@ def total(row: np.ndarray) -> float:
 
 
 @compiled
-def surplus(a: float, p: np.ndarray, b: float, q: np.ndarray) -> float:
-    """sum max(0, a p - b q)."""
+def _surplus(a: float, p: np.ndarray, b: float, q: np.ndarray) -> float:
     s = 0.0
     for t in range(p.size):
         s += max(a * p[t] - b * q[t], 0.0)
     return s
+
+
+@compiled
+def _sum_surplus(arguments, begin, end, thread):
+    a, p, b, q, sums = arguments
+    for start in range(begin, end, PIECE):
+        last = min(start + PIECE, end)
+        sums[start // PIECE] = _surplus(a, p[start:last], b, q[start:last])
+
+
+@compiled
+def surplus(sync: np.ndarray, a: float, p: np.ndarray, b: float, q: np.ndarray) -> float:
+    """sum max(0, a p - b q)."""
+    sums = np.empty(num_pieces(p.size))
+    arguments = a, p, b, q, sums
+    share_row(sync, shared_code(_sum_surplus, arguments), arguments, p.size)
+    return total(sums)
 
 
 @compiled
@@ -69,17 +87,20 @@ def reweight(w: float, s: float) -> float:
 
 
 @compiled
-def _residual(w: float, p: np.ndarray, q: np.ndarray, factor: float) -> None:
+def _fill_residual(arguments, begin, end, thread):
+    w, p, q, factor = arguments
+    p, q = p[begin:end], q[begin:end]
     for t in range(p.size):
         p[t] = max(w * p[t] - q[t], 0.0) * factor
 
 
 @compiled
-def reject(w: float, p: np.ndarray, q: np.ndarray) -> float:
+def reject(sync: np.ndarray, w: float, p: np.ndarray, q: np.ndarray) -> float:
     """The rejection of a token drawn from q: p becomes the normalised residual (kept where it is empty); the new weight."""
-    s = surplus(w, p, 1.0, q)
+    s = surplus(sync, w, p, 1.0, q)
     if s > 0.0:
-        _residual(w, p, q, 1.0 / s)
+        arguments = w, p, q, 1.0 / s
+        share_row(sync, shared_code(_fill_residual, arguments), arguments, p.size)
     return reweight(w, s)
 
 
@@ -103,13 +124,18 @@ def without(q: np.ndarray, x: int) -> None:
 
 
 @compiled
-def leftover(w: float, p: np.ndarray, q: np.ndarray, out: np.ndarray) -> None:
-    """out = N((w p - q)+) with p and q normalised first; p where that is empty."""
-    a, b, s = w / total(p), 1.0 / total(q), 0.0
+def _fill_leftover(arguments, begin, end, thread):
+    a, p, b, q, out = arguments
+    p, q, out = p[begin:end], q[begin:end], out[begin:end]
     for t in range(p.size):
         out[t] = max(a * p[t] - b * q[t], 0.0)
-        s += out[t]
-    if s == 0.0:
-        copy_normalised(p, out)
-        return
-    scale(out, 1.0 / s)
+
+
+@compiled
+def leftover(sync: np.ndarray, w: float, p: np.ndarray, q: np.ndarray, out: np.ndarray) -> None:
+    """out ~ (w p - q)+ with p and q normalised first; p where that is empty."""
+    a, b = w / total(p), 1.0 / total(q)
+    if surplus(sync, a, p, b, q) == 0.0:
+        a, b = 1.0, 0.0
+    arguments = a, p, b, q, out
+    share_row(sync, shared_code(_fill_leftover, arguments), arguments, p.size)

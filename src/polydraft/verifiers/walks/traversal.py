@@ -34,7 +34,7 @@ def try_next(u, at):
         turn, w = at.turn[u], at.weight[u]
         if turn > 0:
             x = tokens[turn - 1]
-            w = at.weight[u] = reject(w, p, q) if _was_drawn(turn - 1, x, q, sampling) else reject_point(w, p, x)
+            w = at.weight[u] = reject(at.sync, w, p, q) if _was_drawn(turn - 1, x, q, sampling) else reject_point(w, p, x)
             if sampling == WITHOUT_REPLACEMENT:
                 without(q, x)
         if turn == n:

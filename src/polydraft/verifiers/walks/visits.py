@@ -67,7 +67,7 @@ def _visit(try_next, logits, at, until):
             continue
         a = at.weight[u]
         if at.counts[u] == 1 and not at.several[u]:
-            a = reweight(a, surplus(a * at.scale[u], at.p[u], at.draft_scale[u], at.q[at.rows[at.kids[u, 0]]]))
+            a = reweight(a, surplus(at.sync, a * at.scale[u], at.p[u], at.draft_scale[u], at.q[at.rows[at.kids[u, 0]]]))
         at.stop[u] = alive * a
         alive *= 1.0 - a
         if u == 0 or 1.0 - alive > until:
@@ -81,7 +81,7 @@ def _extra_token(u, at, seed, sample, position):
     if at.counts[u] != 1 or at.several[u]:
         return drawn(at.p[u], seed, sample, position, EXTRA)
     rest = np.empty(at.p.shape[1])
-    leftover(at.weight[u], at.p[u], at.q[at.rows[at.kids[u, 0]]], rest)
+    leftover(at.sync, at.weight[u], at.p[u], at.q[at.rows[at.kids[u, 0]]], rest)
     return drawn(rest, seed, sample, position, EXTRA)
 
 
