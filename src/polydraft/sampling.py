@@ -27,7 +27,7 @@ from polydraft.core import TokenTree
 from polydraft.errors import InvalidInputError
 from polydraft.params import Constraint, SamplingParams
 from polydraft.threads import ROWS, sync
-from polydraft.truncation import SAMPLING, truncate
+from polydraft.truncation import SAMPLING, soften_rows, truncate
 
 
 def is_plain(params: SamplingParams) -> bool:
@@ -348,12 +348,15 @@ def distributions_of(x: Float[Tensor, "B N V"], tree: TokenTree, params: Sequenc
         >>> distributions_of(torch.zeros(1, 1, 2), TokenTree.roots(torch.tensor([1])), [SamplingParams()]).tolist()
         [[[0.5, 0.5]]]
     """
-    processed = _truncated(x, tree, params, False)
-    if not any(row.greedy for row in params):
-        p = processed.softmax(-1)
-        if not p[..., 0].isnan().any():  # a row with a fault has no number at all
-            return p
-    return soften(_checked(processed, tree), params)
+    if x.device.type == "cpu" and x.dtype == torch.float32:
+        probs = torch.empty_like(x, memory_format=torch.contiguous_format)
+        with ROWS:
+            soften_rows(
+                sync, x.flatten(0, 1).contiguous().numpy(), samplings_of(params).repeat(x.shape[1]), probs.flatten(0, 1).numpy()
+            )
+        if not probs[..., 0].isnan().any():  # a row with a fault has no number at all
+            return probs
+    return soften(_checked(_truncated(x, tree, params, False), tree), params)
 
 
 def draft_probs(

@@ -208,8 +208,8 @@ class Dedup:
         """From [B, M, ...] per scored node to [B, N, ...] per drafted node (copies get bit-equal rows)."""
         if self.places is None:
             return rows
-        index = self.places.reshape(*self.places.shape, *([1] * (rows.ndim - 2))).to(rows.device, non_blocking=True)
-        return rows.gather(1, index.expand(*self.places.shape, *rows.shape[2:]))
+        batch = torch.arange(len(rows), device=rows.device)[:, None]
+        return rows[batch, self.places.to(rows.device, non_blocking=True)]
 
     def compact(self, rows: Tensor) -> Tensor:
         """From [B, N, ...] per drafted node to [B, M, ...] per scored node: the first copy's."""

@@ -13,7 +13,18 @@ from numba import njit
 from polydraft.exponential import exp
 from polydraft.threads import PIECE, num_pieces, share_row, shared_code
 
-__all__ = ["SAMPLING", "first_place", "highest", "kth_largest", "largest", "sift", "soften", "truncate"]
+__all__ = [
+    "SAMPLING",
+    "first_place",
+    "highest",
+    "kth_largest",
+    "largest",
+    "scale_row",
+    "sift",
+    "soften",
+    "soften_rows",
+    "truncate",
+]
 
 _f32 = np.float32
 LANES = 64
@@ -342,6 +353,22 @@ def soften(sync, x, sampling, out, ids):
     ids: [V] int32, room.
     """
     return _distribution(sync, x, sampling, out, ids)[0]
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def soften_rows(sync, x, samplings, out):
+    """out = distributions of rows [R, V], NaN for those that are faulty. samplings: [R] of `SAMPLING`; see `soften`."""
+    ids = np.empty(x.shape[1], np.int32)
+    for r in range(len(x)):
+        scale_row(out[r], 1.0 / soften(sync, x[r], samplings[r], out[r], ids))
+
+
+@njit(cache=True)
+def scale_row(row, factor):
+    """row = factor row, in place."""
+    scale = _f32(factor)
+    for i in range(row.size):
+        row[i] *= scale
 
 
 @njit(cache=True, error_model="numpy", nogil=True)

@@ -128,7 +128,9 @@ KINDS = {
     DraftSampling.SYSTEMATIC: "systematic", DraftSampling.IID: "paths",
 }  # fmt: skip
 """Kinds of a draft model's drafts, by how they are sampled."""
-OTHER_NOISE = Edit(LIFT, "arrays(draft, logits, key, samplings)", "arrays(draft, logits, replace(key, position=key.position + 1), samplings)")
+OTHER_NOISE = Edit(
+    LIFT, "arrays(draft, logits, key, samplings)", "arrays(draft, logits, replace(key, position=key.position + 1), samplings)"
+)
 WALKS = {
     "block": (
         "residual without the accumulated weight", "chain", 1,

@@ -225,7 +225,9 @@ class AdaptivePolicy:
             return Budget.fixed(tree.chain(len(least))).ending(stop)
         return Budget.fixed(tree.chain(depth_of(least, rates[FIRST], rates[NEXT])))
 
-    def learn(self, sequences: Seq[RunningSequence], draft: Draft, probs: Callable[[], Float[Tensor, "B N V"]], outcome: Outcome) -> None:
+    def learn(
+        self, sequences: Seq[RunningSequence], draft: Draft, probs: Callable[[], Float[Tensor, "B N V"]], outcome: Outcome
+    ) -> None:
         """Fold the step into what each sequence, and all of them, have shown."""
         parents, paths = draft.tree.host[1], outcome.lists[0]
         confidence = None if draft.confidence is None else draft.confidence.cpu().numpy()

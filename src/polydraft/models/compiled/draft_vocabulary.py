@@ -43,21 +43,27 @@ class OutputTokens(NamedTuple):
         """Of a model that drafts the same tokens for every text."""
         return cls(ids, np.zeros((1, 0), np.bool_))
 
-    def drafted(self, slot: int, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Outputs that a slot drafts, and their tokens.
+    def spread(self, rows: np.ndarray, slot: int, logits: np.ndarray) -> None:
+        """logits [T, V] = rows [T, outputs] of a slot, -inf for the tokens that it does not draft.
 
         Example:
-            >>> OutputTokens(np.array([0, 1, 7]), np.array([[True], [False]])).drafted(0, 9)[1].tolist()
-            [0, 1, 7]
-            >>> OutputTokens(np.array([0, 1, 7]), np.array([[True], [False]])).drafted(1, 9)[1].tolist()
-            [0, 1]
+            >>> tokens, logits = OutputTokens(np.array([0, 1, 4]), np.array([[True], [False]])), np.zeros((1, 6), np.float32)
+            >>> tokens.spread(np.array([[5.0, 6.0, 7.0]], np.float32), 1, logits)
+            >>> logits.tolist()
+            [[5.0, 6.0, -inf, -inf, -inf, -inf]]
         """
-        ids = self.ids if len(self.ids) else np.arange(vocab_size)
-        num_text = self.in_text.shape[1]
-        outputs = np.arange(len(ids) - num_text)
-        if num_text:
-            outputs = np.r_[outputs, len(outputs) + self.in_text[slot].nonzero()[0]]
-        return outputs, ids[outputs]
+        _spread(rows, self.ids, self.in_text[slot], logits)
+
+
+@njit(cache=True)
+def _spread(rows, ids, in_text, logits):
+    num_outputs = ids.size if ids.size else logits.shape[1]
+    num_always = num_outputs - in_text.size
+    for row, out in zip(rows, logits):
+        out[:] = -np.inf
+        for i in range(num_outputs):
+            if i < num_always or in_text[i - num_always]:
+                out[ids[i] if ids.size else i] = row[i]
 
 
 @njit

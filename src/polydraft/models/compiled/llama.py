@@ -183,10 +183,9 @@ class CompiledLlama(CompiledProposals):
         """Rows [B, T, outputs] of these slots as rows of all tokens."""
         if self._vocabulary is None:
             return torch.from_numpy(rows)[..., : self.vocab_size]
-        logits = np.full((*rows.shape[:2], self.vocab_size), -np.inf, np.float32)
+        logits, tokens = np.empty((*rows.shape[:2], self.vocab_size), np.float32), self._vocabulary.tokens
         for b, slot in enumerate(slots):
-            outputs, ids = self._vocabulary.tokens.drafted(slot, self.vocab_size)
-            logits[b][:, ids] = rows[b][:, outputs]
+            tokens.spread(rows[b], slot, logits[b])
         return torch.from_numpy(logits)
 
     @property

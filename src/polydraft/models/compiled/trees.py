@@ -10,7 +10,7 @@ from numba import njit
 from polydraft.confidence import acceptance_at
 from polydraft.models.compiled.draft_vocabulary import hide_other_texts
 from polydraft.models.compiled.forward import draft_pass
-from polydraft.truncation import soften
+from polydraft.truncation import scale_row, soften
 
 __all__ = ["advance", "draft_distribution", "draft_of", "grow", "join", "retreat"]
 
@@ -28,9 +28,8 @@ def draft_distribution(sync, logits, bias, sampling, out, ids):
     """out = the distribution that a draft token is drawn from; logits are changed. Returns the largest probability. See `truncation.soften`."""
     for i in range(bias.size):
         logits[i] += bias[i]
-    share = _f32(1.0 / soften(sync, logits[: out.size], sampling, out, ids))
-    for i in range(out.size):
-        out[i] *= share
+    share = 1.0 / soften(sync, logits[: out.size], sampling, out, ids)
+    scale_row(out, share)
     return share
 
 
