@@ -40,7 +40,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "10M": {"hidden_size": 320, "intermediate_size": 896, "num_hidden_layers": 8, "num_attention_heads": 5},
     "110M": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 15, "num_attention_heads": 12},
 }
-PARTS = ("drafting", "projections", "head", "attention", "distribution", "verification", "noise", "detokenising", "Python")
+PARTS = ("drafting", "projections", "head", "attention", "penalties", "verification", "noise", "detokenising", "Python")
 
 
 @dataclass
@@ -62,7 +62,7 @@ class _Probe:
     @contextmanager
     def watching(self) -> Iterator[None]:
         watched = (
-            (sampling, "process", "distribution"),
+            (sampling, "in_context", "penalties"),
             (LeafToRoot, "walk", "verification"),
             (NoiseKey, "of", "noise"),
             (Stopper, "push", "detokenising"),

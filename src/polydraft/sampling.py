@@ -29,6 +29,9 @@ from polydraft.params import Constraint, SamplingParams
 from polydraft.threads import ROWS, sync
 from polydraft.truncation import SAMPLING, soften_rows, truncate
 
+_ALL = 1 << 31
+"""More tokens than a vocabulary has."""
+
 
 def is_plain(params: SamplingParams) -> bool:
     """Whether the distribution is a softmax of logits / temperature, or its limit at temperature 0, whatever the context.
@@ -277,7 +280,7 @@ def samplings_of(params: Sequence[SamplingParams]) -> np.ndarray:
         >>> samplings_of([SamplingParams(top_p=0.9)])["top_p"].tolist()
         [0.9]
     """
-    return np.array([(row.temperature, max(row.top_k, 0), row.top_p, row.min_p, 0.0) for row in params], SAMPLING)
+    return np.array([(row.temperature, min(max(row.top_k, 0), _ALL), row.top_p, row.min_p, 0.0) for row in params], SAMPLING)
 
 
 def _truncated(
@@ -286,7 +289,7 @@ def _truncated(
     """What follows the parameters that depend on token ids."""
     if not any(map(_truncates, params)):
         x = _temper(x, [row.temperature for row in params])
-        return _checked(x, tree) if checked or any(map(_depends_on_context, params)) else x
+        return _checked(x, tree) if checked or (x.device.type == "cpu" and any(map(_depends_on_context, params))) else x
     if x.device.type == "cpu" and x.dtype == torch.float32:
         return _truncated_here(x.contiguous(), tree, params)
     x, rows = _temper(x, [row.temperature for row in params]), _where(params, _truncates)

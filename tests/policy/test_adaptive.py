@@ -104,7 +104,7 @@ def drive(policy, s, accepts, rounds):
         (g,) = policy.budgets([s])
         given.append(g)
         if g.max_depth:
-            policy.learn([s], drafted(g.max_depth), LOGITS, outcome(min(g.max_depth, accepts)))
+            policy.learn([s], drafted(g.max_depth), lambda: LOGITS, outcome(min(g.max_depth, accepts)))
     return given
 
 
@@ -126,7 +126,7 @@ def test_a_batch_whose_rows_cost_a_pass_each_is_hardly_drafted_for():
         drafted_steps += any(budget.max_depth for budget in budgets)
         for s, budget in zip(batch, budgets, strict=True):
             if budget.max_depth:
-                policy.learn([s], drafted(budget.max_depth), LOGITS, outcome(0))
+                policy.learn([s], drafted(budget.max_depth), lambda: LOGITS, outcome(0))
     assert drafted_steps <= 4
 
 

@@ -165,7 +165,7 @@ def asked_in_vain(rounds, start):
     asked = []
     for _ in range(rounds):
         asked.append(policy.budgets(texts)[0].max_depth > 0)
-        policy.learn(texts, empty, LOGITS, outcome(0))
+        policy.learn(texts, empty, lambda: LOGITS, outcome(0))
     return asked
 
 
@@ -183,7 +183,7 @@ def test_a_paused_text_drafter_is_asked_at_once_where_twice_as_much_repeats_as_e
         empty, steps = Draft.empty(torch.tensor([1])), []
         for step in range(300):
             steps += [step] if policy.budgets([s])[0].max_depth else []
-            policy.learn([s], empty, LOGITS, outcome(0))
+            policy.learn([s], empty, lambda: LOGITS, outcome(0))
             s.token_ids.append(100 + step - 200 if step >= 200 else 1000 + step)  # from step 200 on a copy of the beginning
         asked[drafter.info.name] = [step for step in steps if 200 <= step < 240]
     assert 208 in asked["ngram"] and {216, 232} <= {*asked["ngram"]} and 208 not in asked["model"]

@@ -17,7 +17,8 @@ from polydraft.verifiers.walks.rows import compiled
 
 
 @compiled
-def _walk(sync, logits, samplings, ids, draft_probs, first, tokens, parents, seed, sample, position, node, token):
+def _walk(trees):
+    sync, logits, _, _, _, first, tokens, parents, _, _, _, node, token = trees
     for b in range(len(node)):
         n, following = 0, 0
         while following >= 0:
@@ -39,5 +40,5 @@ def walk(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, samplings:
     """
     done = arrays(draft, logits, key)
     with ROWS:
-        _walk(*done._replace(draft_probs=done.logits[:, :0], rows=tree.first_copies(draft.tree).numpy()))
+        _walk(done._replace(draft_probs=done.logits[:, :0], rows=tree.first_copies(draft.tree).numpy()))
     return outcome(draft, done)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from polydraft import tree
 from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome
-from polydraft.papers import method
 from polydraft.noise import uniform_at
+from polydraft.papers import method
 from polydraft.threads import ROWS
 from polydraft.truncation import soften
 from polydraft.verifiers.lift.per_node import PerNode
@@ -40,9 +40,10 @@ def emitted_probs(
 
 
 @compiled
-def _walk(sync, logits, samplings, ids, draft_probs, first, tokens, parents, seed, sample, position, node, token):
+def _walk(trees):
     """Stop node and extra token of every batch row. Nodes are looked at as they are numbered, up to the one where the stop's uniform falls; p is
     made at those of them that have children, and at the last."""
+    sync, logits, samplings, ids, _, first, tokens, parents, seed, sample, position, node, token = trees
     N, V = logits.shape[1:]
     p, reach = np.empty(V, np.float32), np.empty(N)
     for b in range(len(node)):
@@ -85,7 +86,7 @@ class Match(PerNode):
         done = arrays(draft, logits, key, samplings)
         first = tree.first_copies(draft.tree).numpy()
         with ROWS:
-            _walk(*done._replace(draft_probs=done.logits[:, :0], rows=first))
+            _walk(done._replace(draft_probs=done.logits[:, :0], rows=first))
         return outcome(draft, done)
 
 

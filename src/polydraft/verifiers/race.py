@@ -99,8 +99,9 @@ def follow(drafted: TokenTree, picks: Int[Tensor, "B N"]) -> Int[Tensor, " B"]:
 
 
 @njit(cache=True, error_model="numpy")
-def _walk(sync, logits, samplings, ids, draft_probs, first, tokens, parents, seed, sample, position, node, token, active):
+def _walk(trees, active):
     """The race at the nodes that the walk visits, with masses for rates: the pick needs no normaliser."""
+    sync, logits, samplings, ids, _, first, tokens, parents, seed, sample, position, node, token = trees
     rates = np.empty(logits.shape[2], np.float32)
     for b in range(len(node)):
         n, following, depth, pick = 0, 0, 0, -1
@@ -151,7 +152,7 @@ class Race:
         first = tree.first_copies(draft.tree).numpy()
         active = self.active(draft.tree)
         with ROWS:
-            _walk(*done._replace(draft_probs=done.logits[:, :0], rows=first), active)
+            _walk(done._replace(draft_probs=done.logits[:, :0], rows=first), active)
         return outcome(draft, done)
 
 
