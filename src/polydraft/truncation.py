@@ -7,6 +7,8 @@ of some spans of the row. For top-p those are dropped first whose masses are so 
 buckets by their masses, and only the bucket where the sum passes the limit is put in order. All threads take pieces of the row.
 """
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
@@ -192,7 +194,7 @@ def _least_of_top_k(sync, x, k, tops, candidates):
 def _exponentiate(arguments, begin, end, thread):
     x, out, top, inverse, least, sums = arguments
     for start in range(begin, end, PIECE):
-        s, faults, last = 0.0, 0, min(start + PIECE, end)
+        faults, last = 0, min(start + PIECE, end)
         logits, masses = x[start:last], out[start:last]
         for i in range(logits.size):
             power = (logits[i] - top) * inverse
@@ -319,7 +321,7 @@ def _keep_from(arguments, begin, end, thread):
 
 
 @njit(cache=True, error_model="numpy")
-def _distribution(sync, x, sampling, out, ids):
+def _distribution(sync, x, sampling, out, ids) -> tuple[float, Any]:
     """`soften`, and the least logit that top-k leaves."""
     if sampling.temperature == 0.0:
         place, out[:] = largest(sync, x), 0.0

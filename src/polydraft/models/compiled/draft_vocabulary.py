@@ -59,7 +59,8 @@ class OutputTokens(NamedTuple):
 def _spread(rows, ids, in_text, logits):
     num_outputs = ids.size if ids.size else logits.shape[1]
     num_always = num_outputs - in_text.size
-    for row, out in zip(rows, logits):
+    for r in range(len(rows)):
+        row, out = rows[r], logits[r]
         out[:] = -np.inf
         for i in range(num_outputs):
             if i < num_always or in_text[i - num_always]:
