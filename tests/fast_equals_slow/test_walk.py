@@ -207,3 +207,25 @@ def test_other_noise_gives_other_outcomes():
     other = NoiseKey(key.seed + 1000, key.sample, key.position)
     one, two = (registry.verifier("block").walk(draft, logits, k) for k in (key, other))
     assert not torch.equal(one.token, two.token)
+
+
+@pytest.mark.parametrize("fault", [float("nan"), float("inf"), float("-inf")])
+def test_a_walk_that_comes_to_a_faulty_row_ends_without_an_outcome(fault):
+    """Of a chain by `match`: half of the walks end at the root, the others come to node 1 and must not be sent back."""
+    draft, logits, key = rounds(TreeShape.CHAIN, DraftSampling.IID, 0)
+    rule, sound = registry.verifier("match"), registry.verifier("match").walk(draft, logits, key)
+    logits[:, 1] = fault
+    for b in range(60):
+        one = [
+            Draft(
+                TokenTree(draft.tree.tokens[b : b + 1], draft.tree.parents[b : b + 1]),
+                draft.sampling,
+                draft.shape,
+                draft.probs[b : b + 1],
+                draft.rows[b : b + 1],
+            )
+        ]
+        outcome = rule.walk(
+            *one, logits[b : b + 1], NoiseKey(key.seed[b : b + 1], key.sample[b : b + 1], key.position[b : b + 1])
+        )
+        assert (outcome is None) == (int(sound.num_accepted[b]) > 0)

@@ -48,26 +48,29 @@ def _walk(trees):
     p, reach = np.empty(V, np.float32), np.empty(N)
     for b in range(len(node)):
         reach[:], reach[0] = 0.0, 1.0
-        n, made, below, until, mass = -1, -1, 0.0, uniform_at(seed[b], sample[b], position[b], STOP, 0), 1.0
+        n, latest, below, until, mass = -1, -1, 0.0, uniform_at(seed[b], sample[b], position[b], STOP, 0), 1.0
         for u in range(N):
             if reach[u] == 0.0:
                 continue
             stop = reach[u]
             for m in range(u + 1, N):
                 if parents[b, m] >= 0 and first[b, parents[b, m]] == u and first[b, m] == m:
-                    if made != u:
-                        mass, made = soften(sync, logits[b, u], samplings[b], p, ids), u
+                    if latest != u:
+                        mass, latest = soften(sync, logits[b, u], samplings[b], p, ids), u
                     reach[m] = reach[u] * p[tokens[b, m]] / mass
                     stop -= reach[m]
+            if not mass > 0.0:  # the row of u is faulty
+                n = -1
+                break
             below += max(stop, 0.0)
             if stop > 0.0:
                 n = u
-            if not below <= until:
+            if below > until:
                 break
         node[b] = n
         if n < 0:
             continue
-        if made != n:
+        if latest != n:
             mass = soften(sync, logits[b, n], samplings[b], p, ids)
         for m in range(1, N):
             if parents[b, m] >= 0 and first[b, parents[b, m]] == n:
