@@ -43,7 +43,7 @@ def nodes(draft, b):
     return found
 
 
-@pytest.mark.parametrize("kind", ["paths", "coupled", "systematic"])
+@pytest.mark.parametrize("kind", ["paths", "without_replacement", "coupled", "systematic"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_compiled_draft_that_ends_early_is_the_one_grown_depth_by_depth(kind, temperature):
     model, texts = embedded()

@@ -119,7 +119,7 @@ def test_drafting_stops_where_it_does_not_pay_with_longer_and_longer_pauses():
 
 def test_a_batch_whose_rows_cost_a_pass_each_is_hardly_drafted_for():
     """All look at once: a look of 16 sequences costs a pass of 16 rows, so that they look at most twice in 256 steps."""
-    batch, prices = sequences(16), Costs.of(1.0, 1.1, 2.0, draft_start=0.0, draft_step=0.1)
+    batch, prices = sequences(16), Costs.of({1: 1.0, 4: 1.1, 8: 2.0}, draft_start=0.0, draft_step=0.1)
     policy, drafted_steps = made(prices), 0
     for _ in range(256):
         budgets = policy.budgets(batch)
@@ -133,7 +133,7 @@ def test_a_batch_whose_rows_cost_a_pass_each_is_hardly_drafted_for():
 def test_a_match_that_doubles_wakes_no_draft_where_not_even_a_certain_token_pays():
     (s,), full = sequences(), sequences(64)
     for batch, wakes in ((full, False), ([s], True)):
-        policy = made(Costs.of(1.0, 1.4, 2.0, draft_start=0.0, draft_step=0.0), rate=0.01)
+        policy = made(Costs.of({1: 1.0, 4: 1.4, 8: 2.0}, draft_start=0.0, draft_step=0.0), rate=0.01)
         policy._copies = True
         for sequence in batch:
             sequence.token_ids = list(range(100, 164))
@@ -146,7 +146,7 @@ def test_a_match_that_doubles_wakes_no_draft_where_not_even_a_certain_token_pays
 
 def test_a_new_request_opens_with_drafts_alone_or_where_they_pay():
     (s,), (seeded,) = sequences(), sequences(seed=1)
-    dear, cheap = made(Costs.of(1.0, 3.0, 7.0, draft_start=0.0, draft_step=0.1)), made(costs(0.02, 0.02))
+    dear, cheap = made(Costs.of({1: 1.0, 4: 3.0, 8: 7.0}, draft_start=0.0, draft_step=0.1)), made(costs(0.02, 0.02))
     assert dear.opens(s, 1) and not dear.opens(s, 8) and cheap.opens(s, 8)
     assert dear.opens(seeded, 8)  # its text does not depend on what runs beside it
 

@@ -59,7 +59,7 @@ def least_pause(num_sequences: int, costs: Costs) -> int:
     """Steps after which a look at one drafted token, which is not accepted, loses no more than LOOKING; all sequences of a batch look at once.
 
     Example:
-        >>> costs = Costs.of(1.0, 1.0, 2.0, draft_start=0.0, draft_step=0.1)
+        >>> costs = Costs.of({1: 1.0, 4: 1.0, 8: 2.0}, draft_start=0.0, draft_step=0.1)
         >>> least_pause(1, costs), least_pause(8, costs)
         (10, 110)
     """

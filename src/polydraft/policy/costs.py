@@ -1,6 +1,6 @@
 """Seconds of a step: of the target's forward pass by its rows, of drafting by its steps, and of what every step does beside them.
 
-    rows(n)        linear between KNOTS, measured at 1, 4 and 8 rows; prices of a further row never fall: a pass is padded to the next cheaper tile
+    rows(n)        linear between KNOTS, measured at 1, 4, 6 and 8 rows; prices of a further row never fall: a pass is padded to the next cheaper tile
                    (two rows may cost 1.18 passes of one, and four .99)
     drafting(n)    n draft steps, and what a draft costs before its first one and in its verification; of several sequences at a time it grows as a
                    forward pass of so many rows does
@@ -10,11 +10,12 @@ what steps took (`LiveCosts`).
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from statistics import median
 
+import numpy as np
 import torch
 
 from polydraft.clock import clock
@@ -23,13 +24,16 @@ from polydraft.drafters.base import Reading
 from polydraft.errors import InvalidInputError
 from polydraft.tree import chain
 
-__all__ = ["KNOTS", "Costs", "LiveCosts", "Overhead", "measured", "no_overhead"]
+__all__ = ["KNOTS", "MEASURED", "Costs", "LiveCosts", "Overhead", "measured", "no_overhead"]
 
 Overhead = Callable[[], float]
 """Measures the seconds of a step beside its forward pass and its drafts."""
 
-KNOTS = (1, 4, 8, 16, 32, 64, 72)
-"""Numbers of rows. The rows after the 64th of a pass read the weights again: 64, 65 and 72 take 110, 127 and 139 ms (Qwen2.5-Coder-0.5B), 42, 48 and 50
+MEASURED = (1, 4, 6, 8)
+"""Numbers of rows that are timed. Passes of 1 to 8 rows take 31, 29, 30, 30, 37, 38, 49 and 50 ms (Qwen2.5-Coder-1.5B, one thread of an AMD EPYC): drafts by
+a line from 4 to 8 are 2% slower on code (simulated on 1,280 contexts of the Qwen pair, also at two threads) and as fast on chat."""
+KNOTS = (*MEASURED, 16, 32, 64, 72)
+"""Numbers of rows between which passes are interpolated. The rows after the 64th of a pass read the weights again: 64, 65 and 72 take 110, 127 and 139 ms (Qwen2.5-Coder-0.5B), 42, 48 and 50
 (SmolLM2-135M; one thread of an AMD EPYC)."""
 PASSES, MOST_REPEATS = 3, 3
 """Timed passes of each kind; three that differ by more than half are measured again, so many times at most."""
@@ -51,7 +55,7 @@ class Costs:
         InvalidInputError: seconds that are negative or not finite, or a pass that takes none.
 
     Example:
-        >>> costs = Costs.of(1.0, 0.98, 1.1, draft_start=0.05, draft_step=0.25)
+        >>> costs = Costs.of({1: 1.0, 4: 0.98, 8: 1.1}, draft_start=0.05, draft_step=0.25)
         >>> costs.rows(1), costs.rows(6), round(costs.row(5), 3), round(costs.row(40), 3)
         (1.0, 1.06, 0.03, 0.03)
     """
@@ -79,15 +83,18 @@ class Costs:
         object.__setattr__(self, "_pieces", pieces)
 
     @classmethod
-    def of(cls, *passes: float, draft_start: float, draft_step: float) -> "Costs":
-        """Of measured passes of 1, 4 and 8 rows; beyond them as between the last two, and beyond 64 rows as a pass more."""
-        slope = max((passes[2] - passes[1]) / 4, (passes[1] - passes[0]) / 3, 0.0)
-        return cls((*passes, *(passes[2] + slope * (n - 8) + (n > 64) * passes[0] for n in KNOTS[3:])), draft_start, draft_step)
+    def of(cls, passes: Mapping[int, float], *, draft_start: float, draft_step: float) -> "Costs":
+        """Of passes of some numbers of rows; beyond them at the dearest row of them, and beyond 64 rows as a pass more."""
+        rows, seconds = list(passes), list(passes.values())
+        dearest = max(0.0, *(np.diff(seconds) / np.diff(rows)))
+        beyond = (dearest * max(n - rows[-1], 0) + (n > 64) * seconds[0] for n in KNOTS)
+        knots = (float(more + np.interp(n, rows, seconds)) for n, more in zip(KNOTS, beyond, strict=True))
+        return cls(tuple(knots), draft_start, draft_step)
 
     @classmethod
     def assumed(cls) -> "Costs":
         """In passes of one row, for models that were not measured."""
-        return cls.of(1.0, 1.12, 1.28, draft_start=0.05, draft_step=0.05)
+        return cls.of({1: 1.0, 4: 1.12, 8: 1.28}, draft_start=0.05, draft_step=0.05)
 
     def piece(self, rows: float) -> int:
         """The knot from which on a number of rows is interpolated."""
@@ -122,7 +129,7 @@ class LiveCosts:
     start: what was measured or assumed, in any unit: the first step sets the factor.
 
     Example:
-        >>> live = LiveCosts(Costs.of(2.4e-3, 2.8e-3, 3.2e-3, draft_start=0.0, draft_step=4e-4))
+        >>> live = LiveCosts(Costs.of({1: 2.4e-3, 4: 2.8e-3, 8: 3.2e-3}, draft_start=0.0, draft_step=4e-4))
         >>> for _ in range(500):
         ...     live.observe(1, 0, scoring=2e-3, drafting=0.0, rest=1e-4)
         ...     live.observe(4, 3, scoring=3e-3, drafting=1.5e-3, rest=1e-4)
@@ -194,14 +201,14 @@ def _seconds(act: Callable[[], object], time: Callable[[], float]) -> float:
 
 @torch.inference_mode()
 def measured(target: Target, drafter: Drafter, prompt: Sequence[int] = (1, 2, 3, 4)) -> Costs:
-    """Costs of idle models: passes of 1, 4 and 8 rows in one slot, and drafts of one and of DEEP steps, nothing of which is kept."""
+    """Costs of idle models: passes of MEASURED rows in one slot, and drafts of one and of DEEP steps, nothing of which is kept."""
     time, params = clock(target), SamplingParams(temperature=1.0)
     scores = target.prefill([0], [list(prompt[:-1])], hidden=drafter.needs.hidden)
     try:
-        passes = list[float]()
-        for rows in KNOTS[:3]:
+        passes = dict[int, float]()
+        for rows in MEASURED:
             tree = TokenTree.chain(torch.full((1, rows), int(prompt[-1])))
-            passes.append(_seconds(lambda tree=tree: target.score([0], tree, hidden=drafter.needs.hidden), time))
+            passes[rows] = _seconds(lambda tree=tree: target.score([0], tree, hidden=drafter.needs.hidden), time)
         (state,) = drafter.start([Request("measured", tuple(prompt), params, 0, slot=0, second_slot=0)])
         try:
             if drafter.needs.hidden and isinstance(drafter, Reading):
@@ -214,4 +221,4 @@ def measured(target: Target, drafter: Drafter, prompt: Sequence[int] = (1, 2, 3,
     finally:
         target.release([0])
     step = max((long - short) / (DEEP - 1), 0.0)
-    return Costs.of(*passes, draft_start=max(short - step, 0.0), draft_step=step)
+    return Costs.of(passes, draft_start=max(short - step, 0.0), draft_step=step)

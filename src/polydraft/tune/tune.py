@@ -1,7 +1,8 @@
 """`polydraft tune`: what the policy knows of these models on these prompts, and how right it is.
 
 Plain decoding, the adaptive policy and ten fixed shapes run in turn on every prompt, so that contention meets all of them alike. What steps of the
-other chains took and accepted predicts each chain's speed, beside which the measured one stands. (The policy's own costs are averages of its latest
+other shapes took and accepted predicts each shape's speed, beside which the measured one stands: seconds come from chains alone, and how often a path
+beside the first is accepted, where the first is not, from the other shapes of several paths. (The policy's own costs are averages of its latest
 steps, and its acceptance that of drafts that end when they are unsure: a chain that goes on is accepted less.) Rates count decoding only, in CPU
 seconds where one thread does all the work.
 """
@@ -22,7 +23,7 @@ from polydraft.engine.stats import RequestStats
 from polydraft.errors import InvalidInputError
 from polydraft.policy.acceptance import FIRST, NEXT
 from polydraft.policy.adaptive import AdaptivePolicy
-from polydraft.policy.costs import KNOTS, Costs
+from polydraft.policy.costs import MEASURED, Costs
 from polydraft.policy.fixed import FixedPolicy, Policy
 from polydraft.policy.profile import Profile
 from polydraft.verifiers import pairing
@@ -85,18 +86,35 @@ class Tuning:
         return next(t for t in self.trials if t.name == name)
 
     def predicted(self, trial: Trial) -> float | None:
-        """Tokens per second by the other chains' costs and acceptance; None for the adaptive policy and for several paths."""
+        """Tokens per second by the costs and acceptance of other shapes; None for the adaptive policy, and for several paths where none other ran."""
         if trial.name == "plain":
             return 1.0 / self.profile.costs.step(1, 0)
-        if trial.budget is None or not trial.is_chain:
+        if trial.budget is None:
             return None
-        depth, others = trial.budget.max_depth, [t for t in self.trials if t is not trial]
+        depth, width, others = trial.budget.max_depth, trial.budget.width, [t for t in self.trials if t is not trial]
         drafted = [trial.drafted[d] / trial.steps if trial.drafted else 1.0 for d in range(depth)]
-        tokens = 1.0 + sum(share * rate for share, rate in zip(drafted, self._reach(others, depth), strict=True))
+        reach = self._reach(others, depth)
+        if width > 1:
+            rejected = self._rejected_beside(others)
+            if rejected is None or not 0.0 < reach[0] < 1.0:
+                return None
+            some = 1.0 - (1.0 - reach[0]) * rejected ** (width - 1)
+            reach = [some / reach[0] * r for r in reach]  # at most one of the paths goes on
+        tokens = 1.0 + sum(share * rate for share, rate in zip(drafted, reach, strict=True))
         costs, steps = chain_costs(others), sum(drafted)
         if costs is None:
-            return tokens / self.profile.costs.step(1 + steps, steps)
-        return tokens / (scoring(others, 1 + steps) + costs.drafting(steps) + costs.overhead)
+            return tokens / self.profile.costs.step(1 + width * steps, steps)
+        return tokens / (scoring(others, 1 + width * steps) + costs.drafting(steps) + costs.overhead)
+
+    def _rejected_beside(self, trials: Sequence[Trial]) -> float | None:
+        """How often a path beside the first is rejected at its first token, where those before it are: by these of several paths."""
+        first = self._reach(trials, 1)[0]
+        several = [t for t in trials if t.budget is not None and not t.is_chain and t.drafted[0]]
+        if not several or first >= 1.0:
+            return None
+        misses = [(t, 1.0 - t.accepted[0] / t.drafted[0]) for t in several]
+        each = [(min(miss / (1.0 - first), 1.0)) ** (1.0 / (t.budget.width - 1)) for t, miss in misses if t.budget]
+        return sum(each) / len(each)
 
     def _reach(self, trials: Sequence[Trial], depth: int) -> list[float]:
         """How often a chain is accepted to each depth: as these chains were, beyond them at their last rate, and as the policy knows without any."""
@@ -217,6 +235,6 @@ def chain_costs(trials: Sequence[Trial]) -> Costs | None:
     overhead = plain.beside / plain.steps
     step, start = np.polyfit(steps, [(t.drafting + t.beside) / t.steps - overhead for t in chains], 1)
     costs = Costs.of(
-        *(scoring(trials, n) for n in KNOTS[:3]), draft_start=max(float(start), 0.0), draft_step=max(float(step), 0.0)
+        {n: scoring(trials, n) for n in MEASURED}, draft_start=max(float(start), 0.0), draft_step=max(float(step), 0.0)
     )
     return replace(costs, overhead=overhead)

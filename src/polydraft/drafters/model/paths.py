@@ -102,7 +102,7 @@ class ModelDrafter:
         """Equal for those that share them."""
         self._proposed: dict[int, tuple[TokenTree, int]] = {}
         """By slot: tree and row that the cache holds behind committed tokens."""
-        offered = kind in ("paths", "chain", "coupled", "systematic")
+        offered = kind in ("paths", "chain", "without_replacement", "coupled", "systematic")
         self._propose_paths: ProposePaths | None = None
         if offered and isinstance(model, Proposing):
             self._propose_paths = partial(model.propose_paths, leaves=self.scores_leaves)

@@ -38,7 +38,7 @@ GROW = np.dtype([(name, np.int64) for name in ("slot", "depth", "width", "max_no
 """A request for the most probable tree, within these bounds."""
 SOFTMAX: Any = np.array([(1.0, 0, 1.0, 0.0, 0.0)], SAMPLING)
 """Sampling parameters that change nothing."""
-IID, COUPLED = DraftSampling.IID.value, DraftSampling.COUPLED.value
+IID, COUPLED, DISTINCT = (s.value for s in (DraftSampling.IID, DraftSampling.COUPLED, DraftSampling.WITHOUT_REPLACEMENT))
 _DRAFT: Any = np.int64(Stream.DRAFT)
 _MISSING = -2
 """Token of a node that its row has too few tokens for; of one that is not drawn it is -1."""
@@ -124,15 +124,21 @@ def _in_context(trees, b, above, begin, end, context):
 
 
 @inner(error_model="numpy")
-def _draw(trees, b, above, depth, n, siblings, key, drawn):
+def _draw(trees, b, above, depth, n, siblings, key, drawn, rest):
     """The token of node n, a child of a node that goes on; where draws of a context belong together, those of its later nodes, too.
 
-    above, depth: of the nodes of the tree, and where this depth begins, ends, and how deep it is.
+    above, depth: of the nodes of the tree, and where this depth begins, ends, and how deep it is.  drawn, rest: room for tokens and for a row.
     """
     begin, end, d = depth
     context = trees.first[b, above[n]]
     probs = trees.probs[b, trees.row[b, context]]
-    if siblings == IID:
+    if siblings == DISTINCT and _in_context(trees, b, above, begin, n, context):
+        copy_row(probs, rest)
+        for m in range(begin, n):
+            if above[m] == above[n] and trees.tokens[b, m] >= 0:
+                rest[trees.tokens[b, m]] = 0.0
+        probs = rest
+    if siblings in (IID, DISTINCT):
         trees.tokens[b, n] = choose_row(probs, uniform_at(key.seed, key.sample, key.position, _DRAFT, n))
         return
     if _in_context(trees, b, above, begin, n, context):
@@ -194,7 +200,7 @@ def _propose(sync, model, vocab, outputs, requests, pending, places, samplings, 
     """
     (B, N), P, passes = places.parents.shape, pending.shape[1], 0
     trees, drawn, compact = _planted(vocab, places), np.empty(N, np.int64), np.empty(outputs.ids.size, _f32)
-    room = np.empty(vocab, np.int32)
+    room, rest = np.empty(vocab, np.int32), np.empty(vocab if siblings == DISTINCT else 0, _f32)
     fed, above = np.zeros((B, P + N), np.int64), np.full((B, P + N), -1, np.int64)  # the tree that the model sees
     slots, first_nodes = np.empty(B, np.int64), np.empty(B, np.int64)  # rows of one array would compile the pass twice
     node_ends, first_logits = np.empty(B, np.int64), np.empty(B, np.int64)
@@ -231,7 +237,7 @@ def _propose(sync, model, vocab, outputs, requests, pending, places, samplings, 
                 if trees.tokens[b, parent] < 0 or not trees.goes_on[b, parent]:
                     trees.tokens[b, n] = -1
                 else:
-                    _draw(trees, b, parents, depth, n, siblings, requests[b], drawn)
+                    _draw(trees, b, parents, depth, n, siblings, requests[b], drawn, rest)
                 if trees.tokens[b, n] < 0:
                     trees.goes_on[b, n] = False
                     continue
@@ -283,7 +289,7 @@ class CompiledProposals(SlotModel):
 
         trees: of every row, the parents of a fixed `core.Budget`; its nodes behind a `stop` have parent -1.  keys: seeds, sample indices and
             positions of the noise.  pending: committed tokens that the cache lacks, the root last; all but that are cached where there is a draft.
-        distribution: IID; COUPLED: the children of a node are its smallest clock / q (Kobus & Gunduz 2025, arXiv 2504.15475), and None is
+        draft_sampling: IID; WITHOUT_REPLACEMENT; COUPLED: the children of a node are its smallest clock / q (Kobus & Gunduz 2025, arXiv 2504.15475), and None is
             returned where its row has fewer tokens; SYSTEMATIC.
         leaves: whether the logits after all nodes are returned too, by one more pass, over the leaves: the slots then hold every distinct node
             at its first copy, to be committed. For models that have logits of all tokens. Trees are drawn whole, whatever the stops.
