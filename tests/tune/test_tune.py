@@ -15,7 +15,7 @@ from polydraft.policy.acceptance import FIRST, NEXT
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.fixed import FixedPolicy
 from polydraft.threads import usable_cores
-from polydraft.tree import chain
+from polydraft.tree import chain, paths
 from polydraft.tune.tune import SHAPES, Trial, Tuning, chain_costs, tune
 from tests.policy.planning import costs, known
 
@@ -91,6 +91,29 @@ def test_a_chain_is_predicted_without_its_own_steps():
     assert found.predicted(found.trials[3]) == pytest.approx((1 + 0.6 + 0.3) / seconds)
     found.trials[3].drafting = found.trials[3].scoring = 1e6
     assert found.predicted(found.trials[3]) == pytest.approx((1 + 0.6 + 0.3) / seconds)
+
+
+def _paths(width, depth, accepted):
+    """Ten steps of several paths, of which the first token of some was accepted so often."""
+    budget = Budget.fixed(paths(width, depth))
+    trial = Trial(f"{width} paths of {depth}", FixedPolicy(budget), budget, steps=10)
+    trial.drafted.update(dict.fromkeys(range(depth), 10))
+    trial.accepted.update({0: accepted})
+    return trial
+
+
+def test_several_paths_are_predicted_from_how_often_another_shape_s_second_path_was_accepted():
+    """One path's first token is rejected in .4 of the steps and two paths' in .3: a further path is rejected in .75, and three paths in .225."""
+    tuned = tuning(500, 600, 700)
+    tuned.trials[0].steps, tuned.trials[0].scoring, tuned.trials[0].beside = 10, 10.0, 5.0
+    tuned.trials[2:] = [_chain(1, [0.6]), _chain(8, [0.6, 0.3]), _paths(2, 2, 7), _paths(3, 2, 10)]
+    seconds = 1 + 0.25 * 6 + 0.5 + 0.125 * 2 + 0.75
+    reach = 0.775, 0.775 * 0.5
+    assert tuned.predicted(tuned.trials[5]) == pytest.approx((1 + sum(reach)) / seconds)
+    tuned.trials[4].accepted[0] = 10  # every step: the second path is never rejected
+    assert tuned.predicted(tuned.trials[5]) == pytest.approx((1 + 1.0 + 0.5) / seconds)
+    del tuned.trials[4]
+    assert tuned.predicted(tuned.trials[4]) is None, "no other shape says what a second path is worth"
 
 
 def test_the_seconds_of_chains_are_predicted_within_a_third_on_a_machine_that_others_use_too():
