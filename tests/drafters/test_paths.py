@@ -14,7 +14,7 @@ from polydraft.drafters.model.paths import KINDS, ModelDrafter
 from polydraft.errors import CapacityError, InvalidInputError, UnknownNameError
 from polydraft.models import load, pair
 from polydraft.models.slots import Slots
-from polydraft.tree import chain, paths, ragged
+from polydraft.tree import chain, paths, product, ragged
 from polydraft.verifiers.inputs import check_draft
 from tests.drafters.sessions import distributions, models, play, requests
 from tests.engine.tables import TableModel
@@ -141,13 +141,13 @@ def test_systematic_draws_stand_where_the_sums_of_the_reported_row_pass_equal_st
     assert many > 1  # copies pooled
 
 
-def compiled_and_grown(kind, sizes):
+def compiled_and_grown(kind, sizes, **params):
     """The draft of the embedded model in one compiled call and depth by depth, for three texts; equal but for rounding."""
     model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=6)
     texts = [load.encode(load.load_tokenizer(str(pair.draft_folder())), p.text) for p in pair.prompts()[:3]]
     one, two = ModelDrafter(model, kind), ModelDrafter(model, kind)
     two.slots, two._propose_paths = Slots(model, [3, 4, 5]), None
-    drafts = [d.propose(d.start(requests(*texts)), sizes) for d in (one, two)]
+    drafts = [d.propose(d.start(requests(*texts, **params)), sizes) for d in (one, two)]
     assert torch.equal(drafts[0].tree.tokens, drafts[1].tree.tokens)
     assert torch.equal(drafts[0].tree.parents, drafts[1].tree.parents)
     assert drafts[0].shape is drafts[1].shape
@@ -169,7 +169,19 @@ def test_a_race_has_no_more_children_than_its_distribution_has_tokens():
     assert torch.equal(again.tree.tokens, draft.tree.tokens)
 
 
-@pytest.mark.parametrize("kind", ["paths", "coupled", "systematic"])
+def test_distinct_children_are_no_more_than_their_distribution_has_tokens():
+    """Nor is there anything below those that are missing, in the compiled call as in growing."""
+    draft = compiled_and_grown(
+        "without_replacement", [Budget.fixed(paths(3, 3)), Budget.fixed(product(2, 2)), Budget.fixed(chain(2))], top_k=2
+    )
+    assert [(parents >= 0).sum() for parents in draft.tree.parents] == [6, 6, 2]
+    alone = compiled_and_grown(
+        "without_replacement", [Budget.fixed(paths(2, 2, 1)), Budget.fixed(paths(2, 2)), Budget.fixed(product(1, 2))], top_k=1
+    )
+    assert alone.tree.parents.tolist() == [[-1, 0, 1]] * 3
+
+
+@pytest.mark.parametrize("kind", ["paths", "without_replacement", "coupled", "systematic"])
 def test_a_compiled_proposal_with_a_trunk_is_the_grown_one(kind):
     draft = compiled_and_grown(kind, [Budget.fixed(paths(2, 4, 1)), Budget.fixed(paths(3, 4, 3)), Budget.fixed(paths(2, 3))])
     assert trees.depths(draft.tree).amax(1).tolist() == [4, 4, 3]
@@ -184,7 +196,7 @@ def test_a_compiled_ragged_proposal_is_the_grown_one(lengths):
     assert draft.tree.parents[1].tolist()[:5] == [-1, 0, 0, 0, 1]  # the first path goes on
 
 
-@pytest.mark.parametrize("kind", ["paths", "coupled", "systematic"])
+@pytest.mark.parametrize("kind", ["paths", "without_replacement", "coupled", "systematic"])
 def test_a_compiled_tree_by_position_is_the_grown_one(kind):
     given = (-1, 0, 0, 0, 1, 1, 2, 4, 6, 7), (-1, 0, 0, 2, 2, 3)
     draft = compiled_and_grown(kind, [*map(Budget.fixed, given), Budget.fixed(paths(2, 3))])

@@ -264,7 +264,9 @@ def test_a_profile_of_other_models_is_refused(tmp_path):
         Engine.embedded(max_num_seqs=1, drafter="ngram", profile=str(tmp_path / "p.json"))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"polydraft_profile": 1, "costs": {}}', '{"polydraft_profile": 5}', '{"polydraft_profile": 6}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"polydraft_profile": 1, "costs": {}}', '{"polydraft_profile": 5}', '{"polydraft_profile": 6}']
+)
 def test_what_is_no_profile_is_refused_with_advice(tmp_path, text):
     (tmp_path / "p.json").write_text(text, encoding="utf-8")
     with pytest.raises(InvalidInputError, match="polydraft tune"):

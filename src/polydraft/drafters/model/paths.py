@@ -232,7 +232,8 @@ class ModelDrafter:
         noise = NoiseKey.of(*keys) if draft_sampling is DraftSampling.COUPLED else None
         drawn, rows, confidence = proposal.tree, proposal.rows, proposal.confidence
         shape = _shape(fixed)
-        if shape is not TreeShape.CHAIN and any(g.stop for g in fixed):
+        may_lack = draft_sampling is DraftSampling.WITHOUT_REPLACEMENT or any(g.stop for g in fixed)
+        if shape is not TreeShape.CHAIN and may_lack:
             drawn, rows, confidence = _packed(proposal)
         return Draft(drawn, draft_sampling, shape, proposal.probs, rows, noise, proposal.logits, confidence), proposal.tree
 
