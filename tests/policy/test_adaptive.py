@@ -159,6 +159,16 @@ def test_drafting_comes_back_when_drafts_fit_again():
     assert sum(d > 1 for d in depths[-40:]) > 35
 
 
+@pytest.mark.parametrize(("sixteen", "grows"), [(1.5, True), (3.3, False)])
+def test_a_greedy_request_is_drafted_a_tree_where_sixteen_rows_are_cheap(sixteen, grows):
+    """Not where the first rows alone are: a tree has more of them. A chain is drafted above temperature 0 whatever rows cost."""
+    engine = Engine.embedded(max_num_seqs=1)
+    policy = made(Costs.of({1: 1.0, 4: 1.0, 8: 1.05, 16: sixteen}, draft_start=0.0, draft_step=0.1), rate=0.8)
+    policy.prepare(engine.target, engine.drafter, engine.verifier)
+    (greedy,), (sampled,) = (policy.budgets(sequences(temperature=t)) for t in (0.0, 1.0))
+    assert (not greedy.parents) is grows and sampled.parents and greedy.max_depth > 1
+
+
 def test_dear_drafts_are_short_and_cheap_ones_deep():
     depths = [made(costs(0.02, step)).budgets(sequences())[0].max_depth for step in (0.6, 0.2, 0.02)]
     assert depths == sorted(depths) and depths[0] < depths[2]

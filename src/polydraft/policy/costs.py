@@ -1,6 +1,6 @@
 """Seconds of a step: of the target's forward pass by its rows, of drafting by its steps, and of what every step does beside them.
 
-    rows(n)        linear between KNOTS, measured at 1, 4, 6 and 8 rows; prices of a further row never fall: a pass is padded to the next cheaper tile
+    rows(n)        linear between KNOTS, measured at 1, 4, 6, 8 and 16 rows; prices of a further row never fall: a pass is padded to the next cheaper tile
                    (two rows may cost 1.18 passes of one, and four .99)
     drafting(n)    n draft steps, and what a draft costs before its first one and in its verification; of several sequences at a time it grows as a
                    forward pass of so many rows does
@@ -29,10 +29,11 @@ __all__ = ["KNOTS", "MEASURED", "Costs", "LiveCosts", "Overhead", "measured", "n
 Overhead = Callable[[], float]
 """Measures the seconds of a step beside its forward pass and its drafts."""
 
-MEASURED = (1, 4, 6, 8)
+MEASURED = (1, 4, 6, 8, 16)
 """Numbers of rows that are timed. Passes of 1 to 8 rows take 31, 29, 30, 30, 37, 38, 49 and 50 ms (Qwen2.5-Coder-1.5B, one thread of an AMD EPYC): drafts by
-a line from 4 to 8 are 2% slower on code (simulated on 1,280 contexts of the Qwen pair, also at two threads) and as fast on chat."""
-KNOTS = (*MEASURED, 16, 32, 64, 72)
+a line from 4 to 8 are 2% slower on code (simulated on 1,280 contexts of the Qwen pair, also at two threads) and as fast on chat. One of 16 takes 95: three times as much as eight rows would let expect
+beside a noisy first one."""
+KNOTS = (*MEASURED, 32, 64, 72)
 """Numbers of rows between which passes are interpolated. The rows after the 64th of a pass read the weights again: 64, 65 and 72 take 110, 127 and 139 ms (Qwen2.5-Coder-0.5B), 42, 48 and 50
 (SmolLM2-135M; one thread of an AMD EPYC)."""
 PASSES, MOST_REPEATS = 3, 3
