@@ -31,11 +31,11 @@ Overhead = Callable[[], float]
 
 MEASURED = (1, 4, 6, 8, 16)
 """Numbers of rows that are timed. Passes of 1 to 8 rows take 31, 29, 30, 30, 37, 38, 49 and 50 ms (Qwen2.5-Coder-1.5B, one thread of an AMD EPYC): drafts by
-a line from 4 to 8 are 2% slower on code (simulated on 1,280 contexts of the Qwen pair, also at two threads) and as fast on chat. One of 16 takes 95: three times as much as eight rows would let expect
-beside a noisy first one."""
+a line from 4 to 8 are 1 to 2% slower on code (simulated on 1,280 contexts of the Qwen pair, one thread and two) and as fast on chat. One of 16 takes 95; where it
+was extrapolated, noise between one and eight rows set its price."""
 KNOTS = (*MEASURED, 32, 64, 72)
-"""Numbers of rows between which passes are interpolated. The rows after the 64th of a pass read the weights again: 64, 65 and 72 take 110, 127 and 139 ms (Qwen2.5-Coder-0.5B), 42, 48 and 50
-(SmolLM2-135M; one thread of an AMD EPYC)."""
+"""Numbers of rows between which passes are interpolated. The rows after the 64th of a pass read the weights again: 64, 65 and 72 take 110, 127 and
+139 ms (Qwen2.5-Coder-0.5B), 42, 48 and 50 (SmolLM2-135M; one thread of an AMD EPYC)."""
 PASSES, MOST_REPEATS = 3, 3
 """Timed passes of each kind; three that differ by more than half are measured again, so many times at most."""
 DEEP = 5
