@@ -24,7 +24,7 @@ class TreeShape(Enum):
     BY_POSITION = auto()
     """Any numbers of children, fixed for every position."""
     GROWN = auto()
-    """Numbers of children that depend on sampled values or scores, on any branch; at each node fixed before its first draw."""
+    """Numbers of children that depend on sampled values or scores, on any branch, earlier siblings and all below them included."""
 
     @classmethod
     def of_batch(cls, shapes: Iterable["TreeShape"]) -> "TreeShape":
@@ -44,14 +44,21 @@ class Stop(NamedTuple):
     least: by depth of the node, from 1 on, the smallest reach with which it goes on; deeper nodes as the last. Of a tree that grows
         best first the reach of all nodes of the depth together. The root always goes on.
     acceptance: of a drafted token by its confidence; see `polydraft.confidence`.
+    spare_least: of a chain, by the number of tokens drafted so far, from 1 on, the smallest chance of acceptance with which one more is drawn
+        beside a token of the chain, a spare sibling: a row of the forward pass and no draft step. None are drawn behind the last, or where it is ().
+    spare_acceptance: of a spare sibling whose elder was rejected.
 
-    It reads the tokens of a node's path and the rows above them, before the node's own children are drawn, and what was drawn stays: so
+    `least` reads the tokens of a node's path and the rows above them, before the node's own children are drawn, and what was drawn stays: so
     chains, paths of equal length and trees of one width a depth keep the shape that verifiers are told, and every verifier that is exact for
     it stays exact. Trap: dropping a token after a look at it biases the output (total variation up to .28 in enumerated cases).
+    Spare siblings are chosen when the chain is drawn, by all of its tokens, the best first: they make a tree that grows (`TreeShape.GROWN`), its
+    siblings drawn without replacement. Verifiers that try siblings in the order of their draws stay exact.
     """
 
     least: tuple[float, ...]
     acceptance: tuple[float, ...] = IDENTITY
+    spare_least: tuple[float, ...] = ()
+    spare_acceptance: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ class Budget:
     copied: tokens of a chain that are verified in place of what the drafter would draft.
 
     Raises:
-        InvalidInputError: bounds below zero, or parents that come after their children.
+        InvalidInputError: bounds below zero, parents that come after their children, or spare siblings of what is no chain.
 
     Example:
         >>> Budget.fixed((-1, 0, 1, 0, 2))
@@ -101,6 +108,12 @@ class Budget:
                 f"least={self.least} was given in a budget; expected a probability in [0, 1]. Use 0 for no limit."
             )
 
+        if self.has_spares and self.parents != (-1, *range(self.max_depth)):
+            raise InvalidInputError(
+                f"a stop with spare_least was given for a tree of the parents {self.parents}; expected a chain, such as (-1, 0, 1). "
+                "Use spare_least=() for other trees."
+            )
+
     @classmethod
     def fixed(cls, parents: Sequence[int]) -> "Budget":
         """A tree by position, its nodes numbered as the class says. `polydraft.tree` has chains, paths and others."""
@@ -130,15 +143,29 @@ class Budget:
         """
         return self if stop == self.stop else replace(self, stop=stop)
 
+    def without_spares(self) -> "Budget":
+        """The same without spare siblings.
+
+        Example:
+            >>> Budget.fixed((-1, 0, 1)).ending(Stop((0.5,), spare_least=(0.1,))).without_spares().shape.name
+            'CHAIN'
+        """
+        return self if self.stop is None else self.ending(self.stop._replace(spare_least=()))
+
+    @property
+    def has_spares(self) -> bool:
+        """Whether spare siblings may be drawn beside its tokens."""
+        return self.stop is not None and bool(self.stop.spare_least)
+
     @cached_property
     def shape(self) -> TreeShape:
-        """The narrowest shape of the tree; GROWN where it grows, and where an unequal tree may end anywhere.
+        """The narrowest shape of the tree; GROWN where it grows, where spare siblings may be drawn, and where an unequal tree may end anywhere.
 
         Example:
             >>> Budget.fixed((-1, 0, 0, 1, 2)).shape.name, Budget.fixed((-1, 0, 1, 1)).shape.name, Budget.fixed((-1, 0, 0, 1)).shape.name
             ('PATHS', 'PRODUCT', 'RAGGED')
         """
-        if not self.parents:
+        if not self.parents or self.has_spares:
             return TreeShape.GROWN
         depth, children = [0] * len(self.parents), [0] * len(self.parents)
         for n, parent in enumerate(self.parents[1:], 1):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polydraft.budget import TreeShape
 from polydraft.core.decodings import Decoding, SecondSequenceDecoding
-from polydraft.core.drafts import Draft
+from polydraft.core.drafts import Draft, DraftSampling
 from polydraft.core.methods import Drafter
 from polydraft.core.outcomes import Outcome
 from polydraft.core.requests import Request
@@ -53,7 +53,8 @@ class Confident(Protocol):
     """A drafter that says how sure its drafts are.
 
     confident: whether drafts end by their own paths.  greedy_trees: whether a greedy request with a budget that grows is drafted its most
-    probable tree: every lossless verifier then follows the largest logits.
+    probable tree: every lossless verifier then follows the largest logits.  spares: whether a sampled chain is drafted spare siblings
+    (`budget.Stop`); its drafts then say WITHOUT_REPLACEMENT.
     """
 
     @property
@@ -61,6 +62,9 @@ class Confident(Protocol):
 
     @property
     def greedy_trees(self) -> bool: ...
+
+    @property
+    def spares(self) -> bool: ...
 
 
 @runtime_checkable
@@ -126,6 +130,8 @@ class Learning(Protocol):
 def interleaved(rows: Sequence[Sequence[int]], drafts: Sequence[Draft]) -> Draft:
     """Drafts of some rows each, as the draft of all: of one sampling, beside which some may be point masses, whose nodes have no row.
 
+    Chains lie beside chains with spare siblings, too, which are drawn without replacement.
+
     Example:
         >>> roots = [Draft.empty(torch.tensor(tokens)) for tokens in ([5], [6, 7])]
         >>> interleaved([[1], [0, 2]], roots).tree.tokens.tolist()
@@ -154,9 +160,11 @@ def interleaved(rows: Sequence[Sequence[int]], drafts: Sequence[Draft]) -> Draft
     shape = drawn[0].shape if len({d.shape for d in drawn}) == 1 else TreeShape.of_batch([d.shape for d in drawn])
     scored = [d.logits for d in drafts if d.logits is not None]
     logits = placed(scored, N, 0) if len(scored) == len(drafts) else None
+    distinct = any(d.sampling is DraftSampling.WITHOUT_REPLACEMENT for d in drawn)
+    draft_sampling = DraftSampling.WITHOUT_REPLACEMENT if distinct else drawn[0].sampling
     sure = [d.confidence for d in drafts if d.confidence is not None]
     confidence = placed(sure, N, 1.0) if len(sure) == len(drafts) else None
-    return Draft(tree, drawn[0].sampling, shape, probs, placed([d.rows for d in drafts], N, -1), noise, logits, confidence)
+    return Draft(tree, draft_sampling, shape, probs, placed([d.rows for d in drafts], N, -1), noise, logits, confidence)
 
 
 def read_source(model: Target, slot: int, request: Request) -> None:

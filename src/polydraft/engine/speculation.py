@@ -13,7 +13,7 @@ from polydraft.budget import Budget
 from polydraft.config import SpeculationConfig
 from polydraft.core import Drafter, Target, Verifier
 from polydraft.drafters import by_name
-from polydraft.drafters.base import Asynchronous, Parts
+from polydraft.drafters.base import Asynchronous, Confident, Parts
 from polydraft.engine.parts import check_drafter
 from polydraft.errors import InvalidInputError, unknown_name
 from polydraft.policy.adaptive import AdaptivePolicy
@@ -82,10 +82,11 @@ class Menu:
         """
         named = by_name.asynchronous(config.drafter, config.verifier) if config.asynchronous else config.drafter
         drafter = by_name.drafter(named, parts, config.all_drafter_options)
-        verifier, others = choose_verifier(config.verifier, drafter), by_name.others(config.offered, drafter, parts)
+        others = by_name.others(config.offered, drafter, parts)
         name = config.policy if isinstance(config.policy, str) else None  # an object is of one drafter
         copying = config.drafter == "auto" and parts.decoding is None
         policy = choose_policy(config.policy, config.depth, config.num_paths, config.profile, drafter, copying=copying)
+        verifier = choose_verifier(config.verifier, drafter, policy)
 
         def make_policy(other: Drafter) -> Policy:
             return choose_policy(name, config.depth, config.num_paths, None, other)
@@ -128,13 +129,13 @@ class Menu:
         if name not in self._drafters:
             raise unknown_name("drafter of this engine", name, self._drafters)
         source = self._drafters[name]
-        chosen = choose_verifier(rule, source)
         if source is None:
-            return Speculation(None, chosen, PLAIN.policy)
+            return Speculation(None, choose_verifier(rule, source), PLAIN.policy)
+        policy = self._make_policy(source) if self._make_policy else self.default.policy
+        chosen = choose_verifier(rule, source, policy)
         with self._lock:
             key = name, chosen.info.name
             if key not in self._known:
-                policy = self._make_policy(source) if self._make_policy else self.default.policy
                 speculation = Speculation(source, chosen, policy)
                 self._prepare(speculation)
                 self._known[key] = speculation
@@ -145,8 +146,8 @@ class Menu:
             speculation.policy.prepare(self._target, speculation.drafter, speculation.verifier, self._overhead)
 
 
-def choose_verifier(named: str | Verifier, source: Drafter | None) -> Verifier:
-    """By name, "auto" for the best one that is exact for the drafter, or as it is.
+def choose_verifier(named: str | Verifier, source: Drafter | None, policy: Policy | None = None) -> Verifier:
+    """By name, "auto" for the best one that is exact for what the policy asks of the drafter, or as it is.
 
     Raises:
         IncompatibleError: one that is not exact for the drafter.
@@ -154,7 +155,8 @@ def choose_verifier(named: str | Verifier, source: Drafter | None) -> Verifier:
     """
     rule: Verifier
     if isinstance(named, str):
-        name = named if named != "auto" else "match" if source is None else pairing.best_for(source.info)
+        spares = isinstance(policy, AdaptivePolicy) and isinstance(source, Confident) and source.spares
+        name = named if named != "auto" else "match" if source is None else pairing.best_for(source.info, spares=spares)
         rule = registry.verifier(name)
     elif isinstance(named, Verifier):
         rule = named

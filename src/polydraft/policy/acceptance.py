@@ -1,6 +1,7 @@
 """What drafts are worth: how often drafted tokens are accepted, and what steps with drafts brought; counted with decay around a prior.
 
     lanes 0 .. 9   tokens by the draft's confidence in them, see `polydraft.confidence`; before anything was counted the identity
+    SPARE          whether a spare sibling was accepted, where its elder was rejected
     FIRST, NEXT    whether one of the tokens below the root, and one of those below an accepted token, was accepted
     means          tokens, drafted nodes and draft steps of a step with drafts
 
@@ -15,20 +16,20 @@ from numba import njit
 from polydraft.confidence import BINS, IDENTITY, bin_of
 from polydraft.policy.marginal import Expected
 
-__all__ = ["FIRST", "NEXT", "UNKNOWN", "UNKNOWN_SAMPLED", "Acceptance"]
+__all__ = ["FIRST", "NEXT", "SPARE", "UNKNOWN", "UNKNOWN_SAMPLED", "Acceptance"]
 
-FIRST, NEXT = BINS, BINS + 1
+FIRST, NEXT, SPARE = BINS, BINS + 1, BINS + 2
 LEAST_STRENGTH, LEAST_TRIES = 0.5, 2.0
 """Steps and tries that a prior never falls below."""
-UNKNOWN = (*IDENTITY, 0.6, 0.75)
+UNKNOWN = (*IDENTITY, 0.6, 0.75, 0.3)
 """Rates where nothing was counted, at temperature 0."""
-UNKNOWN_SAMPLED = (0.35, 0.4, 0.5, 0.55, 0.6, 0.68, 0.75, 0.85, 0.95, 0.98, 0.6, 0.75)
+UNKNOWN_SAMPLED = (0.35, 0.4, 0.5, 0.55, 0.6, 0.68, 0.75, 0.85, 0.95, 0.98, 0.6, 0.75, 0.3)
 """Rates of sampled tokens: one of small probability q is accepted with min(1, p / q). First and fifth bin at temperature 1: .65 and .66 for the embedded
 pair, .21 and .50 for SmolLM2-135M with its head, .54 and .48 for Qwen2.5-Coder 1.5B with 0.5B; speeds over plain go from 1.77 to 1.81, 1.34 to 1.40 and 1.79 to 1.86."""
 
 
 @njit(cache=True)
-def _observe(hits, tries, sums, decay, parents, path, confidence):
+def _observe(hits, tries, sums, decay, parents, path, confidence, in_turn):
     """Fold in a step; returns (nodes, depth)."""
     hits *= decay
     tries *= decay
@@ -44,11 +45,13 @@ def _observe(hits, tries, sums, decay, parents, path, confidence):
         below, accepted = False, path[step] if step < len(path) else -1
         for n in range(visited + 1, len(parents)):
             if parents[n] == visited:
-                below = True
                 if len(confidence):
-                    lane = bin_of(confidence[n])
+                    lane = SPARE if in_turn and below else bin_of(confidence[n])
                     tries[lane] += 1.0
                     hits[lane] += n == accepted
+                below = True
+                if in_turn and n == accepted:
+                    break
         if below:
             lane = FIRST if step == 0 else NEXT
             tries[lane] += 1.0
@@ -83,12 +86,17 @@ class Acceptance:
         self._hits, self._tries, self._sums = np.zeros(len(rates)), np.zeros(len(rates)), np.zeros(4)
         self.steps = 0
 
-    def observe(self, parents: Sequence[int], path: Sequence[int], confidence: Sequence[float] | None = None) -> tuple[int, int]:
-        """Take note of a step: the draft's parents, the accepted nodes, and the confidence in each node. Returns nodes and depth of the draft."""
+    def observe(
+        self, parents: Sequence[int], path: Sequence[int], confidence: Sequence[float] | None = None, *, in_turn: bool = False
+    ) -> tuple[int, int]:
+        """Take note of a step: the draft's parents, the accepted nodes, and the confidence in each node. Returns nodes and depth of the draft.
+
+        in_turn: whether the children of a node are a drawn token and its spare siblings, which are tried where it was rejected.
+        """
         probabilities = _NONE if confidence is None else np.asarray(confidence, np.float64)
         self.steps += 1
         nodes, self._strength = np.array(path, np.int64), max(self._decay * self._strength, LEAST_STRENGTH)
-        return _observe(self._hits, self._tries, self._sums, self._decay, np.asarray(parents), nodes, probabilities)
+        return _observe(self._hits, self._tries, self._sums, self._decay, np.asarray(parents), nodes, probabilities, in_turn)
 
     @property
     def rates(self) -> list[float]:

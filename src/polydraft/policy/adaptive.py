@@ -18,12 +18,12 @@ from torch import Tensor
 from polydraft import tree
 from polydraft.budget import Stop
 from polydraft.confidence import BINS
-from polydraft.core import Budget, Draft, Drafter, DraftSampling, Outcome, Target, Verifier
+from polydraft.core import Budget, Draft, Drafter, DraftSampling, Method, Outcome, Target, TreeShape, Verifier
 from polydraft.drafters.base import Confident, ModelBased
-from polydraft.policy.acceptance import FIRST, NEXT, Acceptance
+from polydraft.policy.acceptance import FIRST, NEXT, SPARE, Acceptance
 from polydraft.policy.costs import Costs, LiveCosts, Overhead, no_overhead
 from polydraft.policy.fixed import RunningSequence
-from polydraft.policy.marginal import Expected, depth_of, gain, least_reach, speed_of
+from polydraft.policy.marginal import Expected, depth_of, gain, least_reach, least_spare, speed_of
 from polydraft.policy.profile import Profile, check_identity, profile_of
 from polydraft.policy.repeats import Repeats
 
@@ -67,6 +67,11 @@ def least_pause(num_sequences: int, costs: Costs) -> int:
     return round(LOOK * (look - 1.0) / LOOKING)
 
 
+def takes_spares(verifier: Method) -> bool:
+    """Whether a verifier is exact for chains with spare siblings, see `budget.Stop`."""
+    return DraftSampling.WITHOUT_REPLACEMENT in verifier.draft_sampling and TreeShape.GROWN in verifier.shapes
+
+
 class Weighed(NamedTuple):
     """What a draft was weighed by. speed: tokens per second of the batch.  rows: of the pass without it.  gain: of the draft, see `marginal`."""
 
@@ -104,7 +109,7 @@ class AdaptivePolicy:
     def __init__(self, profile: Profile | None = None, *, copying: bool = False) -> None:
         self.given, self._copying = profile, copying
         self.open(profile or Profile.assumed())
-        self._ranked, self._greedy_trees, self._confident, self._copies = False, False, True, False
+        self._ranked, self._greedy_trees, self._spares, self._confident, self._copies = False, False, False, True, False
 
     def open(self, profile: Profile) -> None:
         """Start from this."""
@@ -124,6 +129,7 @@ class AdaptivePolicy:
         """
         self._ranked, self._confident = drafter.info.ranked, isinstance(drafter, Confident) and drafter.confident
         self._greedy_trees = isinstance(drafter, Confident) and drafter.greedy_trees and verifier.info.lossless
+        self._spares = isinstance(drafter, Confident) and drafter.spares and takes_spares(verifier.info)
         model_based = isinstance(drafter, ModelBased) and drafter.model is not None
         needs, rule = drafter.needs, verifier.info
         self._copying = (
@@ -221,6 +227,9 @@ class AdaptivePolicy:
         if self._ranked or (self._greedy_trees and s.request.params.greedy and cheap_rows):
             row = speed * costs.row(rows + course.seen.expected.nodes)
             return Budget.grown(TREE_NODES, len(least), TREE_WIDTH, min(row, 1.0)).ending(stop)
+        if self._spares and not s.request.params.greedy:
+            spare = least_spare(speed, (1.0 - min(rates[:BINS])) * rates[SPARE], rows, len(least), costs)
+            stop = stop._replace(spare_least=spare, spare_acceptance=rates[SPARE])
         if self._confident:
             return Budget.fixed(tree.chain(len(least))).ending(stop)
         return Budget.fixed(tree.chain(depth_of(least, rates[FIRST], rates[NEXT])))
@@ -237,9 +246,9 @@ class AdaptivePolicy:
             if s.drafting and budget.copied:
                 self._rows += int((parents[b, 1:] >= 0).sum())
             elif s.drafting and budget.max_depth:
-                confidences = parents[b], paths[b], None if confidence is None else confidence[b]
-                nodes, depth = self.course(s).seen.observe(*confidences)
-                self.seen[s.request.params.greedy].observe(*confidences)
+                drafted = parents[b], paths[b], None if confidence is None else confidence[b]
+                nodes, depth = self.course(s).seen.observe(*drafted, in_turn=budget.has_spares)
+                self.seen[s.request.params.greedy].observe(*drafted, in_turn=budget.has_spares)
                 self._rows, self._steps, self._drafting = self._rows + nodes, max(self._steps, depth), self._drafting + 1
         self._alike = self._alike + 1 if (before > 0) == (self._steps > 0) else 0
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from polydraft.policy.costs import Costs
 
-__all__ = ["MOST_DEPTH", "Expected", "depth_of", "foreseen", "gain", "least_reach", "speed_of"]
+__all__ = ["MOST_DEPTH", "Expected", "depth_of", "foreseen", "gain", "least_reach", "least_spare", "speed_of"]
 
 MOST_DEPTH = 12
 
@@ -63,6 +63,18 @@ def least_reach(speed: float, next_acceptance: float, rows: float, num_drafting:
         least.append(speed * price / next_acceptance)
         if least[-1] >= 1.0:
             break
+    return tuple(least)
+
+
+def least_spare(speed: float, most: float, rows: float, depth: int, costs: Costs) -> tuple[float, ...]:
+    """By the number of drafted tokens, from 1 on, the chance of acceptance with which a spare sibling is worth its row; ends behind the last that
+    one of `most` is worth.
+
+    rows: of the pass without this draft.  depth: of the chain, at most.
+    """
+    least = list[float]()
+    while len(least) < 2 * depth and (price := speed * costs.row(rows + len(least) + 1)) <= most:
+        least.append(price)
     return tuple(least)
 
 

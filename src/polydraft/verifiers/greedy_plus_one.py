@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.core import DraftSampling
+from polydraft.core import FIXED, DraftSampling
 from polydraft.papers import method
 from polydraft.verifiers import speculative
 from polydraft.verifiers.lift.per_node import PerNode
@@ -48,6 +48,7 @@ greedy_plus_one = PerNode(
         "Greedy drafts, one of them sampled (SpecHub where n = 2)",
         "2502.18779",
         {DraftSampling.GREEDY_PLUS_ONE, DraftSampling.WITHOUT_REPLACEMENT},
+        FIXED,
     ),
     emitted_probs,
 )

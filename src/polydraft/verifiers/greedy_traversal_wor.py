@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.core import DraftSampling
+from polydraft.core import FIXED, DraftSampling
 from polydraft.papers import method
 from polydraft.verifiers.greedy_traversal import BUCKETS, buckets
 from polydraft.verifiers.lift.contexts import Contexts, Decision
@@ -95,6 +95,7 @@ greedy_traversal_wor = LeafToRoot(
         "Greedy traversal verification, draws without replacement",
         "",
         {DraftSampling.WITHOUT_REPLACEMENT},
+        FIXED,
     ),
     tries,
     walk,

@@ -1,6 +1,7 @@
 """Which rules are exact for which drafts, and which of them to prefer."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from polydraft import registry
 from polydraft.core import Budget, DraftSampling, Method, TreeShape
@@ -31,8 +32,10 @@ def fitting(drafter: Method) -> list[str]:
     return [name for name, info in infos.items() if info.lossless and _accepts(info, drafter)]
 
 
-def best_for(drafter: Method) -> str:
+def best_for(drafter: Method, *, spares: bool = False) -> str:
     """The preferred lossless verifier for a drafter: what "auto" means.
+
+    spares: whether spare siblings may be asked of it, see `budget.Stop`.
 
     Example:
         >>> from polydraft.core import DraftSampling, TreeShape
@@ -40,6 +43,9 @@ def best_for(drafter: Method) -> str:
         >>> best_for(info)
         'match'
     """
+    if spares:
+        draft_sampling, shapes = drafter.draft_sampling | {DraftSampling.WITHOUT_REPLACEMENT}, drafter.shapes | {TreeShape.GROWN}
+        drafter = replace(drafter, draft_sampling=draft_sampling, shapes=shapes)
     names = [name for name in fitting(drafter) if drafter.shapes <= registry.verifier(name).info.shapes]
     preferred = [name for draft_sampling in drafter.draft_sampling for name in PREFERRED[draft_sampling] if name in names]
     return (preferred or names)[0]

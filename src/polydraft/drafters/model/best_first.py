@@ -21,7 +21,7 @@ from jaxtyping import Float
 from polydraft import sampling
 from polydraft.core import Budget, Draft, DraftSampling, Proposing, SamplingParams, Scores, Target, TokenTree, TreeShape
 from polydraft.drafters.model.by_depth import ModelState
-from polydraft.models.compiled.proposals import stops_asked
+from polydraft.models.compiled.stops import stops_asked
 from polydraft.models.compiled.trees import advance, draft_of, join, retreat
 
 _ALL = np.empty(0, np.int64)
@@ -65,7 +65,7 @@ class _Tree:
         self.budget, self.tokens, self.parents = budget, [root], [-1]
         self.values, self.confidences = np.empty(budget.max_nodes), np.empty(budget.max_nodes)
         self.cells, self.size, self.depth = np.empty((3, budget.max_nodes), np.int64), 0, 0
-        least, acceptance = stops_asked((budget.stop,), 1)
+        least, acceptance, *_ = stops_asked((budget.stop,), 1)
         self.least, self.acceptance = least[0], acceptance[0] if budget.stop else np.empty(0)
         self.begin, self.weights = 0, np.ones(1)
 

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from polydraft import noise, sampling
 from polydraft import tree as trees
+from polydraft.budget import Stop
 from polydraft.confidence import acceptance_at
 from polydraft.core import Budget, Draft, DraftSampling, NoiseKey, Request, Target, TreeShape
 from polydraft.models.layout import layout
@@ -53,7 +54,7 @@ class Growth:
     ) -> None:
         self.leaves, self.scored = leaves, [list[Float[Tensor, "M V"]]() for _ in states]
         self.model, self.kind, self.states, self.fixed, self.key, self.stop_ids = model, kind, states, fixed, key, stop_ids
-        self.uniforms = noise.uniforms(key, noise.Stream.DRAFT, max(len(g.parents) for g in fixed))
+        self.uniforms = noise.uniforms(key, noise.Stream.DRAFT, max(len(g.parents) * (1 + g.has_spares) for g in fixed))
         self.tokens = [[s.context[-1]] for s in states]
         self.parents = [[-1] for _ in states]
         self.rows = [[-1] for _ in states]
@@ -73,6 +74,27 @@ class Growth:
         """All depths, one after the other."""
         for depth in range(max(g.max_depth for g in self.fixed) + self.leaves):
             self._deepen(depth)
+        for b, stop in enumerate(self.stops):
+            if stop is not None and stop.spare_least:
+                self._add_spares(b, stop)
+
+    def _add_spares(self, b: int, stop: Stop) -> None:
+        """Spare siblings of a drawn chain, the likeliest to be accepted first."""
+        size = len(self.tokens[b])
+        elders = [acceptance_at(sure, np.array(stop.acceptance)) for sure in self.confidence[b][1:]]
+        chances = [reach * (1.0 - elder) * stop.spare_acceptance for reach, elder in zip(self.reach[b], elders, strict=False)]
+        for parent in sorted(range(size - 1), key=lambda n: -chances[n]):
+            node = len(self.tokens[b])
+            if node - 2 >= len(stop.spare_least) or chances[parent] < stop.spare_least[node - 2]:
+                return
+            row = self.rows[b][parent + 1]
+            rest = self.draft_rows[b][row].clone()
+            rest[self.tokens[b][parent + 1]] = 0.0
+            if (rest > 0).any():
+                self.tokens[b].append(self._choose(b, rest, node))
+                self.parents[b].append(parent)
+                self.rows[b].append(row)
+                self.confidence[b].append(float(self.draft_rows[b][row][self.tokens[b][-1]]))
 
     def _deepen(self, depth: int) -> None:
         """Score the frontier, then draw its children."""

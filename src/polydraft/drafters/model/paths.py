@@ -117,6 +117,11 @@ class ModelDrafter:
         """See `drafters.base.Confident`."""
         return self.kind == "paths" and not self.scores_leaves
 
+    @property
+    def spares(self) -> bool:
+        """See `drafters.base.Confident`."""
+        return self.greedy_trees
+
     @classmethod
     def build(cls, parts: Parts, *, kind: str = "paths") -> "ModelDrafter":
         """For the engine: draft with its draft model."""
@@ -162,7 +167,7 @@ class ModelDrafter:
 
     def _by_position(self, budget: Budget) -> Budget:
         """The budget, or equal paths within the bounds of one whose shape this kind does not draw."""
-        if budget.shape in self.info.shapes:
+        if budget.shape in self.info.shapes or (self.spares and budget.has_spares):
             return budget
         width = 1 if self.kind == "chain" else budget.width
         return Budget.fixed(tree.paths(width, min(budget.max_depth, budget.max_nodes // width)))
@@ -184,6 +189,8 @@ class ModelDrafter:
         Where the form of an output is given, a depth at a time, with distributions of what may come next, none where the model drafts none of it;
         others are drawn as they are without it. See `greedy_trees` for what is grown.
         """
+        if any(g.width > 1 for g in budgets):  # siblings of one draft are drawn one way
+            budgets = [g.without_spares() for g in budgets]
         grown, bound = self._grown(states, budgets), [self._bound(s.request.params) for s in states]
         forms = list(zip(grown, bound, strict=True))
         if len({*forms}) > 1:
@@ -199,7 +206,7 @@ class ModelDrafter:
         fixed = [self._within(s, self._by_position(g)) for s, g in zip(states, budgets, strict=True)]
         keys = [s.request.seed for s in states], [s.request.sample for s in states], [len(s.context) for s in states]
         if max(g.max_depth for g in fixed) == 0:
-            return self._empty(states)
+            return self._empty(states, budgets)
         draft, cached = self._drawn(states, fixed, keys, None if any(bound) else self._propose_paths)
         for b, s in enumerate(states):
             if fixed[b].max_depth:
@@ -218,7 +225,7 @@ class ModelDrafter:
         propose_paths: ProposePaths | None,
     ) -> tuple[Draft, TokenTree]:
         """By the model's own proposal where it offers one for this, else depth by depth through `score`; and the tree as the model's cache holds it."""
-        (draft_sampling,), proposal = self.info.draft_sampling, None
+        draft_sampling, proposal = self._sampling(fixed), None
         if propose_paths is not None:
             trees, params = [g.parents for g in fixed], [s.request.params for s in states]
             slots, pending = [s.slot for s in states], [s.pending for s in states]
@@ -232,8 +239,7 @@ class ModelDrafter:
         noise = NoiseKey.of(*keys) if draft_sampling is DraftSampling.COUPLED else None
         drawn, rows, confidence = proposal.tree, proposal.rows, proposal.confidence
         shape = _shape(fixed)
-        may_lack = draft_sampling is DraftSampling.WITHOUT_REPLACEMENT or any(g.stop for g in fixed)
-        if shape is not TreeShape.CHAIN and may_lack:
+        if shape is not TreeShape.CHAIN and _has_gaps(proposal.tree):
             drawn, rows, confidence = _packed(proposal)
         return Draft(drawn, draft_sampling, shape, proposal.probs, rows, noise, proposal.logits, confidence), proposal.tree
 
@@ -249,11 +255,15 @@ class ModelDrafter:
             if self.model.lengths[s.slot] > cached:
                 self.model.cut(s.slot, cached)
 
-    def _empty(self, states: Sequence[ModelState]) -> Draft:
-        bare = Draft.empty(torch.tensor([s.context[-1] for s in states]))
+    def _sampling(self, budgets: Sequence[Budget]) -> DraftSampling:
+        """How siblings are drawn; of chains any says the same."""
         (draft_sampling,) = self.info.draft_sampling
+        return DraftSampling.WITHOUT_REPLACEMENT if self.spares and any(g.has_spares for g in budgets) else draft_sampling
+
+    def _empty(self, states: Sequence[ModelState], budgets: Sequence[Budget] = ()) -> Draft:
+        bare = Draft.empty(torch.tensor([s.context[-1] for s in states]))
         probs = torch.full((len(states), 1, self.model.vocab_size), 1 / self.model.vocab_size)
-        return replace(bare, sampling=draft_sampling, probs=probs)
+        return replace(bare, sampling=self._sampling(budgets), probs=probs)
 
     def _grow(self, states: Sequence[ModelState], fixed: list[Budget], key: NoiseKey) -> Draft:
         """Depth by depth through `score`, once the slots have all committed tokens but the root: one pass a depth for the whole batch."""
@@ -262,8 +272,7 @@ class ModelDrafter:
             self.model.prefill([s.slot for s in behind], [s.pending[:-1] for s in behind])
         growth = Growth(self.model, self.kind, states, fixed, key, self._stop_ids, leaves=self.scores_leaves)
         growth.grow()
-        (draft_sampling,) = self.info.draft_sampling
-        return growth.draft(draft_sampling, _shape(fixed))
+        return growth.draft(self._sampling(fixed), _shape(fixed))
 
     def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Scores) -> list[ModelState]:
         """Keep the cache rows of the proposal that agree with what was emitted; see `core.Drafter.observe`.
@@ -333,6 +342,12 @@ def slots_of(name: str, requests: Sequence[Request], place: str = "slot") -> lis
             "Use it through `Engine`."
         )
     return slots
+
+
+def _has_gaps(tree: TokenTree) -> bool:
+    """Whether a node is left out before others."""
+    drawn = tree.host[1][:, 1:] >= 0
+    return bool((drawn[:, 1:] > drawn[:, :-1]).any())
 
 
 def _packed(proposal: Proposal) -> tuple[TokenTree, Tensor, Tensor | None]:

@@ -5,7 +5,6 @@ their rows: a prefix is run through the model once, whatever the number of its c
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +15,12 @@ from torch import Tensor
 
 from polydraft.budget import Stop
 from polydraft.compile_time import inner
-from polydraft.confidence import BINS, acceptance_at
+from polydraft.confidence import acceptance_at
 from polydraft.core import Budget, DraftSampling, SamplingParams, TokenTree
 from polydraft.models.compiled.draft_vocabulary import OutputTokens, hide_other_texts
 from polydraft.models.compiled.forward import draft_pass
 from polydraft.models.compiled.kernels import copy_row
+from polydraft.models.compiled.stops import add_spares, stops_asked
 from polydraft.models.compiled.trees import draft_distribution, grow
 from polydraft.models.layout import layouts, with_leaves
 from polydraft.models.slots import TREE_ROOM, SlotModel
@@ -29,7 +29,7 @@ from polydraft.sampling import samplings_of
 from polydraft.threads import sync
 from polydraft.truncation import SAMPLING
 
-__all__ = ["CompiledProposals", "Proposal", "draft_samplings", "stops_asked"]
+__all__ = ["CompiledProposals", "Proposal", "draft_samplings"]
 
 _f32 = np.float32
 DRAW = np.dtype([(name, np.int64) for name in ("slot", "seed", "sample", "position", "num_pending")])
@@ -44,13 +44,6 @@ _MISSING = -2
 """Token of a node that its row has too few tokens for; of one that is not drawn it is -1."""
 LONGEST_PENDING = 32
 """Committed tokens that a proposal reads itself; more are read by a pass of their own before."""
-
-
-class Stops(NamedTuple):
-    """What ends paths. least: [B, D], acceptance: [B, BINS], as of `budget.Stop`; D = 0 draws whole trees."""
-
-    least: Float[np.ndarray, "B D"]
-    acceptance: Float[np.ndarray, "B BINS"]
 
 
 class Trees(NamedTuple):
@@ -73,9 +66,10 @@ class Trees(NamedTuple):
 
 
 @inner(error_model="numpy")
-def _planted(vocab, places):
-    """Trees of which nothing is drawn."""
+def _planted(vocab, places, num_spares):
+    """Trees of which nothing is drawn, with room for so many spare siblings behind their nodes."""
     (B, N), distinct = places.parents.shape, 1
+    N += num_spares
     for b in range(B):
         count = 0
         for d in range(places.inner.shape[1]):
@@ -199,8 +193,9 @@ def _propose(sync, model, vocab, outputs, requests, pending, places, samplings, 
     passes; a node that is not drawn has parent -1.
     """
     (B, N), P, passes = places.parents.shape, pending.shape[1], 0
-    trees, drawn, compact = _planted(vocab, places), np.empty(N, np.int64), np.empty(outputs.ids.size, _f32)
-    room, rest = np.empty(vocab, np.int32), np.empty(vocab if siblings == DISTINCT else 0, _f32)
+    num_spares = min(stops.spare_least.shape[1], N - 1)
+    trees, drawn, compact = _planted(vocab, places, num_spares), np.empty(N, np.int64), np.empty(outputs.ids.size, _f32)
+    room, rest = np.empty(vocab, np.int32), np.empty(vocab if siblings == DISTINCT or num_spares else 0, _f32)
     fed, above = np.zeros((B, P + N), np.int64), np.full((B, P + N), -1, np.int64)  # the tree that the model sees
     slots, first_nodes = np.empty(B, np.int64), np.empty(B, np.int64)  # rows of one array would compile the pass twice
     node_ends, first_logits = np.empty(B, np.int64), np.empty(B, np.int64)
@@ -244,6 +239,8 @@ def _propose(sync, model, vocab, outputs, requests, pending, places, samplings, 
                 _join(trees, b, parents, depth, n, samplings[b].temperature == 0.0, stops)
                 if trees.first[b, n] == n and trees.goes_on[b, n]:
                     fed[b, root + n], above[b, root + n] = trees.tokens[b, n], root + trees.first[b, parent]
+    for b in range(B if num_spares else 0):
+        add_spares(trees, b, stops, requests[b], rest)
     last = _last_node(trees, raw)
     return trees.tokens, trees.parents, trees.rows, trees.confidence, trees.probs, last, passes
 
@@ -287,7 +284,8 @@ class CompiledProposals(SlotModel):
     ) -> Proposal | None:
         """A tree for every row. Penalties are left out of the distribution.
 
-        trees: of every row, the parents of a fixed `core.Budget`; its nodes behind a `stop` have parent -1.  keys: seeds, sample indices and
+        trees: of every row, the parents of a fixed `core.Budget`; its nodes behind a `stop` have parent -1, and spare siblings follow the last
+            node of a chain.  keys: seeds, sample indices and
             positions of the noise.  pending: committed tokens that the cache lacks, the root last; all but that are cached where there is a draft.
         draft_sampling: IID; WITHOUT_REPLACEMENT; COUPLED: the children of a node are its smallest clock / q (Kobus & Gunduz 2025, arXiv 2504.15475), and None is
             returned where its row has fewer tokens; SYSTEMATIC.
@@ -339,7 +337,7 @@ class CompiledProposals(SlotModel):
         stops = stops_asked(tuple(g.stop for g in budgets), len(budgets))
         model = sync, self.arrays, self.output_tokens or OutputTokens.of(self.draft_ids), self.vocab_size
         with self.pool:
-            tokens, parents, confidences, scored, below, rows, passes = grow(*model, requests, token_ids, samplings, bias, *stops)
+            tokens, parents, confidences, scored, below, rows, passes = grow(*model, requests, token_ids, samplings, bias, *stops[:2])
         self._committed(requests, [depth > 0 for depth in depths], scored.shape[1], passes)
         cached = [(scored[b, :n].tolist(), below[b, :n].tolist()) for b, n in enumerate(rows.tolist())]
         return TokenTree.of(tokens, parents), confidences, cached
@@ -386,23 +384,6 @@ class CompiledProposals(SlotModel):
         self.appended(slots, drafted["num_pending"] - 1)
         self.scored(slots, num_nodes)
         self.passes += num_passes
-
-
-@lru_cache(maxsize=256)
-def stops_asked(stops: tuple[Stop | None, ...], count: int) -> Stops:
-    """Of every row; D = 0 where none has a stop.
-
-    Example:
-        >>> stops_asked((Stop((0.3, 0.5)), None), 2).least.tolist()
-        [[0.3, 0.5], [0.0, 0.0]]
-    """
-    most = max((len(stop.least) for stop in stops if stop), default=0)
-    least, acceptance = np.zeros((count, most)), np.ones((count, BINS))
-    for b, stop in enumerate(stops):
-        if stop:
-            least[b] = stop.least + stop.least[-1:] * (most - len(stop.least))
-            acceptance[b] = stop.acceptance
-    return Stops(least, acceptance)
 
 
 def draft_samplings(params: Sequence[SamplingParams], vocab_size: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

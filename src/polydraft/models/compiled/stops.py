@@ -1,0 +1,69 @@
+"""What ends drafted paths, and the spare siblings beside a chain, for compiled proposals; see `budget.Stop`."""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from polydraft.budget import Stop
+from polydraft.compile_time import inner
+from polydraft.confidence import BINS, acceptance_at
+from polydraft.models.compiled.kernels import copy_row
+from polydraft.noise import Stream, choose_row, uniform_at
+
+__all__ = ["Stops", "add_spares", "stops_asked"]
+
+_DRAFT: Any = np.int64(Stream.DRAFT)
+
+
+class Stops(NamedTuple):
+    """As of `budget.Stop`, of every row; D = 0 draws whole trees, S = 0 no spare siblings."""
+
+    least: Float[np.ndarray, "B D"]
+    acceptance: Float[np.ndarray, "B BINS"]
+    spare_least: Float[np.ndarray, "B S"]
+    spare_acceptance: Float[np.ndarray, " B"]
+
+
+@lru_cache(maxsize=256)
+def stops_asked(stops: tuple[Stop | None, ...], count: int) -> Stops:
+    """Of every row; D = 0 where none has a stop.
+
+    Example:
+        >>> stops_asked((Stop((0.3, 0.5)), None), 2).least.tolist()
+        [[0.3, 0.5], [0.0, 0.0]]
+    """
+    most = max((len(stop.least) for stop in stops if stop), default=0)
+    spares = max((len(stop.spare_least) for stop in stops if stop), default=0)
+    asked = Stops(np.zeros((count, most)), np.ones((count, BINS)), np.full((count, spares), np.inf), np.ones(count))
+    for b, stop in enumerate(stops):
+        if stop:
+            asked.least[b] = stop.least + stop.least[-1:] * (most - len(stop.least))
+            asked.acceptance[b], asked.spare_acceptance[b] = stop.acceptance, stop.spare_acceptance
+            asked.spare_least[b, : len(stop.spare_least)] = stop.spare_least
+    return asked
+
+
+@inner(error_model="numpy")
+def add_spares(trees, b, stops, key, rest):
+    """Spare siblings of a drawn chain, behind its last node. trees: `proposals.Trees`.  key: of the noise.  rest: room for a row of q."""
+    size = 1
+    while size < trees.parents.shape[1] and trees.parents[b, size] >= 0:
+        size += 1
+    chances, node = np.empty(size - 1), size  # of acceptance, by the parent of the spare
+    for parent in range(size - 1):
+        elder = acceptance_at(trees.confidence[b, parent + 1], stops.acceptance[b])
+        chances[parent] = trees.reach[b, parent] * (1.0 - elder) * stops.spare_acceptance[b]
+    for _ in range(size - 1):
+        parent = chances.argmax()
+        if node - 2 >= stops.spare_least.shape[1] or chances[parent] < stops.spare_least[b, node - 2]:
+            return
+        chances[parent], row = -1.0, trees.row[b, parent]
+        copy_row(trees.probs[b, row], rest)
+        rest[trees.tokens[b, parent + 1]] = 0.0
+        token = choose_row(rest, uniform_at(key.seed, key.sample, key.position, _DRAFT, node))
+        if token >= 0:
+            trees.tokens[b, node], trees.parents[b, node], trees.rows[b, node] = token, parent, row
+            trees.first[b, node], trees.confidence[b, node] = node, trees.probs[b, row, token]
+            node += 1
