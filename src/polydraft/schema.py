@@ -229,7 +229,7 @@ _SECONDS = Number(0, 1e6, whole=False)
 _RATE = Number(0, 1, whole=False)
 PROFILE = Record(
     {
-        "polydraft_profile": Number(6, 6),
+        "polydraft_profile": Number(7, 7),
         "about": Record(more=True),
         "costs": Record(
             {"knots": Items(_SECONDS, "knots", "knots"), **dict.fromkeys(("draft_start", "draft_step", "overhead"), _SECONDS)}

@@ -8,7 +8,7 @@ from polydraft import SamplingParams
 from polydraft import tree as trees
 from polydraft.budget import Budget, Stop
 from polydraft.confidence import IDENTITY, acceptance_at
-from polydraft.core import Outcome, Scores
+from polydraft.core import DraftSampling, Outcome, Scores, TreeShape
 from polydraft.drafters.model import best_first
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
@@ -19,7 +19,9 @@ from polydraft.tree import chain, paths
 from tests.drafters.sessions import models, play, requests
 
 UNSURE = Stop((0.12, 0.08))
+SPARES = Stop((0.3, 0.4), tuple(0.9 * a for a in IDENTITY), spare_least=(0.02, 0.02, 0.06, 0.06, 0.1, 0.2), spare_acceptance=0.5)
 SHAPES = [Budget.fixed(chain(6)), Budget.fixed(paths(3, 4)), Budget.fixed(paths(2, 4, 2))]
+CHAINS = [Budget.fixed(chain(5)).ending(SPARES), Budget.fixed(chain(3)).ending(SPARES), Budget.fixed(chain(4)).ending(UNSURE)]
 
 
 def embedded(slots=8):
@@ -77,19 +79,20 @@ def test_a_node_goes_on_where_the_product_of_acceptances_along_its_path_is_large
     assert inner > 2 and ends > 2
 
 
+@pytest.mark.parametrize("budget", [SHAPES[1].ending(UNSURE), CHAINS[0]], ids=["paths", "spares"])
 @pytest.mark.parametrize("compiled", [True, False])
-def test_rounds_of_drafts_that_end_early_leave_the_cache_of_a_fresh_start(compiled):
+def test_rounds_of_drafts_that_end_early_leave_the_cache_of_a_fresh_start(compiled, budget):
     model, texts = embedded()
     drafter = ModelDrafter(model)
     if not compiled:
         drafter._propose_paths = None
     states = drafter.start(requests(*texts))
     for accepted in (2, 0, 4, 1):
-        draft = drafter.propose(states, [ended(SHAPES[1])] * 3)
+        draft = drafter.propose(states, [budget] * 3)
         depth, parents = trees.depths(draft.tree), draft.tree.lists[1]
         paths_taken = []
         for b in range(3):
-            node = int((depth[b] == min(accepted, int(depth[b].max()))).int().argmax())
+            node = int((depth[b] == min(accepted, int(depth[b].max()))).nonzero()[-1])  # of a chain the spare sibling there
             path = []
             while node > 0:
                 path, node = [node, *path], parents[b][node]
@@ -148,3 +151,79 @@ def test_a_race_gives_its_text_wherever_drafts_end(drafter, verifier):
         engine = Engine.embedded(drafter=drafter, verifier=verifier, policy=policy, max_num_seqs=1)
         texts.add(tuple(engine.generate("def add(a, b):\n", params)[0].token_ids))
     assert len(texts) == 1
+
+
+def two_drafters():
+    """Of one model, the second of which draws depth by depth; and texts."""
+    model, texts = embedded()
+    one, two = ModelDrafter(model), ModelDrafter(model)
+    one.slots, two.slots, two._propose_paths = Slots(model, [0, 1, 2]), Slots(model, [4, 5, 6]), None
+    return (one, two), texts
+
+
+def parts_of(draft, b):
+    """Length of the chain, and the parents of the spare siblings behind it."""
+    parents = [p for p in draft.tree.lists[1][b][1:] if p >= 0]
+    length = next((n for n, p in enumerate(parents) if p != n), len(parents))
+    return length, parents[length:]
+
+
+def test_spare_siblings_follow_the_chain_best_first_and_are_the_same_compiled_and_grown():
+    drafters, texts = two_drafters()
+    numbers = set()
+    for end in range(20, 60, 4):
+        prompts = [text[:end] for text in texts]
+        (compiled, states), (grown, others) = [
+            (d.propose(s, CHAINS), s) for d in drafters for s in [d.start(requests(*prompts, temperature=1.0))]
+        ]
+        assert (
+            compiled.tree.lists == grown.tree.lists and compiled.sampling is grown.sampling is DraftSampling.WITHOUT_REPLACEMENT
+        )
+        assert compiled.shape is grown.shape is TreeShape.GROWN
+        torch.testing.assert_close(compiled.confidence.double(), grown.confidence.double(), rtol=0, atol=1e-4)
+        plain = drafters[0].propose(states, [g.without_spares() for g in CHAINS])
+        for b in range(3):
+            tokens, (length, spares) = compiled.tree.lists[0][b], parts_of(compiled, b)
+            assert tokens[1 : length + 1] == plain.tree.lists[0][b][1 : length + 1]  # the chain is drawn as without them
+            assert len({*spares}) == len(spares) and all(tokens[1 + length + i] != tokens[p + 1] for i, p in enumerate(spares))
+            acceptance = [acceptance_at(float(c), np.array(SPARES.acceptance)) for c in compiled.confidence[b, 1 : length + 1]]
+            chances = {n: np.prod(acceptance[:n]) * (1 - acceptance[n]) * 0.5 for n in range(length)}
+            if CHAINS[b].has_spares:
+                best = sorted(chances, key=chances.get, reverse=True)
+                assert spares == best[: len(spares)] and all(
+                    chances[n] >= SPARES.spare_least[length - 1 + i] for i, n in enumerate(spares)
+                )
+                drawn = length + len(spares)
+                assert (
+                    len(spares) == length
+                    or drawn > len(SPARES.spare_least)
+                    or chances[best[len(spares)]] < SPARES.spare_least[drawn - 1]
+                )
+            else:
+                assert not spares
+            for n in range(1, length + len(spares) + 1):
+                parent = compiled.tree.lists[1][b][n]
+                assert (
+                    compiled.rows[b, n] == compiled.rows[b, parent + 1] and compiled.probs[b, compiled.rows[b, n], tokens[n]] > 0
+                )
+            numbers.add(len(spares))
+        for d, s in zip(drafters, (states, others), strict=True):
+            d.release(s)
+    assert numbers >= {0, 1, 2}
+
+
+def test_beside_several_paths_no_spare_sibling_is_drawn():
+    """Siblings of one draft are drawn one way."""
+    (one, _), texts = two_drafters()
+    draft = one.propose(one.start(requests(*texts, temperature=1.0)), [CHAINS[0], SHAPES[1], CHAINS[2]])
+    assert draft.sampling is DraftSampling.IID and draft.shape is TreeShape.PATHS and parts_of(draft, 0)[1] == []
+
+
+def test_rounds_in_which_spare_siblings_are_accepted_leave_the_committed_tokens_in_the_cache():
+    prompts = [[1, 2, 3, 1, 2], [4], [0, 0, 1]]
+    target, small = models()
+    drafter = ModelDrafter(small)
+    states, texts = play(drafter, drafter.start(requests(*prompts)), prompts, target, CHAINS, 20, "traversal")
+    drafter._rewind(states)
+    for state, text in zip(states, texts, strict=True):
+        assert list(state.context) == text and small.texts[state.slot] == text[: len(small.texts[state.slot])]

@@ -1,12 +1,13 @@
 """Rows and draft shapes for `polydraft.testing`: those of the oracle file, drafts that grow, and one that grows wrongly."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from polydraft.core import DraftSampling, TreeShape
-from polydraft.testing import Counts, Grown, Path, by_position, sibling_draws
+from polydraft.testing import Counts, Grown, Path, by_position, enumerate_drafts, sibling_draws
 
 
 @dataclass
@@ -32,6 +33,39 @@ def stopped_inside(tables: Any, distribution: DraftSampling) -> list[Grown]:
         draws = (first,) if first == q.argmax() else (first, *more)
         found[draws] = found.get(draws, 0.0) + probability
     return [Grown(w, [0, *x], [-1, *[0] * len(x)], [(), *((t,) for t in x)], []) for x, w in found.items()]
+
+
+def with_spares(
+    tables: Any,
+    depth: int,
+    choose: Callable[[Path], Iterable[int]],
+    keep: Callable[[Path], bool] = lambda path: True,
+    *,
+    again: bool = False,
+) -> list[Grown]:
+    """Chains, behind each of which spare siblings are drawn: at the nodes, the root 0, that `choose` says after a look at the whole chain.
+
+    keep: wrong, a spare whose path does not pass is dropped.  again: wrong, spares come from q itself, the elder's token included.
+    """
+    chains = enumerate_drafts(tables, DraftSampling.WITHOUT_REPLACEMENT, by_position(-1, *range(depth)), depth)
+    every = list[Grown]()
+    for chain in chains:
+        drafts = [chain]
+        for n in choose(chain.paths[-1]):
+            path, elder = chain.paths[n], chain.paths[n + 1][-1]
+            rest = tables.row("q", path) * (np.arange(tables.V) != elder) if not again else tables.row("q", path)
+            if rest.sum() > 0:
+                drafts = [_spare(d, n, int(x), rest, keep) for d in drafts for x in np.flatnonzero(rest)]
+        every += drafts
+    return every
+
+
+def _spare(d: Grown, n: int, x: int, rest: np.ndarray, keep: Callable[[Path], bool]) -> Grown:
+    path, probability = (*d.paths[n], x), d.probability * rest[x] / rest.sum()
+    if not keep(path):
+        return replace(d, probability=probability)
+    tokens, parents, places = [*d.tokens, x], [*d.parents, n], [*d.places, (*d.places[n], 1)]
+    return replace(d, probability=probability, tokens=tokens, parents=parents, paths=[*d.paths, path], places=places)
 
 
 def by_depth(*counts: int) -> Counts:

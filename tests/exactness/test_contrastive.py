@@ -175,6 +175,7 @@ def test_beta_0_without_the_mask_is_ordinary_speculative_sampling_bit_for_bit(mo
     )
 
 
+@pytest.mark.filterwarnings("error::polydraft.errors.DrafterWarning")
 def test_drafts_of_the_amateur_change_no_token_and_leave_its_slots_empty(models):
     target, small = models
     plain = texts(models, None, Contrastive(small))

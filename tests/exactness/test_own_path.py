@@ -2,15 +2,17 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from polydraft import registry
 from polydraft.budget import Budget, Stop
 from polydraft.core import DraftSampling, TreeShape
+from polydraft.errors import InvalidInputError
 from polydraft.testing import Grown, Tables, enumerate_drafts, measure
-from tests.exactness.harness import SHAPES, by_depth
+from tests.exactness.harness import SHAPES, by_depth, with_spares
 
-IID = DraftSampling.IID
+IID, WOR = DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT
 EQUAL = TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT
 EXACT = {
     name: rule
@@ -111,3 +113,60 @@ def test_unequal_paths_that_end_anywhere_are_trees_that_grow():
     budget = Budget.fixed((-1, 0, 0, 1)).ending(Stop((0.3,)))
     assert budget.shape is TreeShape.GROWN and budget.shape not in EXACT["greedy_traversal"].info.shapes
     assert Budget.fixed((-1, 0, 0, 1, 2)).ending(Stop((0.3,))).shape is TreeShape.PATHS
+
+
+def every_node(path):
+    return range(len(path))
+
+
+def by_last_token(path):
+    """A look ahead of the node: at what was drawn deepest."""
+    return [0] if path[-1] == 1 else [len(path) - 1]
+
+
+def by_whole_chain(path):
+    """At a subset that all of the chain decides."""
+    return np.flatnonzero(np.random.default_rng([7, *path]).random(len(path)) < 0.5).tolist()
+
+
+CHOICES = every_node, by_last_token, by_whole_chain
+TAKES_SPARES = sorted(
+    name for name, rule in EXACT.items() if WOR in rule.info.draft_sampling and TreeShape.GROWN in rule.info.shapes
+)
+
+
+def worst_of_spares(name, choices=CHOICES, **wrong):
+    """Largest total variation over tables, depths and choices."""
+    tables = [Tables(V, seed) for V, seeds in ((3, 12), (4, 3)) for seed in range(seeds)]
+    cases = [(t, depth, choose) for t in tables for depth in ((1, 2, 3) if t.V == 3 else (2,)) for choose in choices]
+    found = [
+        measure(EXACT[name], t, WOR, TreeShape.GROWN, by_depth(), depth, with_spares(t, depth, choose, **wrong)).tv
+        for t, depth, choose in cases
+    ]
+    return max(found)
+
+
+@pytest.mark.parametrize("name", TAKES_SPARES)
+def test_spare_siblings_that_the_whole_chain_decides_keep_the_target_distribution(name):
+    assert worst_of_spares(name) < 1e-12
+
+
+def test_which_verifiers_take_spare_siblings():
+    """Those that count on the number of siblings do not, and are biased."""
+    assert {"traversal", "recursive_wor", "single_with_spares", "match"} <= {*TAKES_SPARES}
+    for name in ("greedy_traversal_wor", "greedy_plus_one"):
+        assert name not in TAKES_SPARES and worst_of_spares(name, [by_whole_chain]) > 0.05
+    assert Budget.fixed((-1, 0, 1)).ending(Stop((0.3,), spare_least=(0.1,))).shape is TreeShape.GROWN
+
+
+@pytest.mark.parametrize("name", ["traversal", "recursive_wor"])
+def test_spare_siblings_that_are_dropped_after_a_look_at_them_or_drawn_with_the_elder_bias_the_output(name):
+    assert worst_of_spares(name, keep=lambda path: path[-1] != 0) > 0.05
+    assert worst_of_spares(name, again=True) > 0.01
+
+
+def test_spare_siblings_of_a_tree_that_is_no_chain_are_refused():
+    with pytest.raises(InvalidInputError, match="expected a chain"):
+        Budget.fixed((-1, 0, 0)).ending(Stop((0.3,), spare_least=(0.1,)))
+    with pytest.raises(InvalidInputError, match="expected a chain"):
+        Budget.grown(6, 3, 2).ending(Stop((0.3,), spare_least=(0.1,)))

@@ -6,7 +6,7 @@ from polydraft import SamplingParams
 from polydraft.core import Outcome, Request
 from polydraft.engine.sequence import Sample, Sequence
 from polydraft.engine.stopping import Stopper
-from polydraft.policy.acceptance import UNKNOWN
+from polydraft.policy.acceptance import FIRST, NEXT, UNKNOWN
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.costs import Costs
 from polydraft.policy.marginal import foreseen
@@ -25,7 +25,7 @@ def known(prices=None, rate=None):
     """A profile. rate: acceptance of every token, whatever the confidence in it."""
     prices = prices or costs()
     rates = UNKNOWN if rate is None else (rate,) * len(UNKNOWN)
-    mode = rates, foreseen(rates[-2], rates[-1], prices)
+    mode = rates, foreseen(rates[FIRST], rates[NEXT], prices)
     return Profile(prices, mode, mode)
 
 

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from polydraft import Engine, FixedPolicy, SamplingParams
-from polydraft.confidence import IDENTITY
+from polydraft.confidence import BINS, IDENTITY
 from polydraft.core import Budget, Draft, DraftSampling, TokenTree, TreeShape
 from polydraft.errors import IncompatibleError, InvalidInputError, UnknownNameError
-from polydraft.policy.acceptance import FIRST, NEXT, UNKNOWN, Acceptance
+from polydraft.policy.acceptance import FIRST, NEXT, SPARE, UNKNOWN, Acceptance
 from polydraft.policy.adaptive import FIRST_PAUSE, LONGEST_PAUSE, AdaptivePolicy, least_pause
 from polydraft.policy.costs import Costs
-from polydraft.policy.marginal import Expected, depth_of, gain, least_reach, speed_of
+from polydraft.policy.marginal import Expected, depth_of, foreseen, gain, least_reach, speed_of
 from polydraft.policy.profile import Profile
 from polydraft.registry import verifier
 from polydraft.testing import Grown, Tables, enumerate_drafts, measure
@@ -87,8 +87,40 @@ def test_of_a_tree_the_children_of_accepted_nodes_are_counted_and_no_others():
     seen = Acceptance(UNKNOWN, Expected(2, 2, 2), 8.0, 1.0)
     nodes, depth = seen.observe([-1, 0, 0, 1, 2, -1], [2], [1.0, 0.9, 0.6, 0.9, 0.3, 1.0])
     assert (nodes, depth) == (4, 2)
-    assert seen._tries.tolist() == [0, 0, 0, 0, 1, 1, 0, 1, 0, 0, 1, 1]
-    assert seen._hits.tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0]
+    assert seen._tries.tolist() == [0, 0, 0, 0, 1, 1, 0, 1, 0, 0, 1, 1, 0]
+    assert seen._hits.tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0]
+
+
+def test_a_spare_sibling_counts_where_its_elder_was_rejected_and_never_as_a_token_of_its_own_confidence():
+    parents, sure = [-1, 0, 1, 2, 1, 0], [1.0, 0.9, 0.6, 0.9, 0.3, 0.3]  # a chain of three; 4 is a spare beside 2, 5 one beside 1
+    lanes = {}
+    for path in ([], [1], [1, 4], [5], [1, 2, 3]):
+        seen = Acceptance(UNKNOWN, Expected(2, 2, 2), 8.0, 1.0)
+        assert seen.observe(parents, path, sure, in_turn=True) == (5, 3)
+        lanes[tuple(path)] = seen._tries[SPARE], seen._hits[SPARE], seen._tries[:BINS].sum(), seen._hits[:BINS].sum()
+    assert lanes == {(): (1, 0, 1, 0), (1,): (1, 0, 2, 1), (1, 4): (1, 1, 2, 1), (5,): (1, 1, 1, 0), (1, 2, 3): (0, 0, 3, 3)}
+
+
+def test_spare_siblings_are_asked_for_by_the_price_of_their_rows():
+    """Rows are cheap up to the sixth and dear behind it; at temperature 0, and of verifiers that are not exact for them, none are asked for."""
+    prices = Costs.of({1: 1.0, 4: 1.03, 6: 1.3, 8: 1.7}, draft_start=0.0, draft_step=0.2)
+    target, small = (TableModel(5, seed=seed) for seed in (0, 1))
+    budgets = dict[str, Budget]()
+    for name, rule, temperature in (("auto", "auto", 1.0), ("block", "block", 1.0), ("greedy", "auto", 0.0)):
+        policy = made(prices, 0.6)
+        engine = Engine.of(target, draft_model=small, verifier=rule, policy=policy)
+        assert engine.verifier.info.name == ("block" if rule == "block" else "traversal")
+        (s,) = sequences(temperature=temperature)
+        (budgets[name],) = policy.budgets([s])
+    speed, stop = policy_speed(prices, 0.6), budgets["auto"].stop
+    assert stop.spare_least == pytest.approx([speed * prices.row(1 + k) for k in range(1, 5)]) and stop.spare_acceptance == 0.6
+    assert speed * prices.row(6) > 0.4 * 0.6 > stop.spare_least[-1]
+    assert not budgets["block"].has_spares and not budgets["greedy"].has_spares
+
+
+def policy_speed(prices, rate):
+    """Tokens per second that a new sequence is weighed by."""
+    return speed_of([foreseen(rate, rate, prices)], 1, prices)
 
 
 def drafted(depth):
@@ -195,14 +227,20 @@ def test_sequences_whose_drafter_is_off_get_nothing():
 def adaptive(prices, **options):
     fast = table_engine("paths", **options)
     fast.policy = made(prices)
+    fast.policy.prepare(fast.target, fast.drafter, fast.verifier)
     return fast
 
 
-@pytest.mark.parametrize("prices", [costs(0.02, 0.05), costs(0.25, 0.2)])
-def test_the_distribution_of_several_steps_is_kept_by_the_fused_walks(prices):
-    walked = adaptive(prices, seqs=8, V=3, dtype=torch.float32)
+@pytest.mark.parametrize(
+    ("prices", "rule"), [(costs(0.02, 0.05), "auto"), (costs(0.25, 0.2), "auto"), (costs(0.02, 0.3), "traversal")]
+)
+def test_the_distribution_of_several_steps_is_kept_by_the_fused_walks(prices, rule):
+    walked, spares = adaptive(prices, seqs=8, V=3, dtype=torch.float32, verifier=rule), list[bool]()
     walked.verifier = OnlyWalks(walked.verifier)
+    asked = walked.policy.budgets
+    walked.policy.budgets = lambda batch: (budgets := asked(batch), spares.extend(g.has_spares for g in budgets))[0]
     assert p_value(walked, [1, 2], 2, 400) > 1e-3
+    assert any(spares) == (rule == "traversal")
 
 
 def peeked(drafts):

@@ -84,7 +84,7 @@ class Profile:
         modes = {
             name: {"rates": list(rates), "expected": list(means)} for name in _MODES for rates, means in [getattr(self, name)]
         }
-        return {"polydraft_profile": 6, "about": self.about, "costs": costs, **modes}
+        return {"polydraft_profile": 7, "about": self.about, "costs": costs, **modes}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Profile":
