@@ -4,8 +4,10 @@ from polydraft import registry
 from polydraft.core import DraftSampling, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.testing import Tables, by_position, measure
-from tests.exactness.harness import across, by_depth, ragged
+from tests.exactness.harness import across, by_depth, ragged, with_spares
 
+TABLES = Tables(4, 0)
+SPARES = with_spares(TABLES, 2, lambda path: [0] if path[-1] < 2 else [])
 COLUMNS = {
     "one chain": (DraftSampling.IID, TreeShape.CHAIN, by_depth(1, 1), 2),
     "2 iid paths": (DraftSampling.IID, TreeShape.PATHS, by_depth(2, 1), 2),
@@ -15,21 +17,21 @@ COLUMNS = {
     "iid, 3 then 2": (DraftSampling.IID, TreeShape.BY_POSITION, by_position(-1, 0, 0, 0, 1, 1), 2),
     "iid, grown": (DraftSampling.IID, TreeShape.GROWN, across, 2),
     "2x2 distinct": (DraftSampling.WITHOUT_REPLACEMENT, TreeShape.PRODUCT, by_depth(2, 2), 2),
+    "chain + spares": (DraftSampling.WITHOUT_REPLACEMENT, TreeShape.GROWN, by_depth(), 2, SPARES),
     "2x2 top": (DraftSampling.POINT_MASS, TreeShape.PRODUCT, by_depth(2, 2), 2),
     "2x2 top + sampled": (DraftSampling.GREEDY_PLUS_ONE, TreeShape.PRODUCT, by_depth(2, 2), 2),
     "2 at equal steps": (DraftSampling.SYSTEMATIC, TreeShape.PATHS, by_depth(2, 1), 2),
     "2 models": (DraftSampling.INDEPENDENT, TreeShape.PATHS, by_depth(2, 1), 2),
 }
-TABLES = Tables(4, 0)
 
 
-def cell(rule, distribution, shape, counts, depth) -> str:
+def cell(rule, distribution, shape, counts, depth, drafts=None) -> str:
     """Tokens per step where the rule is declared, else the bias that it would have, or - where it cannot be applied."""
     declared = distribution in rule.info.draft_sampling and shape in rule.info.shapes
     if not declared and distribution in (DraftSampling.POINT_MASS, DraftSampling.INDEPENDENT):
         return "-"  # there is no q, or more than one
     try:
-        found = measure(rule, TABLES, distribution, shape, counts, depth)
+        found = measure(rule, TABLES, distribution, shape, counts, depth, drafts)
     except InvalidInputError:
         return "noticed"
     if declared and rule.info.lossless:

@@ -13,11 +13,22 @@ from tests.engine.tables import table_engine
 
 
 def test_prices_of_a_further_row_never_fall():
-    padded = Costs((1.18, 0.99, 1.01, 1.03, 1.5, 1.6, 3.0, 3.4), 0.1, 0.2)  # a tile of four is cheaper than one of two
+    padded = Costs((1.18, 0.99, 1.25, 1.25, 1.35, 1.36, 1.9, 3.0, 5.2, 6.0), 0.1, 0.2)  # a tile of four is cheaper than one of two
     prices = [padded.row(n) for n in range(1, 80)]
     assert prices == sorted(prices) and prices[0] == 0.0
     seconds = [padded.rows(n) for n in range(1, 80)]
     assert np.diff(seconds) == pytest.approx(prices[:-1])
+    measured_seconds = np.interp(range(1, 73), KNOTS, np.maximum(padded.knots, 1.18))
+    assert (np.array(seconds[:72]) <= measured_seconds + 1e-9).all()  # the dearest line below what was measured
+    for n in (4, 6, 8, 72):
+        assert seconds[n - 1] == pytest.approx(measured_seconds[n - 1])
+
+
+def test_one_more_row_and_no_other_costs_what_was_measured():
+    """The first row of a tile pays for it, whatever the price between tiles."""
+    tiles = Costs((1.0, 1.0, 1.2, 1.22, 1.6, 1.62, 3.2, 6.4, 12.8, 15.4), 0.1, 0.2)
+    assert [tiles.next_row(n) for n in (3, 4, 5, 6, 7)] == pytest.approx([0.0, 0.2, 0.02, 0.38, 0.02])
+    assert tiles.row(4) == tiles.row(5) == pytest.approx(0.11)
 
 
 def test_seconds_between_measured_rows_are_interpolated():
@@ -26,7 +37,7 @@ def test_seconds_between_measured_rows_are_interpolated():
     assert known.step(4, 3) == pytest.approx(1.3 + 0.5 + 0.75) and known.drafting(0) == 0.0
 
 
-@pytest.mark.parametrize("knots", [(0.0, *[1.0] * 7), (1.0, -1.0, *[1.0] * 6), (1.0, float("nan"), *[1.0] * 6), (1.0,)])
+@pytest.mark.parametrize("knots", [(0.0, *[1.0] * 9), (1.0, -1.0, *[1.0] * 8), (1.0, float("nan"), *[1.0] * 8), (1.0,)])
 def test_costs_that_cannot_be_are_refused_with_advice(knots):
     with pytest.raises(InvalidInputError, match="polydraft tune"):
         Costs(knots, 0.0, 0.0)

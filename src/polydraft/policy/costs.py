@@ -1,6 +1,6 @@
 """Seconds of a step: of the target's forward pass by its rows, of drafting by its steps, and of what every step does beside them.
 
-    rows(n)        linear between KNOTS, measured at 1, 4, 6, 8 and 16 rows; prices of a further row never fall: a pass is padded to the next cheaper tile
+    rows(n)        linear between KNOTS, measured at 1, 4 to 8 and 16 rows; prices of a further row never fall: a pass is padded to the next cheaper tile
                    (two rows may cost 1.18 passes of one, and four .99)
     drafting(n)    n draft steps, and what a draft costs before its first one and in its verification; of several sequences at a time it grows as a
                    forward pass of so many rows does
@@ -29,10 +29,9 @@ __all__ = ["KNOTS", "MEASURED", "Costs", "LiveCosts", "Overhead", "measured", "n
 Overhead = Callable[[], float]
 """Measures the seconds of a step beside its forward pass and its drafts."""
 
-MEASURED = (1, 4, 6, 8, 16)
-"""Numbers of rows that are timed. Passes of 1 to 8 rows take 31, 29, 30, 30, 37, 38, 49 and 50 ms (Qwen2.5-Coder-1.5B, one thread of an AMD EPYC): drafts by
-a line from 4 to 8 are 1 to 2% slower on code (simulated on 1,280 contexts of the Qwen pair, one thread and two) and as fast on chat. One of 16 takes 95; where it
-was extrapolated, noise between one and eight rows set its price."""
+MEASURED = (1, 4, 5, 6, 7, 8, 16)
+"""Numbers of rows that are timed. Passes of 1 to 8 rows take 33, 31, 32, 33, 38, 39, 51 and 52 ms (Qwen2.5-Coder-1.5B, one thread of an AMD EPYC), one of 16
+takes 99. Drafts by a line from 4 to 8 are 1 to 2% slower on code (simulated on 1,280 contexts of the Qwen pair, one thread and two) and as fast on chat."""
 KNOTS = (*MEASURED, 32, 64, 72)
 """Numbers of rows between which passes are interpolated. The rows after the 64th of a pass read the weights again: 64, 65 and 72 take 110, 127 and
 139 ms (Qwen2.5-Coder-0.5B), 42, 48 and 50 (SmolLM2-135M; one thread of an AMD EPYC)."""
@@ -65,7 +64,7 @@ class Costs:
     draft_start: float
     draft_step: float
     overhead: float = 0.0
-    _pieces: list[tuple[float, float]] = field(init=False, repr=False, compare=False)
+    _pieces: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]], init=False, repr=False, compare=False)
     """From each knot on, seconds there and of one more row."""
 
     def __post_init__(self) -> None:
@@ -75,13 +74,16 @@ class Costs:
                 f"costs {list(numbers)} were given; expected {len(KNOTS)} seconds of forward passes, the first > 0, two of drafting and one of the rest, >= 0. "
                 "Measure them again with `polydraft tune`."
             )
-        price, pieces, seconds = 0.0, list[tuple[float, float]](), self.knots[0]
+        pools = list[tuple[float, int, int]]()  # seconds, rows and knots of neighbours whose prices would fall
         for k in range(len(KNOTS) - 1):
-            width = KNOTS[k + 1] - KNOTS[k]
-            price = max(price, (self.knots[k + 1] - self.knots[k]) / width)
-            pieces.append((seconds, price))
-            seconds += width * price
-        object.__setattr__(self, "_pieces", pieces)
+            pool = max(self.knots[k + 1], self.knots[0]) - max(self.knots[k], self.knots[0]), KNOTS[k + 1] - KNOTS[k], 1
+            while pools and pools[-1][0] / pools[-1][1] > pool[0] / pool[1]:
+                pool = pool[0] + pools[-1][0], pool[1] + pools[-1][1], pool[2] + pools.pop()[2]
+            pools.append(pool)
+        prices, seconds = [rise / width for rise, width, count in pools for _ in range(count)], self.knots[0]
+        for k, price in enumerate(prices):
+            self._pieces.append((seconds, price))
+            seconds += (KNOTS[k + 1] - KNOTS[k]) * price
 
     @classmethod
     def of(cls, passes: Mapping[int, float], *, draft_start: float, draft_step: float) -> "Costs":
@@ -110,6 +112,11 @@ class Costs:
     def row(self, rows: float) -> float:
         """Seconds of one more row."""
         return self._pieces[self.piece(rows)][1]
+
+    def next_row(self, rows: float) -> float:
+        """Seconds of one more row and no other: the last of a tile costs next to nothing, the first most of it."""
+        k = self.piece(rows)
+        return max((self.knots[k + 1] - self.knots[k]) / (KNOTS[k + 1] - KNOTS[k]), 0.0)
 
     def drafting(self, steps: float, num_sequences: float = 1) -> float:
         """Seconds of so many draft steps of so many sequences at a time; of none 0."""

@@ -67,14 +67,16 @@ def least_reach(speed: float, next_acceptance: float, rows: float, num_drafting:
 
 
 def least_spare(speed: float, most: float, rows: float, depth: int, costs: Costs) -> tuple[float, ...]:
-    """By the number of drafted tokens, from 1 on, the chance of acceptance with which a spare sibling is worth its row; ends behind the last that
-    one of `most` is worth.
+    """By the number of drafted tokens, from 1 on, the chance of acceptance with which a spare sibling is worth its row; ends with the last row that a
+    chance of `most` is worth.
 
     rows: of the pass without this draft.  depth: of the chain, at most.
     """
     least = list[float]()
-    while len(least) < 2 * depth and (price := speed * costs.row(rows + len(least) + 1)) <= most:
-        least.append(price)
+    for drafted in range(1, 2 * depth):
+        least.append(speed * costs.next_row(rows + drafted))
+    while least and least[-1] > most:
+        least.pop()
     return tuple(least)
 
 

@@ -232,7 +232,9 @@ class ModelDrafter:
             proposal = propose_paths(
                 slots, pending, keys, trees, params, draft_sampling=draft_sampling, stops=[g.stop for g in fixed]
             )
-        if proposal is None or (self.scores_leaves and _has_gaps(proposal.tree)):  # a cache that others commit holds the nodes in order
+        if proposal is None or (
+            self.scores_leaves and _has_gaps(proposal.tree)
+        ):  # a cache that others commit holds the nodes in order
             self._rewind(states)
             draft = self._grow(states, fixed, NoiseKey.of(*keys))
             return draft, draft.tree

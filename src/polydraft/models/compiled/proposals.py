@@ -337,7 +337,9 @@ class CompiledProposals(SlotModel):
         stops = stops_asked(tuple(g.stop for g in budgets), len(budgets))
         model = sync, self.arrays, self.output_tokens or OutputTokens.of(self.draft_ids), self.vocab_size
         with self.pool:
-            tokens, parents, confidences, scored, below, rows, passes = grow(*model, requests, token_ids, samplings, bias, *stops[:2])
+            tokens, parents, confidences, scored, below, rows, passes = grow(
+                *model, requests, token_ids, samplings, bias, *stops[:2]
+            )
         self._committed(requests, [depth > 0 for depth in depths], scored.shape[1], passes)
         cached = [(scored[b, :n].tolist(), below[b, :n].tolist()) for b, n in enumerate(rows.tolist())]
         return TokenTree.of(tokens, parents), confidences, cached
