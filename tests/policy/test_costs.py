@@ -13,7 +13,9 @@ from tests.engine.tables import table_engine
 
 
 def test_prices_of_a_further_row_never_fall():
-    padded = Costs((1.18, 0.99, 1.25, 1.25, 1.35, 1.36, 1.9, 3.0, 5.2, 6.0), 0.1, 0.2)  # a tile of four is cheaper than one of two
+    padded = Costs(
+        (1.18, 0.99, 1.25, 1.25, 1.35, 1.36, 1.9, 3.0, 5.2, 6.0), 0.1, 0.2
+    )  # a tile of four is cheaper than one of two
     prices = [padded.row(n) for n in range(1, 80)]
     assert prices == sorted(prices) and prices[0] == 0.0
     seconds = [padded.rows(n) for n in range(1, 80)]
