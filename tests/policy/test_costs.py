@@ -8,6 +8,7 @@ from polydraft.errors import InvalidInputError
 from polydraft.policy import costs as module
 from polydraft.policy import profile
 from polydraft.policy.costs import KNOTS, Costs, LiveCosts, measured
+from polydraft.policy.marginal import least_spare
 from polydraft.policy.profile import Profile, identity, profile_of
 from tests.engine.tables import table_engine
 
@@ -18,19 +19,18 @@ def test_prices_of_a_further_row_never_fall():
     )  # a tile of four is cheaper than one of two
     prices = [padded.row(n) for n in range(1, 80)]
     assert prices == sorted(prices) and prices[0] == 0.0
-    seconds = [padded.rows(n) for n in range(1, 80)]
-    assert np.diff(seconds) == pytest.approx(prices[:-1])
-    measured_seconds = np.interp(range(1, 73), KNOTS, np.maximum(padded.knots, 1.18))
-    assert (np.array(seconds[:72]) <= measured_seconds + 1e-9).all()  # the dearest line below what was measured
-    for n in (4, 6, 8, 72):
-        assert seconds[n - 1] == pytest.approx(measured_seconds[n - 1])
+    below = np.cumsum([1.18, *prices[:71]])  # the greatest convex function below what was measured, from a pass of one row on
+    measured_seconds = np.maximum([padded.rows(n) for n in range(1, 73)], 1.18)
+    assert (below <= measured_seconds + 1e-9).all()
+    touching = [n for n in KNOTS if below[n - 1] == pytest.approx(measured_seconds[n - 1])]
+    assert touching == [1, 4, 6, 8, 16, 32, 64, 72]
 
 
-def test_one_more_row_and_no_other_costs_what_was_measured():
-    """The first row of a tile pays for it, whatever the price between tiles."""
+def test_rows_of_a_tile_share_what_it_costs_and_a_spare_sibling_pays_for_its_own():
     tiles = Costs((1.0, 1.0, 1.2, 1.22, 1.6, 1.62, 3.2, 6.4, 12.8, 15.4), 0.1, 0.2)
-    assert [tiles.next_row(n) for n in (3, 4, 5, 6, 7)] == pytest.approx([0.0, 0.2, 0.02, 0.38, 0.02])
     assert tiles.row(4) == tiles.row(5) == pytest.approx(0.11)
+    assert least_spare(1.0, 0.3, 1, 4, tiles) == pytest.approx([0.0, 0.0, 0.2, 0.02, 0.38, 0.02, 0.1975])
+    assert least_spare(1.0, 0.1, 1, 2, tiles) == pytest.approx([0.0, 0.0])
 
 
 def test_seconds_between_measured_rows_are_interpolated():

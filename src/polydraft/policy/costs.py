@@ -1,7 +1,7 @@
 """Seconds of a step: of the target's forward pass by its rows, of drafting by its steps, and of what every step does beside them.
 
-    rows(n)        linear between KNOTS, measured at 1, 4 to 8 and 16 rows; prices of a further row never fall: a pass is padded to the next cheaper tile
-                   (two rows may cost 1.18 passes of one, and four .99)
+    rows(n)        linear between KNOTS, measured at 1, 4 to 8 and 16 rows
+    row(n)         the price of one more, which never falls as rows are added: the slope of the greatest convex function below rows(n)
     drafting(n)    n draft steps, and what a draft costs before its first one and in its verification; of several sequences at a time it grows as a
                    forward pass of so many rows does
 
@@ -57,15 +57,15 @@ class Costs:
     Example:
         >>> costs = Costs.of({1: 1.0, 4: 0.98, 8: 1.1}, draft_start=0.05, draft_step=0.25)
         >>> costs.rows(1), costs.rows(6), round(costs.row(5), 3), round(costs.row(40), 3)
-        (1.0, 1.06, 0.03, 0.03)
+        (1.0, 1.04, 0.03, 0.03)
     """
 
     knots: tuple[float, ...]
     draft_start: float
     draft_step: float
     overhead: float = 0.0
-    _pieces: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]], init=False, repr=False, compare=False)
-    """From each knot on, seconds there and of one more row."""
+    _prices: list[float] = field(default_factory=list[float], init=False, repr=False, compare=False)
+    """From each knot on, of one more row."""
 
     def __post_init__(self) -> None:
         numbers = *self.knots, self.draft_start, self.draft_step, self.overhead
@@ -80,10 +80,7 @@ class Costs:
             while pools and pools[-1][0] / pools[-1][1] > pool[0] / pool[1]:
                 pool = pool[0] + pools[-1][0], pool[1] + pools[-1][1], pool[2] + pools.pop()[2]
             pools.append(pool)
-        prices, seconds = [rise / width for rise, width, count in pools for _ in range(count)], self.knots[0]
-        for k, price in enumerate(prices):
-            self._pieces.append((seconds, price))
-            seconds += (KNOTS[k + 1] - KNOTS[k]) * price
+        self._prices.extend(rise / width for rise, width, count in pools for _ in range(count))
 
     @classmethod
     def of(cls, passes: Mapping[int, float], *, draft_start: float, draft_step: float) -> "Costs":
@@ -104,19 +101,13 @@ class Costs:
         return max(min(bisect_right(KNOTS, rows), len(KNOTS) - 1) - 1, 0)
 
     def rows(self, rows: float) -> float:
-        """Seconds of a pass, with prices that do not fall."""
+        """Seconds of a pass."""
         k = self.piece(rows)
-        seconds, price = self._pieces[k]
-        return seconds + (rows - KNOTS[k]) * price
+        return self.knots[k] + (rows - KNOTS[k]) * (self.knots[k + 1] - self.knots[k]) / (KNOTS[k + 1] - KNOTS[k])
 
     def row(self, rows: float) -> float:
-        """Seconds of one more row."""
-        return self._pieces[self.piece(rows)][1]
-
-    def next_row(self, rows: float) -> float:
-        """Seconds of one more row and no other: the last of a tile costs next to nothing, the first most of it."""
-        k = self.piece(rows)
-        return max((self.knots[k + 1] - self.knots[k]) / (KNOTS[k + 1] - KNOTS[k]), 0.0)
+        """Seconds of one more row: those of a tile share what it costs."""
+        return self._prices[self.piece(rows)]
 
     def drafting(self, steps: float, num_sequences: float = 1) -> float:
         """Seconds of so many draft steps of so many sequences at a time; of none 0."""
@@ -161,7 +152,7 @@ class LiveCosts:
         error = LATEST * (min(scoring, STALLED * expected) - expected)
         knots[k] = max(knots[k] + (1.0 - part) * error, 0.1 * knots[k])
         for at in range(k + 1, len(KNOTS)):  # what was never seen stays as much dearer as it was
-            knots[at] = max(knots[at] + part * error, 0.1 * knots[at])
+            knots[at] = max(knots[at] + error, 0.1 * knots[at])
         slack = 0.1 * knots[0]
         if draft_steps:
             drafting /= now.breadth(num_sequences)

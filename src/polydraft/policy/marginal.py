@@ -74,7 +74,7 @@ def least_spare(speed: float, most: float, rows: float, depth: int, costs: Costs
     """
     least = list[float]()
     for drafted in range(1, 2 * depth):
-        least.append(speed * costs.next_row(rows + drafted))
+        least.append(speed * (costs.rows(rows + drafted + 1) - costs.rows(rows + drafted)))
     while least and least[-1] > most:
         least.pop()
     return tuple(least)
