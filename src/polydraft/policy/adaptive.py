@@ -227,7 +227,9 @@ class AdaptivePolicy:
         if self._ranked or (self._greedy_trees and s.request.params.greedy and cheap_rows):
             row = speed * costs.row(rows + course.seen.expected.nodes)
             return Budget.grown(TREE_NODES, len(least), TREE_WIDTH, min(row, 1.0)).ending(stop)
-        if self._spares and not s.request.params.greedy:
+        if (
+            self._spares and not s.request.params.greedy and s.request.params.seed is None
+        ):  # several paths beside it would leave them out
             spare = least_spare(speed, (1.0 - min(rates[:BINS])) * rates[SPARE], rows, len(least), costs)
             stop = stop._replace(spare_least=spare, spare_acceptance=rates[SPARE])
         if self._confident:

@@ -232,9 +232,10 @@ class ModelDrafter:
             proposal = propose_paths(
                 slots, pending, keys, trees, params, draft_sampling=draft_sampling, stops=[g.stop for g in fixed]
             )
-        if proposal is None or (
-            self.scores_leaves and _has_gaps(proposal.tree)
-        ):  # a cache that others commit holds the nodes in order
+        out_of_order = (
+            self.scores_leaves and proposal is not None and _has_gaps(proposal.tree)
+        )  # others commit this cache by node
+        if proposal is None or out_of_order:
             self._rewind(states)
             draft = self._grow(states, fixed, NoiseKey.of(*keys))
             return draft, draft.tree
