@@ -1,5 +1,6 @@
 """A GGUF file is the model of its dequantised weights, and what is no such file is refused with what was found."""
 
+import math
 import subprocess
 import sys
 from dataclasses import fields
@@ -155,19 +156,33 @@ def test_the_factors_of_rotary_frequencies_in_a_file_are_those_of_llama_3(tmp_pa
     assert row(load_model(unscaled, device="cpu", max_num_seqs=1)) != pytest.approx(logits(module, IDS).numpy(), abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("rope", "said"),
-    [
-        ({"rope_type": "linear", "factor": 4.0}, {"type": "linear", "factor": 4.0}),
-        (
-            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
-            {"type": "yarn", "factor": 4.0, "original_context_length": 32},
-        ),
-    ],
+LINEAR, YARN = (
+    {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
 )
-def test_the_scaling_of_positions_is_read(tmp_path, rope, said):
+IN_FILES_OF_YARN = {"scaling__type": "yarn", "scaling__factor": 4.0, "scaling__original_context_length": 32}
+SCALINGS = {
+    "linear": (LINEAR, {"scaling__type": "linear", "scaling__factor": 4.0}),
+    "a factor without a type": (LINEAR, {"scaling__factor": 4.0}),
+    "the key of older files": (LINEAR, {"scale_linear": 4.0}),
+    "a factor of 0": ({"rope_type": "default"}, {"scaling__factor": 0.0}),
+    "yarn": (YARN, IN_FILES_OF_YARN),
+    "yarn of other turns": (
+        {**YARN, "beta_fast": 16.0, "beta_slow": 2.0},
+        IN_FILES_OF_YARN | {"scaling__yarn_beta_fast": 16.0, "scaling__yarn_beta_slow": 2.0},
+    ),
+    "yarn of another growth": (
+        {**YARN, "attention_factor": 1.5 * (1 + 0.1 * math.log(4))},
+        IN_FILES_OF_YARN | {"scaling__attn_factor": 1.5},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_the_scaling_of_positions_is_read_as_llama_cpp_does(tmp_path, name):
+    rope, said = SCALINGS[name]
     module = small("qwen2", rope_parameters={**rope, "rope_theta": 1e4})
-    path = write(tmp_path / "m.gguf", module, **{f"rope__scaling__{key}": value for key, value in said.items()})
+    path = write(tmp_path / "m.gguf", module, **{f"rope__{key}": value for key, value in said.items()})
     assert_close(row(load_model(path, device="cpu", max_num_seqs=1)), logits(module, IDS))
 
 
@@ -352,6 +367,8 @@ def test_missing_and_unknown_tensors_experts_and_settings_that_cannot_be_are_nam
     refused(write(path, module, more=[("blk.0.extra.weight", np.ones((256, 256), np.float32))]), "blk.0.extra.weight")
     refused(write(path, module, expert_count=8), "8 experts")
     refused(write(path, module, rope__scaling__type="longrope", rope__scaling__factor=2.0), "'longrope'")
+    refused(write(path, module, rope__scaling__alpha=1000.0), "llama.rope.scaling.alpha is 1000.0, which is not read")
+    refused(write(path, module, rope__scaling__attn_factor=1.5), "attention times 1.5")
     config = module.config
     config.num_attention_heads = 0
     refused(write(path, module, without=[n for n in module.state_dict() if "_proj" in n]), "attention.head_count is 0")

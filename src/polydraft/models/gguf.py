@@ -19,6 +19,7 @@ from torch import Tensor
 from polydraft.errors import first_line
 from polydraft.models.config import CheckpointConfig
 from polydraft.models.gguf_header import ARCHITECTURES, GgufHeader
+from polydraft.models.gguf_rope import LONG_FACTORS, ORIGINAL_LENGTH, SHORT_FACTORS, rope_scaling
 
 __all__ = ["GgufFile", "is_gguf"]
 
@@ -52,7 +53,6 @@ GEMMA_PARTS = {
 }
 """Where the second and third Gemma differ."""
 ROPE_FACTORS = "rope_freqs.weight"
-LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 GENERAL = ("model_type", "attention_bias", "mlp_bias", "hidden_act", "sliding_window")
 """Settings that transformers' configurations of the architectures have of themselves."""
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
@@ -72,25 +72,6 @@ def is_gguf(name: str | os.PathLike[str]) -> bool:
 class GgufFile(GgufHeader):
     """A model in a GGUF file; weights are read from the file when they are asked for. Raises as `GgufHeader`."""
 
-    def _setting(self, name: str, otherwise: Any = None) -> Any:
-        return self.metadata.get(f"{self.architecture}.{name}", otherwise)
-
-    def _needed(self, name: str, otherwise: float | None = None) -> Any:
-        setting = self._setting(name, otherwise)
-        if not isinstance(setting, (int, float)) or not setting > 0:
-            raise self.refusal(
-                f"its {self.architecture}.{name} is {setting!r}; expected a positive number", "Give another file of the model"
-            )
-        return setting
-
-    def _count(self, name: str, otherwise: int | None = None) -> int:
-        number = self._needed(name, otherwise)
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise self.refusal(
-                f"its {self.architecture}.{name} is {number!r}; expected a whole number", "Give another file of the model"
-            )
-        return number
-
     @cached_property
     def config(self) -> CheckpointConfig:
         """Its settings; those of Gemma's own kind are in `transformers_config` alone.
@@ -98,29 +79,30 @@ class GgufFile(GgufHeader):
         Raises:
             ModelLoadError: settings are missing, or ask for what the architecture is not read with.
         """
-        if self._setting("expert_count"):
-            raise self.refusal(f"it is a mixture of {self._setting('expert_count')} experts", "Give its safetensors folder")
+        if self.setting("expert_count"):
+            raise self.refusal(f"it is a mixture of {self.setting('expert_count')} experts", "Give its safetensors folder")
         if "token_embd.weight" not in self.tensors:
             raise self.refusal("it has no tensor 'token_embd.weight'", "Give a file with a whole model")
-        hidden, heads = self._count("embedding_length"), self._count("attention.head_count")
+        hidden, heads = self.count("embedding_length"), self.count("attention.head_count")
+        width = self.count("attention.key_length", hidden // heads)
         return CheckpointConfig(
             model_type=COMPILED_AS.get(self.architecture, ARCHITECTURES[self.architecture]),
             name_or_path=str(self.path),
             vocab_size=self.tensors["token_embd.weight"].shape[0],
-            max_position_embeddings=self._count("context_length"),
-            num_hidden_layers=self._count("block_count"),
+            max_position_embeddings=self.count("context_length"),
+            num_hidden_layers=self.count("block_count"),
             hidden_size=hidden,
-            intermediate_size=self._count("feed_forward_length"),
+            intermediate_size=self.count("feed_forward_length"),
             num_attention_heads=heads,
-            num_key_value_heads=self._count("attention.head_count_kv", heads),
-            head_dim=self._count("attention.key_length", hidden // heads),
-            rms_norm_eps=self._needed("attention.layer_norm_rms_epsilon"),
-            rope_parameters={"rope_theta": self._needed("rope.freq_base", 10_000.0)} | self._rope_scaling(hidden // heads),
+            num_key_value_heads=self.count("attention.head_count_kv", heads),
+            head_dim=width,
+            rms_norm_eps=self.number("attention.layer_norm_rms_epsilon"),
+            rope_parameters={"rope_theta": self.number("rope.freq_base", 10_000.0)} | self._rope_scaling(width),
             tie_word_embeddings="output.weight" not in self.tensors,
             bos_token_id=self.special_id("bos"),
             eos_token_id=[i for i in map(self.special_id, ("eos", "eot", "eom")) if i is not None] or None,
             pad_token_id=self.special_id("padding"),
-            sliding_window=self._count("attention.sliding_window") if "phi3.attention.sliding_window" in self.metadata else None,
+            sliding_window=self.number_or_none("attention.sliding_window") if self.architecture == "phi3" else None,
             attention_bias=self.architecture == "llama" and "blk.0.attn_q.bias" in self.tensors,
         )
 
@@ -139,14 +121,14 @@ class GgufFile(GgufHeader):
             settings["attention_bias"] = config.attention_bias
         if self.architecture == "phi3":
             settings["sliding_window"] = config.sliding_window
-            settings["original_max_position_embeddings"] = self._original_length(config.max_position_embeddings)
+            settings["original_max_position_embeddings"] = self.count(ORIGINAL_LENGTH, config.max_position_embeddings)
         if self.architecture in GEMMA_27B_LAYERS:
             largest = config.num_hidden_layers == GEMMA_27B_LAYERS[self.architecture]
             settings["query_pre_attn_scalar"] = config.hidden_size // config.num_attention_heads if largest else config.head_dim
-            settings["sliding_window"] = self._needed("attention.sliding_window")
+            settings["sliding_window"] = self.number("attention.sliding_window")
         if self.architecture == "gemma2":
-            settings["attn_logit_softcapping"] = self._needed("attn_logit_softcapping", 50.0)
-            settings["final_logit_softcapping"] = self._needed("final_logit_softcapping", 30.0)
+            settings["attn_logit_softcapping"] = self.number("attn_logit_softcapping", 50.0)
+            settings["final_logit_softcapping"] = self.number("final_logit_softcapping", 30.0)
         try:
             rope = dict(settings.pop("rope_parameters"))
             theta, part = rope.pop("rope_theta"), rope.pop("partial_rotary_factor", None)
@@ -161,28 +143,12 @@ class GgufFile(GgufHeader):
         token_id = self.metadata.get(f"tokenizer.ggml.{role}_token_id")
         return token_id if isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0 else None
 
-    def _original_length(self, otherwise: int | None = None) -> int:
-        return self._count("rope.scaling.original_context_length", otherwise)
-
     def _rope_scaling(self, width: int) -> dict[str, Any]:
-        if self.architecture == "phi3":
-            return self._phi3_positions(width)
-        kind, factor = self._setting("rope.scaling.type", "none"), self._needed("rope.scaling.factor", 1.0)
-        if kind == "none" or factor == 1.0:
-            return {"rope_type": "default"}
-        if kind not in ("linear", "yarn"):
-            raise self.refusal(f"its rope scaling is {kind!r}; expected 'linear' or 'yarn'", "Give its safetensors folder")
-        length = {"original_max_position_embeddings": self._original_length()} if kind == "yarn" else {}
-        return {"rope_type": kind, "factor": factor, **length}
-
-    def _phi3_positions(self, width: int) -> dict[str, Any]:
-        """Scaling by tensors of the file, and how much of a head turns where that is not all of it."""
-        turned = self._count("rope.dimension_count", width)
-        part = {} if turned == width else {"partial_rotary_factor": turned / width}
-        if LONG_FACTORS not in self.tensors or SHORT_FACTORS not in self.tensors:
-            return {"rope_type": "default", **part}
+        scaling = rope_scaling(self, width)
+        if scaling["rope_type"] != "longrope":
+            return scaling
         long, short = (_dequantised(*self._blocks(name)).tolist() for name in (LONG_FACTORS, SHORT_FACTORS))
-        return {"rope_type": "longrope", "long_factor": long, "short_factor": short, **part}
+        return scaling | {"long_factor": long, "short_factor": short}
 
     @property
     def rope_factors(self) -> Tensor | None:
@@ -227,7 +193,8 @@ class GgufFile(GgufHeader):
 
     def check_all_used(self, names: Iterable[str]) -> None:
         """Refuse a file with tensors that a model of these weights, by transformers' names, would not have: its distribution would be another."""
-        unused = self.tensors.keys() - {self.own_name(name) for name in names} - {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
+        factors = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS} if self.architecture == "phi3" else {ROPE_FACTORS}
+        unused = self.tensors.keys() - {self.own_name(name) for name in names} - factors
         if unused:
             raise self.refusal(f"its tensor {min(unused)!r} is none of the architecture's", "Give another file of the model")
 

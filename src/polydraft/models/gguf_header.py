@@ -108,6 +108,36 @@ class GgufHeader:
         """Why the file cannot be used, and what to do instead, as an error to raise."""
         return ModelLoadError(f"the GGUF file {str(self.path)!r} was given, but {found}. {advice}.")
 
+    def setting(self, name: str, otherwise: Any = None) -> Any:
+        """A key of its architecture, or `otherwise`."""
+        return self.metadata.get(f"{self.architecture}.{name}", otherwise)
+
+    def number(self, name: str, otherwise: float | None = None) -> Any:
+        """A positive number of its architecture; `otherwise` where the file lacks it.
+
+        Raises:
+            ModelLoadError: it is something else, or missing.
+        """
+        setting = self.setting(name, otherwise)
+        if not isinstance(setting, (int, float)) or not setting > 0:
+            raise self.refusal(
+                f"its {self.architecture}.{name} is {setting!r}; expected a positive number", "Give another file of the model"
+            )
+        return setting
+
+    def number_or_none(self, name: str) -> Any:
+        """As `number`, None where the file lacks it or has 0, which converters write for none."""
+        return self.number(name) if self.setting(name) else None
+
+    def count(self, name: str, otherwise: int | None = None) -> int:
+        """As `number`, and whole."""
+        number = self.number(name, otherwise)
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise self.refusal(
+                f"its {self.architecture}.{name} is {number!r}; expected a whole number", "Give another file of the model"
+            )
+        return number
+
     def _read_header(self) -> None:
         if (magic := self._data[:4]) != b"GGUF":
             raise self.refusal(f"it begins with {magic!r} and not with b'GGUF'", "Give a file that llama.cpp can read")

@@ -1,0 +1,90 @@
+"""GGUF files that llama.cpp's converter wrote are the models that transformers ran, however their tokens are scored; see oracle_gguf/README.md."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.load import load_model
+from polydraft.models.plain import PlainTarget
+from polydraft.tree import pad
+from tests.models.tree_rounds import outcome
+
+FOLDER = Path(__file__).parent / "oracle_gguf"
+COMPILED = {"phi3"}
+"""Those that the compiled path runs; all others run through transformers alone."""
+MODELS = [(path.stem, way) for path in sorted(FOLDER.glob("*.gguf")) for way in ("transformers", "compiled")]
+MODELS = [(name, way) for name, way in MODELS if way == "transformers" or name in COMPILED]
+NATS = 1e-3
+"""By which log-probabilities of float32 arithmetic may differ."""
+
+
+@pytest.fixture(params=MODELS, ids=lambda model: "-".join(model), scope="module")
+def model(request):
+    """A target, and its cases: prompt, and ids and log-probabilities of what follows."""
+    name, backend = request.param
+    target = load_model(str(FOLDER / f"{name}.gguf"), backend=backend, max_num_seqs=1, max_model_len=96, plain=True)
+    assert isinstance(target, CompiledLlama) == (backend == "compiled")
+    return target, json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))["cases"]
+
+
+def assert_step(logits, case, step):
+    """The next token, and the ten best log-probabilities, are those of the reference."""
+    best, log_probs = zip(*case["top10"][step], strict=True)
+    row = logits.double().log_softmax(-1)
+    assert int(row.argmax()) == case["ids"][step]
+    assert (row[list(best)] - torch.tensor(log_probs)).abs().max() < NATS
+
+
+def score(target, nodes, parents):
+    return target.score([0], pad([(nodes, parents)]))
+
+
+def test_a_text_in_one_pass_has_the_log_probabilities_of_transformers(model):
+    target, cases = model
+    for case in cases:
+        for length in (0, 1, 23):
+            target.release([0])
+            scores = target.prefill([0], [case["prompt"] + case["ids"][:length]])
+            assert_step(scores.logits[0, 0], case, length)
+
+
+def test_a_text_in_pieces_has_them_token_by_token(model):
+    target, cases = model
+    for case in cases:
+        target.release([0])
+        *read, root = case["prompt"]
+        for piece in (read[:1], read[1:8], read[8:]):
+            if piece:
+                target.prefill([0], [piece])
+        for step, token in enumerate([root, *case["ids"][:-1]]):
+            scores = score(target, [token], [-1])
+            assert_step(scores.logits[0, 0], case, step)
+            target.commit([0], outcome([[]], [0]))
+
+
+def test_drafts_that_are_rejected_at_every_position_leave_them_as_they_are(model):
+    target, cases = model
+    if isinstance(target, PlainTarget):
+        pytest.skip("it is decoded without drafts")
+    for case in cases:
+        target.release([0])
+        *read, root = case["prompt"]
+        target.prefill([0], [read])
+        step, accepted = 0, 0
+        while step + accepted < 24:
+            right = case["ids"][step : step + accepted]
+            nodes, parents = [root], [-1]
+            for depth, token in enumerate([*right, 0]):  # a wrong sibling stands before each right one, and behind the last
+                above = 2 * depth
+                nodes, parents = [*nodes, (token + 7) % 512, token], [*parents, above, above]
+            nodes, parents = nodes[:-1], parents[:-1]
+            scores, path = score(target, nodes, parents), [2 * depth for depth in range(1, accepted + 1)]
+            for depth, node in enumerate([0, *path]):
+                assert_step(scores.logits[0, node], case, step + depth)
+            target.commit([0], outcome([path], [0]))
+            step, root = step + accepted + 1, case["ids"][step + accepted]
+            accepted = accepted + 1
+        assert step > 12
