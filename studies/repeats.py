@@ -95,7 +95,7 @@ def measured(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> t
 
 def engines(options: dict[str, Any]) -> dict[str, Engine]:
     """Both, on one pair of models; of the embedded pair without options."""
-    whole = Engine.from_pretrained(**options) if options.get("target") else Engine.embedded(threads=1)
+    whole = Engine.from_pretrained(**options) if options.get("model") else Engine.embedded(threads=1)
     bare = Engine.of(
         whole.target,
         tokenizer=whole.tokenizer,
@@ -187,7 +187,7 @@ def main(
     stored.parent.mkdir(parents=True, exist_ok=True)
     answers = [Answer(**json.loads(line)) for line in stored.read_text("utf-8").splitlines()] if stored.exists() else []
     done = {(a.mode, a.text, a.temperature, a.number) for a in answers}
-    both = engines({"target": model, "draft_model": draft_model, "threads": 1, "max_model_len": 2048, "max_num_seqs": 1})
+    both = engines({"model": model, "draft_model": draft_model, "threads": 1, "max_model_len": 2048, "max_num_seqs": 1})
     tokenize = _tokenizer(both[WITH])
     warm = SamplingParams(max_tokens=16, ignore_eos=True)
     for engine in both.values():

@@ -185,14 +185,14 @@ class DrafterOptions(Config):
 
 
 @configured
-def main(*, config: Annotated[EngineConfig, Only("target")], options: DrafterOptions) -> None:
+def main(*, config: Annotated[EngineConfig, Only("model")], options: DrafterOptions) -> None:
     """Compare any drafters of one model, trained ones among them, with plain decoding."""
     if options.prompts is None:
         raise InvalidInputError("--prompts was not given; expected a .jsonl file of questions. Name one.")
     use_threads()
     count = 2 if options.quick else options.num_requests
     prompts = questions([options.prompts], count)[:count]
-    yardstick, out = Yardstick(config.target or str(pair.target_folder()), list(options.head), list(options.way)), options.out
+    yardstick, out = Yardstick(config.model or str(pair.target_folder()), list(options.head), list(options.way)), options.out
     temperatures, num_tokens = list(options.temperature) or [0.0, 0.7, 1.0], 16 if options.quick else options.num_tokens
     with bars("measuring") as step:
         figures = yardstick.run(prompts, temperatures, max_tokens=num_tokens, repetitions=options.repetitions, progress=step)

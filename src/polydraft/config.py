@@ -24,7 +24,7 @@ class Setting:
     """What a field of a configuration is.
 
     kind: type of a value given as text; `list` is several of type `items`, `dict` several NAME=VALUE.  unit, unset: in words; unset: what None means.
-    low, high: range, both included.  choices: all values there are.  objects: values of other types are checked where they are used.
+    low, high: range, both included.  choices: all values there are.  objects: types of further values, which are checked where they are used.
     flag: on the command line, "" for none; by default the field's name.  value: what a flag without a value stands for.  panel: of the help.
     variable: of the environment, which the integration with vLLM reads.  advice: of the error.
     """
@@ -37,7 +37,7 @@ class Setting:
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
-    objects: bool = False
+    objects: str = ""
     flag: str | None = None
     value: Any = None
     panel: str | None = None
@@ -58,7 +58,7 @@ class Setting:
     def allows(self, value: Any) -> bool:
         """Whether a value has the type and is in the range."""
         if value is None:
-            return self.default is None or self.objects
+            return self.default is None or bool(self.objects)
         if self.objects:
             return True
         if self.choices:
@@ -153,23 +153,29 @@ QUANTIZATIONS = ("int8", "int4", "bfloat16", "bfloat16-dot")
 class PairConfig(Config):
     """Which models."""
 
-    target: str | None = setting("Target model: a folder, FILE.gguf, a name of `polydraft models list`, OWNER/NAME or OWNER/NAME:Q4_K_M", str, flag="--model", unset="the embedded pair", panel=MODELS)
-    draft_model: str | None = setting("Draft model: a smaller model with the same vocabulary, named like --model", str, unset="the one listed with the target, if any", panel=MODELS)
+    model: str | None = setting("Target model: a folder, FILE.gguf, a name of `polydraft models list`, OWNER/NAME or OWNER/NAME:Q4_K_M", str, objects="Path", unset="the embedded pair", panel=MODELS)
+    draft_model: str | None = setting("Draft model: a smaller model with the same vocabulary, named like --model", str, objects="Path", unset="the one listed with the target, if any", panel=MODELS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in settings(PairConfig):
+            if isinstance(place := getattr(self, name), Path):
+                object.__setattr__(self, name, str(place))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Config):
     """How a model is loaded."""
 
-    dtype: Any = setting("Data type of the weights and activations, such as float32 or bfloat16", str, objects=True, unset="float32 on a CPU, the checkpoint's own on a GPU", panel=MODELS)
-    device: Any = setting("Device, such as cpu or cuda", str, objects=True, unset="the first GPU, else the CPU", panel=MODELS)
+    dtype: Any = setting("Data type of the weights and activations, such as float32 or bfloat16", str, objects="torch.dtype", unset="float32 on a CPU, the checkpoint's own on a GPU", panel=MODELS)
+    device: Any = setting("Device, such as cpu or cuda", str, objects="torch.device", unset="the first GPU, else the CPU", panel=MODELS)
     backend: str = setting("Backend: compiled (Llama family on a CPU), transformers (any model and device)", str, "auto", choices=("auto", "compiled", "transformers"), panel=MODELS, advice="Use backend='transformers' for any model and device.")
     quantization: str | None = setting("Weight quantization of the target model, compiled backend; changes the output distribution", str, choices=QUANTIZATIONS, unset="the format of the checkpoint", panel=MODELS)
     activations: str | None = setting("Float32 activations with quantized weights of a GGUF file; slower", str, flag="--exact", value="float32", choices=("int8", "float32"), unset="8 bits a block", panel=MODELS)
     cache_dtype: str | None = setting("Data type of the target's KV cache, compiled backend", str, choices=("float32", "bfloat16"), unset="float32", panel=MODELS)
     threads: int | None = setting("Number of CPU threads of the compiled backend", int, low=1, unset="idle physical cores, one for small models", panel=MODELS)
     tensor_parallel: int | None = setting("Number of processes that share the target's weights", int, low=1, unset="one process", panel=MODELS)
-    device_map: Any = setting("Devices of the target's modules, as in transformers", dict, objects=True, flag="", unset="one device")
+    device_map: Any = setting("Devices of the target's modules, as in transformers", dict, objects="str", flag="", unset="one device")
     max_model_len: int | None = setting("Maximum length of prompt plus output", int, unit="tokens", low=1, unset="the context of the model", panel=MODELS)
     max_num_seqs: int = setting("Maximum number of sequences in a batch", int, 8, low=1, panel=MODELS)
 
@@ -178,23 +184,23 @@ class ModelConfig(Config):
 class SpeculationConfig(Config):
     """How tokens are drafted and verified, and what is sampled."""
 
-    drafter: "str | Drafter | None" = setting("Drafter: a name of `polydraft methods`, none, or auto", str, "auto", objects=True, panel=SPECULATION)
-    verifier: "str | Verifier" = setting("Verification method: a name of `polydraft methods`, or auto", str, "auto", objects=True, panel=SPECULATION, variable="POLYDRAFT_VERIFIER")
+    drafter: "str | Drafter | None" = setting("Drafter: a name of `polydraft methods`, none, or auto", str, "auto", objects="Drafter | None", panel=SPECULATION)
+    verifier: "str | Verifier" = setting("Verification method: a name of `polydraft methods`, or auto", str, "auto", objects="Verifier", panel=SPECULATION, variable="POLYDRAFT_VERIFIER")
     depth: int | None = setting("Speculation length: drafted tokens along a path", int, unit="tokens", low=1, unset="chosen by the speculation policy", panel=SPECULATION, advice="For plain decoding use drafter=None.")
     num_paths: int | None = setting("Number of drafted paths a step", int, low=1, unset="chosen by the speculation policy", panel=SPECULATION, advice="For plain decoding use drafter=None.")
-    head: Any = setting("Folder of a draft head, see `polydraft train`", Path, objects=True, panel=SPECULATION)
-    index: Any = setting("File of `polydraft index build` for retrieval-based drafting", Path, objects=True, panel=SPECULATION)
-    drafter_options: "Mapping[str, Any] | None" = setting("Further options of the drafter", dict, flag="", objects=True, variable="POLYDRAFT_DRAFTER_OPTIONS")
+    head: Any = setting("Folder of a draft head, see `polydraft train`", Path, panel=SPECULATION)
+    index: Any = setting("File of `polydraft index build` for retrieval-based drafting", Path, panel=SPECULATION)
+    drafter_options: "Mapping[str, Any] | None" = setting("Further options of the drafter", dict, flag="", variable="POLYDRAFT_DRAFTER_OPTIONS")
     offered: "Sequence[str]" = setting("Further drafter that requests may name; may be repeated", list, (), flag="--offer", panel=SPECULATION)
-    policy: Any = setting("Speculation policy: adaptive, fixed, or an object", str, flag="", objects=True, unset="adaptive, fixed with a draft shape")
-    profile: Any = setting("File of `polydraft tune --save`: costs and acceptance rates for the speculation policy", str, objects=True, unset="measured when the engine is built", panel=SPECULATION)
+    policy: Any = setting("Speculation policy: adaptive, fixed, or an object", str, flag="", objects="Policy", unset="adaptive, fixed with a draft shape")
+    profile: Any = setting("File of `polydraft tune --save`: costs and acceptance rates for the speculation policy", str, objects="Path | Profile", unset="measured when the engine is built", panel=SPECULATION)
     asynchronous: bool = setting("Asynchronous drafting: the draft model runs ahead on another core or device", bool, False, flag="--asynchronous", panel=SPECULATION)
     lead_cap: int | None = setting("Maximum lead of the draft model with --asynchronous", int, unit="tokens", unset="the drafter's own", panel=SPECULATION)
-    decoding: "str | Decoding | None" = setting("Decoding method: a name of `polydraft methods`, sampled exactly in place of the target distribution", str, objects=True, unset="the target distribution", panel=DECODING)
-    amateur: Any = setting("Weaker model of contrastive decoding, named like --model", str, objects=True, unset="the draft model", panel=DECODING)
+    decoding: "str | Decoding | None" = setting("Decoding method: a name of `polydraft methods`, sampled exactly in place of the target distribution", str, objects="Decoding", unset="the target distribution", panel=DECODING)
+    amateur: Any = setting("Weaker model of contrastive decoding, named like --model", str, objects="Target", unset="the draft model", panel=DECODING)
     alpha: float | None = setting("Plausibility threshold of contrastive decoding, relative to the most likely token, 0 to 1", float, unset="the method's own", panel=DECODING)
     beta: float | None = setting("Weight of the amateur in contrastive decoding, >= 0", float, unset="the method's own", panel=DECODING)
-    decoding_options: "Mapping[str, Any] | None" = setting("Further option of the decoding method, NAME=VALUE; may be repeated", dict, flag="--decoding-option", objects=True, panel=DECODING)
+    decoding_options: "Mapping[str, Any] | None" = setting("Further option of the decoding method, NAME=VALUE; may be repeated", dict, flag="--decoding-option", panel=DECODING)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -250,7 +256,7 @@ class ServerConfig(Config):
     host: str = setting("Address to listen on; 0.0.0.0 is every address of this machine", str, "127.0.0.1", panel=SERVER)
     port: int = setting("Port; 0 takes a free one", int, 8000, low=0, high=65535, panel=SERVER)
     served_model_name: str | None = setting("Model name in requests", str, unset="the model's own", panel=SERVER)
-    api_key_file: Any = setting("File of API keys, one a line, beside POLYDRAFT_API_KEY", Path, objects=True, unset="no key needed", panel=SERVER)
+    api_key_file: Any = setting("File of API keys, one a line, beside POLYDRAFT_API_KEY", Path, unset="no key needed", panel=SERVER)
     cors: "Sequence[str]" = setting("Origin whose pages may send requests, or *; may be repeated", list, (), panel=SERVER)
     max_waiting: int = setting("Maximum number of waiting samples; more are refused with status 429", int, 256, low=1, panel=SERVER)
     max_body: int = setting("Maximum size of a request", int, 4 << 20, unit="bytes", low=1, panel=SERVER)

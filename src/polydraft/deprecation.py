@@ -6,7 +6,7 @@ from functools import wraps
 from typing import Any, TypeVar
 
 C = TypeVar("C", bound=type)
-KEYWORDS = {"law": "decoding", "law_options": "decoding_options", "draft": "draft_model"}
+KEYWORDS = {"law": "decoding", "law_options": "decoding_options", "draft": "draft_model", "target": "model"}
 """Of engines."""
 OPTIONS = {"--law": "--decoding", "--law-option": "--decoding-option"}
 """Of the command line."""

@@ -43,7 +43,7 @@ class LimitOptions(Config):
 
 
 @configured
-def main(*, config: Annotated[EngineConfig, Only("target", "draft_model", "head")], options: LimitOptions) -> None:
+def main(*, config: Annotated[EngineConfig, Only("model", "draft_model", "head")], options: LimitOptions) -> None:
     """Write limits.json, limits.md, three .csv and limits.png: for the embedded pair, or for a pair of your own."""
     quiet()
     names = ("contexts", "node_contexts", "temperature", "top_p", "drafts", "seed")
@@ -52,7 +52,7 @@ def main(*, config: Annotated[EngineConfig, Only("target", "draft_model", "head"
         chosen |= {"contexts": min(options.contexts, 6), "node_contexts": min(options.node_contexts, 3)}
     limits = Limits(
         LimitSettings(**chosen),
-        target=config.target,
+        target=config.model,
         draft=config.draft_model,
         head=None if config.head is None else str(config.head),
         texts=None if options.text is None else [read_text("--text", options.text)],

@@ -56,7 +56,7 @@ def settings(options: dict[str, Any], drafter: str, greedy: bool) -> list[Settin
     """Adaptive, plain, and fixed shapes, all on one pair of models."""
     first = (
         Engine.from_pretrained(drafter=drafter, **options)
-        if options.get("target")
+        if options.get("model")
         else Engine.embedded(drafter=drafter, **options)
     )
     target, made = first.target, first.drafter
@@ -110,7 +110,7 @@ def main(
     """Adaptive policy and fixed shapes in turn."""
     options: dict[str, Any] = {"max_num_seqs": batch, "threads": 1}
     if model:
-        options |= {"target": model, "draft_model": draft_model, "quantization": quantization, "max_model_len": 1024}
+        options |= {"model": model, "draft_model": draft_model, "quantization": quantization, "max_model_len": 1024}
         options |= {"draft_quantization": quantization} if draft_model else {}
     runs = settings(options, drafter, temperature == 0)
     texts = [t for t in list(questions(prompts, runs[0].engine, model is not None))[::every] if len(t[1]) < 600][: count * batch]

@@ -62,8 +62,8 @@ def test_fields_that_stand_for_options_of_drafter_and_decoding_are_among_them():
 
 
 def test_one_configuration_of_each_kind_is_made_of_fields_of_all():
-    replicas, engine = config.split({"replicas": 2, "depth": 4, "target": "x"}, ReplicaConfig, EngineConfig)
-    assert (replicas.chosen(), engine.chosen()) == ({"replicas": 2}, {"target": "x", "depth": 4})
+    replicas, engine = config.split({"replicas": 2, "depth": 4, "model": "x"}, ReplicaConfig, EngineConfig)
+    assert (replicas.chosen(), engine.chosen()) == ({"replicas": 2}, {"model": "x", "depth": 4})
     with pytest.warns(DeprecationWarning, match="law is deprecated; use decoding"):
         assert config.split({"law": "nest"}, EngineConfig)[0].decoding == "nest"
     with pytest.raises(UnknownNameError, match="nonsense"):
@@ -88,7 +88,7 @@ def test_commands_have_the_engine_s_options_with_their_help(command):
     without = {"--offer", "--max-num-seqs", "--prefix-cache-bytes"} if command != "serve" else set()
     for name, spec in config.settings(EngineConfig).items():
         option = spec.flag if spec.flag is not None else config.flag(name)
-        absent = {"batch": ("head", "index"), "serve": ("target", "draft_model")}.get(
+        absent = {"batch": ("head", "index"), "serve": ("model", "draft_model")}.get(
             command, ()
         )  # several models have options of their own
         if option and option not in without and name not in absent:

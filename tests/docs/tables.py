@@ -1,4 +1,4 @@
-"""The tables of the docs that follow from the registry: `python -m tests.docs.tables` writes them anew."""
+"""The tables of the docs that follow from the registry and the settings: `python -m tests.docs.tables` writes them anew."""
 
 import re
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from polydraft.config import (
     flag,
     settings,
 )
+from tests.docs import fields
 from tests.exactness.validity import markdown as validity
 
 
@@ -91,6 +92,7 @@ def split(mark: str) -> tuple[Path, str, str, str]:
 
 
 if __name__ == "__main__":
+    fields.FILE.write_text(fields.text(), encoding="utf-8")
     for mark, (_, made) in TABLES.items():
         page, before, _, behind = split(mark)
         page.write_text(before + made() + behind, encoding="utf-8")

@@ -43,7 +43,7 @@ def batch(
         good, bad = run(
             source,
             out,
-            model=engine.pop("target", None),
+            model=engine.pop("model", None),
             params=sampling.chosen(),
             progress=advance,
             **job.chosen() | engine,

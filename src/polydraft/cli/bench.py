@@ -34,7 +34,7 @@ class BenchOptions(Config):
 @configured
 def bench(
     *,
-    config: Annotated[EngineConfig, Only("target", "draft_model", "device", "dtype", "backend")],
+    config: Annotated[EngineConfig, Only("model", "draft_model", "device", "dtype", "backend")],
     measurement: MeasurementOptions,
     options: BenchOptions,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures, and beside it a .md table.")] = None,
@@ -49,7 +49,7 @@ def bench(
     for text in options.way:
         Way.parse(text)
     suite = Bench(
-        target=config.target,
+        target=config.model,
         draft=config.draft_model,
         device=config.device,
         dtype=config.dtype,

@@ -37,7 +37,7 @@ HELP = f"""/reset forgets the conversation, /stats tells what it cost, /save FIL
 def chat(
     *,
     config: Annotated[
-        EngineConfig, Only(without=options.ENGINE_OF_REQUESTS, unset={"target": "a small chat model, downloaded once"})
+        EngineConfig, Only(without=options.ENGINE_OF_REQUESTS, unset={"model": "a small chat model, downloaded once"})
     ],
     sampling: Annotated[SamplingConfig, Only("max_tokens", "temperature", "top_p", "seed", max_tokens=512)],
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
@@ -45,12 +45,12 @@ def chat(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Download of the default model without a question.")] = False,
 ) -> None:
     """Talk to a model; without --model to a small one, which is fetched once. One message a line; /help shows what else there is."""
-    name = config.target or _offered(yes)
+    name = config.model or _offered(yes)
     with Preparation(f"loading {name} ...") as preparation:
         from polydraft.core import SamplingParams
 
         SamplingParams(**sampling.chosen())  # refused before anything is loaded
-        engine = build(config.with_(target=name, max_num_seqs=1))
+        engine = build(config.with_(model=name, max_num_seqs=1))
         preparation.say(f"{name}{weights(engine.summary())}")
     params = engine.default_params(chat=True).with_(**sampling.chosen())
     start = [] if system is None else [{"role": "system", "content": system}]

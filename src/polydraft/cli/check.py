@@ -55,7 +55,7 @@ class CheckOptions(Config):
 def check(
     *,
     config: Annotated[
-        EngineConfig, Only("target", "draft_model", "drafter", "verifier", "depth", "num_paths", "dtype", "device", "backend")
+        EngineConfig, Only("model", "draft_model", "drafter", "verifier", "depth", "num_paths", "dtype", "device", "backend")
     ],
     measurement: Annotated[MeasurementOptions, Only("temperature", "prompts", "max_tokens", max_tokens=32)],
     options: CheckOptions,
@@ -77,7 +77,7 @@ def check(
     if options.self_test:
         _self_test(engine, texts, params, options.rounds, as_json)
         return
-    judge = load_module(config.target or str(pair.target_folder()), dtype=config.dtype, device=config.device)
+    judge = load_module(config.model or str(pair.target_folder()), dtype=config.dtype, device=config.device)
     what = f"checking {engine.summary()['drafter']} with {engine.summary()['verifier']}"
     with bars(what, hidden=as_json) as step:
         report = run(engine, texts, params, judge=judge, rounds=options.rounds, progress=lambda done, total: step(total, done))

@@ -58,7 +58,7 @@ def generate(
     if output.trace is not None:
         _check_trace(output.trace, config.asynchronous)
         config = config.with_(drafter_options={"trace": True})
-    with Preparation(f"loading {config.target or 'the embedded models'} ...") as preparation, warnings.catch_warnings():
+    with Preparation(f"loading {config.model or 'the embedded models'} ...") as preparation, warnings.catch_warnings():
         warnings.simplefilter("ignore", DrafterWarning)  # the statistics report it
         engine = build(config.with_(max_num_seqs=max(1, min(sampling.n, 8))))
         preparation.say(_limits(engine))

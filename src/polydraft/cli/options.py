@@ -33,7 +33,7 @@ class Only:
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.", rich_help_panel=OUTPUT)]
 Engine = Annotated[EngineConfig, Only(without=ENGINE_OF_REQUESTS)]
-Models = Annotated[EngineConfig, Only("target", "draft_model")]
+Models = Annotated[EngineConfig, Only("model", "draft_model")]
 
 
 @dataclass(frozen=True, kw_only=True)

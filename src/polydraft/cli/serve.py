@@ -61,7 +61,7 @@ class Served(Config):
 def serve(
     *,
     served: Served,
-    config: Annotated[EngineConfig, Only(without=("target", "draft_model"))],
+    config: Annotated[EngineConfig, Only(without=("model", "draft_model"))],
     server: ServerConfig,
     replicas: ReplicaConfig,
 ) -> None:
@@ -80,7 +80,7 @@ def serve(
         export_to(server.otlp_endpoint)
     listening = _bound(server.host, server.port)
     keys, server = _keys(server.api_key_file), server.with_(served_model_name=name, cors=origins)
-    configs = [config.with_(target=choice.place, draft_model=choice.draft) for choice in choices]
+    configs = [config.with_(model=choice.place, draft_model=choice.draft) for choice in choices]
     if replicas.replicas is not None:
         if len(choices) > 1:
             raise InvalidInputError(f"--replicas was given beside {len(choices)} models; expected one. Start a server for each.")
@@ -108,7 +108,7 @@ def _pool(names: list[str], configs: list[EngineConfig], server: ServerConfig, m
         ServedModel(
             name,
             partial(build, config),
-            sum(weight_file_bytes(place) for place in (config.target, config.draft_model) if place is not None),
+            sum(weight_file_bytes(place) for place in (config.model, config.draft_model) if place is not None),
         )
         for name, config in zip(names, configs, strict=True)
     ]

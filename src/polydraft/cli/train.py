@@ -55,7 +55,7 @@ class TrainOptions(Config):
 def train(
     kind: Annotated[str, typer.Argument(help=f"Kind of drafter: {', '.join(registry.RECIPES)}.")],
     *,
-    config: Annotated[EngineConfig, Only("target")],
+    config: Annotated[EngineConfig, Only("model")],
     options: TrainOptions,
 ) -> None:
     """Train a drafter of kind KIND for a model: it generates texts, and the drafter learns to predict its tokens from its hidden states."""
@@ -78,7 +78,7 @@ def train(
         check_file(path)
     chosen = {name: getattr(options, name) for name in ("minutes", "unroll", "draft_vocab", "seed")}
     training = TrainingOptions.of(kind, sizes=sizes, **chosen)
-    with Preparation(f"loading {config.target or 'the embedded model'} ..."):
+    with Preparation(f"loading {config.model or 'the embedded model'} ..."):
         model = {"max_model_len": options.max_model_len, "quantization": options.quantization}
         engine = build(config.with_(drafter=None, max_num_seqs=16, **model))
         out.mkdir(parents=True, exist_ok=True)

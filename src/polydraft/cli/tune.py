@@ -17,7 +17,7 @@ from polydraft.config import EngineConfig
 @configured
 def tune(
     *,
-    config: Annotated[EngineConfig, Only("target", "draft_model", "drafter", "verifier", "threads")],
+    config: Annotated[EngineConfig, Only("model", "draft_model", "drafter", "verifier", "threads")],
     measurement: Annotated[MeasurementOptions, Only(without=("threads",), repetitions=4)],
     save: Annotated[Path | None, typer.Option(help="File for the profile, for `generate --profile FILE`.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,

@@ -11,17 +11,22 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import count
 from numbers import Integral
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
+
+from typing_extensions import Unpack
 
 from polydraft.config import EngineConfig, SpeculationConfig
 from polydraft.core import Budget, EncoderDecoder, NamedDecoding, Request, SamplingParams, Target
 from polydraft.drafters.base import Parts
+from polydraft.engine.fields import EngineFields, SpeculationFields
 from polydraft.engine.loop import Inbox, Loop, step_overhead
 from polydraft.engine.output import StepOutput
 from polydraft.engine.parts import check_encoders, decoding, slots
 from polydraft.engine.pretrained import load_models
 from polydraft.engine.sequence import Result, Sample
+from polydraft.engine.signatures import with_fields
 from polydraft.engine.speculation import Menu
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
@@ -55,9 +60,11 @@ class Engine(Loop):
     """Fields of `SamplingParams` that the target's authors set."""
 
     @classmethod
-    def from_pretrained(cls, target: str, **fields: Any) -> "Engine":
+    @with_fields(EngineConfig, EngineFields)
+    def from_pretrained(cls, model: str | Path | None = None, **fields: Unpack[EngineFields]) -> "Engine":
         """An engine on models by name: folders, GGUF files, names of `polydraft models list`, or `OWNER/NAME` of the Hugging Face hub.
 
+        model: the target model; None is the embedded pair.
         fields: of `polydraft.config.EngineConfig`, such as draft_model="...", depth=4 and quantization="int8"; the reference page lists all.
         The KV cache entries of finished requests stay for requests with the same prefix, such as the next turn of a chat.
 
@@ -69,19 +76,20 @@ class Engine(Loop):
         Raises:
             ModelLoadError, IncompatibleError, CapacityError, UnknownNameError, InvalidInputError: each says what to do.
         """
-        return cls.from_config(EngineConfig.of(target=target, **fields))
+        return cls.from_config(EngineConfig.of(model=model, **fields))
 
     @classmethod
-    def embedded(cls, **fields: Any) -> "Engine":
+    @with_fields(EngineConfig, EngineFields)
+    def embedded(cls, **fields: Unpack[EngineFields]) -> "Engine":
         """An engine on the pair of small models inside the package; fields as in `from_pretrained`."""
         fields.setdefault("draft_model", str(pair.draft_folder()))
-        return cls.from_pretrained(str(pair.target_folder()), **fields)
+        return cls.from_pretrained(pair.target_folder(), **fields)
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> "Engine":
         """An engine on models by name; without a target on the embedded pair."""
-        if config.target is None:
-            config = config.with_(target=str(pair.target_folder()), draft_model=config.draft_model or str(pair.draft_folder()))
+        if config.model is None:
+            config = config.with_(model=str(pair.target_folder()), draft_model=config.draft_model or str(pair.draft_folder()))
         models, cache_bytes = load_models(config), config.prefix_cache_bytes
         speculation: dict[str, Any] = config.part(SpeculationConfig) | {
             "amateur": None,
@@ -97,11 +105,12 @@ class Engine(Loop):
             tie_margin=config.tie_margin,
             keep_prefixes=True,
             prefix_cache_bytes=default_prefix_cache_bytes() if cache_bytes is None else cache_bytes,
-            sampling_defaults=sampling_defaults(str(config.target)),
+            sampling_defaults=sampling_defaults(str(config.model)),
             **speculation,
         )
 
     @classmethod
+    @with_fields(SpeculationConfig, SpeculationFields)
     def of(
         cls,
         target: Target,
@@ -114,7 +123,7 @@ class Engine(Loop):
         keep_prefixes: bool = False,
         prefix_cache_bytes: int = 0,
         sampling_defaults: Mapping[str, Any] | None = None,
-        **fields: Any,
+        **fields: Unpack[SpeculationFields],
     ) -> "Engine":
         """An engine from objects that are already there; see `Loop` for `keep_prefixes` and `prefix_cache_bytes`.
 

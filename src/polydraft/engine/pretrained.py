@@ -23,7 +23,7 @@ class Models(NamedTuple):
 
 def load_models(config: EngineConfig) -> Models:
     """Target, draft model and the models of the decoding method; errors as of `Engine.from_pretrained`."""
-    name = str(config.target)
+    name = str(config.model)
     if config.asynchronous and config.threads is None and len(cores()) <= 2:
         config = config.with_(threads=1)  # the other core is the draft's
     slots: dict[str, Any] = {"max_num_seqs": config.max_num_seqs * parts.slots(config.decoding)}

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 from polydraft import registry, tree
 from polydraft.budget import Budget
@@ -173,7 +174,7 @@ def choose_policy(
     named: Policy | str | None,
     depth: int | None,
     num_paths: int | None,
-    profile: str | Profile | None,
+    profile: str | Path | Profile | None,
     source: Drafter | None,
     *,
     copying: bool = False,
@@ -199,7 +200,7 @@ def choose_policy(
         check_room(depth * num_paths, f"depth={depth} and num_paths={num_paths}")
         return FixedPolicy(Budget.fixed(tree.paths(num_paths, depth)))
     if chosen == "adaptive":
-        return AdaptivePolicy(Profile.load(profile) if isinstance(profile, str) else profile, copying=copying)
+        return AdaptivePolicy(Profile.load(profile) if isinstance(profile, (str, Path)) else profile, copying=copying)
     if isinstance(chosen, str):
         raise unknown_name("policy", chosen, ("adaptive", "fixed"))
     if not hasattr(chosen, "budgets"):

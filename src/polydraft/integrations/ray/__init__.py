@@ -118,8 +118,8 @@ def run(
         InvalidInputError: as of `files`; numbers out of range.
         IncompatibleError: Ray is missing or does not answer, or no engine can be built.
     """
-    batch, config = split({"target": model, **fields}, BatchConfig, EngineConfig)
-    source, out, engine = Path(source), Path(out), config.with_(target=None).chosen()
+    batch, config = split({"model": model, **fields}, BatchConfig, EngineConfig)
+    source, out, engine = Path(source), Path(out), config.with_(model=None).chosen()
     job = {"model": model, "params": dict(params or {}), "seed": batch.seed, "options": {k: str(v) for k, v in engine.items()}}
     parts = RowParts(out, {"input": _digest(source), "rows_a_part": batch.rows_a_part, **job}, resume=batch.resume)
     todo = parts.missing(source, batch.rows_a_part, progress)

@@ -114,7 +114,7 @@ def application(
     """
     require(OLDEST)
     serve = _serve()
-    scale, config = split({"target": model, "draft_model": draft_model, **fields}, ReplicaConfig, EngineConfig)
+    scale, config = split({"model": model, "draft_model": draft_model, **fields}, ReplicaConfig, EngineConfig)
     fewest, slots = scale.replicas or 1, config.max_num_seqs
     most = scale.max_replicas or fewest
     if fewest > most:

@@ -51,7 +51,7 @@ class EngineWorker:
 
             self._store = SuffixStore()
             options |= {"drafter": "suffix", "drafter_options": {"store": self._store}}
-        self._engine = Engine.from_config(EngineConfig.of(target=model, **options))
+        self._engine = Engine.from_config(EngineConfig.of(model=model, **options))
         SamplingParams(**(params or {}))  # refused before the first row
         self._params, self._seed, self._seen = dict(params or {}), seed, 0
 
