@@ -23,6 +23,9 @@ LLAMA3 = {
 FAMILY = {
     **{name: ARCHITECTURES[name] for name in ("llama", "llama_tied", "mistral", "qwen2", "qwen3")},
     "llama3 rope": hf.LlamaConfig(**SIZES, num_key_value_heads=2, max_position_embeddings=640, rope_parameters=LLAMA3),
+    "heads of a width that is no multiple of 4": hf.LlamaConfig(
+        **SIZES, num_key_value_heads=2, head_dim=6, max_position_embeddings=640
+    ),
 }
 MODELS = {HFTarget: ARCHITECTURES, CompiledLlama: FAMILY}
 TARGETS = pytest.mark.parametrize("kind", MODELS)

@@ -14,6 +14,7 @@ from numba import njit
 from polydraft.compile_time import inner
 from polydraft.models.compiled.kernels import bfloat16_bits
 from polydraft.models.compiled.products import number_product
+from polydraft.models.compiled.tiles import UNROLL
 from polydraft.models.compiled.vectors import PANEL, aligned
 
 __all__ = ["CACHE_DTYPES", "SlotMemory", "keep", "move_columns", "new_memory", "token_bytes", "whole"]
@@ -25,7 +26,7 @@ CACHE_DTYPES = {"float32": 1, "bfloat16": 2}
 class SlotMemory(NamedTuple):
     """Panels over columns for keys, over the width for values; one type, whatever numbers they are.
 
-    keys: [L, slots, G, columns / PANEL, D / together, PANEL, 2].  values: [L, slots, G, D / PANEL, columns / together, PANEL, 2].
+    keys: [L, slots, G, columns / PANEL, D / together, PANEL, 2], D up to whole steps of a product.  values: [L, slots, G, D / PANEL, columns / together, PANEL, 2].
     lengths: [slots] committed columns.  together: numbers in a pair.  product: address of the code that multiplies with them.
     """
 
@@ -36,14 +37,14 @@ class SlotMemory(NamedTuple):
     product: int
 
 
-def whole(size: int) -> int:
-    """Up to whole panels.
+def whole(size: int, unit: int = PANEL) -> int:
+    """Up to whole units, by default panels.
 
     Example:
-        >>> whole(3) % PANEL
-        0
+        >>> whole(3) == PANEL, whole(6, 4)
+        (True, 8)
     """
-    return -(-size // PANEL) * PANEL
+    return -(-size // unit) * unit
 
 
 def token_bytes(groups: int, width: int, dtype: str = "float32") -> int:
@@ -53,13 +54,13 @@ def token_bytes(groups: int, width: int, dtype: str = "float32") -> int:
         >>> token_bytes(3, 64), token_bytes(3, 64, "bfloat16")
         (1536, 768)
     """
-    return 4 // CACHE_DTYPES[dtype] * groups * (width + whole(width))
+    return 4 // CACHE_DTYPES[dtype] * groups * (whole(width, UNROLL) + whole(width))
 
 
 def new_memory(each: tuple[int, int, int], width: int, columns: int, lengths: np.ndarray, dtype: str = "float32") -> SlotMemory:
     """Empty slots. each: layers, slots, groups of keys and values.  columns: of a slot, whole panels.  lengths: [slots]."""
     together = CACHE_DTYPES[dtype]
-    keys = aligned(*each, columns // PANEL, width // together, PANEL, 2, dtype=np.uint16)
+    keys = aligned(*each, columns // PANEL, whole(width, UNROLL) // together, PANEL, 2, dtype=np.uint16)
     values = aligned(*each, whole(width) // PANEL, columns // together, PANEL, 2, dtype=np.uint16)
     return SlotMemory(keys, values, lengths, together, number_product(np.dtype(np.float32 if together == 1 else np.uint16)))
 

@@ -15,6 +15,7 @@ from polydraft.models.compiled.cache import SlotMemory, keep, whole
 from polydraft.models.compiled.kernels import add, norm_part, rms_norm, soften, swiglu
 from polydraft.models.compiled.products import Packed, call_product, matmul, matmul_to
 from polydraft.models.compiled.rounding import round_rows, rounded_bytes
+from polydraft.models.compiled.tiles import UNROLL
 from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.models.slots import TREE_ROOM
 from polydraft.threads import share, shared_arguments, shared_code, sync
@@ -98,7 +99,7 @@ class Workspace(NamedTuple):
     gate_up: np.ndarray
     act: np.ndarray
     rounded: np.ndarray  # [CHUNK, bytes] the input of the next product as `round_rows` leaves it
-    queries: np.ndarray  # [threads, RUN H / G, D]
+    queries: np.ndarray  # [threads, RUN H / G, D], zeros up to whole steps of a product
     scores: np.ndarray  # [threads, RUN H / G, columns]
     blend: np.ndarray  # [threads, RUN H / G, D up to whole panels]
     totals: np.ndarray  # [threads, RUN H / G]
@@ -156,6 +157,7 @@ def attend(sizes, memory, work, layer, first, last, g, head, heads, thread):
     columns, slot, end = memory.values.shape[4] * memory.together, work.rows[first].slot, np.int64(0)
     size = 4 // memory.together
     queries, scores, blend, totals = work.queries[thread], work.scores[thread], work.blend[thread], work.totals[thread]
+    inputs = queries.shape[1]
     for t in range(first, last):
         end = max(end, work.rows[t].column + 1)
     panels = (end + PANEL - 1) // PANEL
@@ -169,11 +171,11 @@ def attend(sizes, memory, work, layer, first, last, g, head, heads, thread):
     call_product(
         memory.product,
         queries.ctypes.data,
-        4 * D,
-        memory.keys.ctypes.data + at * D,
-        size * D * PANEL,
+        4 * inputs,
+        memory.keys.ctypes.data + at * inputs,
+        size * inputs * PANEL,
         panels,
-        D,
+        inputs,
         scores.ctypes.data,
         4 * columns,
         PANEL,
@@ -360,7 +362,7 @@ def workspace(weights: Any, sizes: Sizes, columns: int, threads: int, widest: in
         gate_up=aligned(CHUNK, weights.gate_up.outputs),
         act=aligned(CHUNK, sizes.inner),
         rounded=aligned(CHUNK, rounded_bytes(widest), dtype=np.uint8),
-        queries=aligned(threads, queries, sizes.width),
+        queries=aligned(threads, queries, whole(sizes.width, UNROLL)),
         scores=aligned(threads, queries, columns),
         blend=aligned(threads, queries, whole(sizes.width)),
         totals=aligned(threads, queries),

@@ -17,7 +17,7 @@ from numba.np.numpy_support import as_dtype
 from polydraft.models.compiled.formats import BLOCK, BLOCKS, format_name
 from polydraft.models.compiled.vectors import BYTE, FEATURES, FLOAT, FLOATS, INT, INTS, LANES, PANEL, VectorCode
 
-__all__ = ["BLOCK_SIZES", "SIZES", "block_tile", "number_tile", "tile_of", "weights_of_output"]
+__all__ = ["BLOCK_SIZES", "SIZES", "UNROLL", "block_tile", "number_tile", "tile_of", "weights_of_output"]
 
 UNROLL = 4
 """Inputs that a loop's body takes; the number of inputs is a multiple of it."""
