@@ -44,7 +44,7 @@ def emit(done: Round, b: int, s: Sequence, source: str) -> tuple[StepOutput, Exc
     credit = s.state.credit if isinstance(s.state, Crediting) and not s.copying else []
     sources = (credit or ["ngram" if s.copying else source] * drafted)[:drafted]
     origins = [*(Origin(source, branch) for source in sources), Origin("target")]
-    num_kept, failure = _read(s.stopper, tokens)
+    num_kept, failure = _read(s.stopper, tokens, s.sample.text_ends)
     s.sample.stats.discard(len(tokens) - num_kept)
     if s.sample.logprobs is not None:
         s.sample.logprobs += _logprobs(s.request.params, done, b, nodes[:num_kept], tokens[:num_kept])
@@ -62,13 +62,14 @@ def emit(done: Round, b: int, s: Sequence, source: str) -> tuple[StepOutput, Exc
     return StepOutput(s.request.id, tokens[:num_kept], origins[:num_kept], s.stopper.take(), s.sample, s.finished, tree), failure
 
 
-def _read(stopper: Stopper, tokens: list[int]) -> tuple[int, Exception | None]:
-    """How many of a round's tokens are emitted: up to a stop, or to one that cannot be read, with the reason."""
+def _read(stopper: Stopper, tokens: list[int], text_ends: list[int]) -> tuple[int, Exception | None]:
+    """How many of a round's tokens are emitted: up to a stop, or to one that cannot be read, with the reason. text_ends: goes on behind each."""
     for count, token in enumerate(tokens, 1):
         try:
             stopper.push(token)
         except Exception as error:
             return count - 1, error
+        text_ends.append(len(stopper.text))
         if stopper.stop:
             return count, None
     return len(tokens), None

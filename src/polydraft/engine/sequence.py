@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.core import Request
+from polydraft.engine import notebook
 from polydraft.engine.speculation import PLAIN, Speculation
 from polydraft.engine.stats import RequestStats
 from polydraft.engine.stopping import Stopper
@@ -39,7 +40,8 @@ class Sample:
 
     finish_reason: "stop" | "length" | "abort" | "error".  stop_reason: the stop id or string, if one did it.
     error: what failed, where something did.  refused: whether that was what the request asked for.
-    seed: the seed that was used, also where none was given.  origins: one for each token.  sources: likewise, where it stands in a passage
+    seed: the seed that was used, also where none was given.  origins: one for each token.  text_ends: likewise, the length of the text behind
+        it, before a stop string was cut off.  sources: likewise, where it stands in a passage
         (`drafters.text.spans.Standing`) or None; empty where the drafter does not say.
     """
 
@@ -53,6 +55,7 @@ class Sample:
     refused: bool = False
     logprobs: list[TokenLogprob] | None = None
     origins: list[Origin] = field(default_factory=list[Origin])
+    text_ends: list[int] = field(default_factory=list[int])
     sources: list[Any] = field(default_factory=list[Any])
     stats: RequestStats = field(default_factory=RequestStats)
 
@@ -61,6 +64,31 @@ class Sample:
             f"Sample(index={self.index}, text={_SHORT.repr(self.text)}, finish_reason={self.finish_reason!r}, tokens={len(self.token_ids)}, "
             f"tokens_per_step={self.stats.tokens_per_step:.2f}, seed={self.seed})"
         )
+
+    @property
+    def pieces(self) -> list[tuple[str, Origin]]:
+        """The text, token by token, with who made each; "" where a token completes no character."""
+        bounds = [0, *self.text_ends[:-1], len(self.text)]
+        return [(self.text[start:end], origin) for start, end, origin in zip(bounds, bounds[1:], self.origins, strict=False)]
+
+    def _repr_html_(self) -> str:
+        texts = (
+            self.pieces
+            if any(self.text_ends)
+            else [(f"{token} ", o) for token, o in zip(self.token_ids, self.origins, strict=True)]
+        )
+        return notebook.coloured_text([(text, _label(origin)) for text, origin in texts], self._caption)
+
+    @property
+    def _caption(self) -> str:
+        stats = self.stats
+        drafts = f", acceptance rate {stats.acceptance_rate:.0%}" if stats.drafted_tokens else ""
+        ended = f", ended by {self.error or self.finish_reason}" if self.finish_reason else ""
+        return f"{len(self.token_ids)} tokens, {stats.tokens_per_step:.2f} tokens per step{drafts}{ended}"
+
+
+def _label(origin: Origin) -> str:
+    return notebook.PLAIN if origin.source == "target" else f"{origin.source}, path {origin.branch + 1}"
 
 
 class Quotation(NamedTuple):
@@ -131,6 +159,9 @@ class Result:
 
     def __repr__(self) -> str:
         return f"Result(id={self.id!r}, prompt_tokens={len(self.prompt_token_ids)}, samples={self.samples!r})"
+
+    def _repr_html_(self) -> str:
+        return "<hr>".join(sample._repr_html_() for sample in self.samples)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
