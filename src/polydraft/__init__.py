@@ -4,10 +4,7 @@ Names are imported when they are first used, so that `import polydraft` is quick
 """
 
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from polydraft import stale_code
 
 __version__ = "0.1.0"
 
@@ -49,8 +46,6 @@ if TYPE_CHECKING:
     from polydraft.policy.fixed import FixedPolicy
     from polydraft.policy.profile import Profile
     from polydraft.verifiers import verify
-
-stale_code.drop(Path(__file__).parent)
 
 
 def __getattr__(name: str) -> Any:

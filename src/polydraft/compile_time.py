@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from functools import partial
 from time import perf_counter, thread_time
 
-from numba import njit
 from numba.core.event import Event, Listener, register, unregister
+
+from polydraft.compiled_code import njit
 
 inner = partial(njit, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 """Compiles a function that only compiled functions call: what unpacks a model's hundred arrays for Python takes LLVM longer than most functions themselves."""

@@ -11,7 +11,7 @@ bins of max q, .428 with the entropy of q, .411 with q of the drawn token.
 
 import math
 
-from numba import njit
+from polydraft.compiled_code import njit
 
 __all__ = ["BINS", "IDENTITY", "acceptance_at", "bin_of"]
 

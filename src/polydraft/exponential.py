@@ -6,9 +6,11 @@ bits where it was compiled than where it was loaded. So every fused operation is
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from polydraft.compiled_code import njit
 
 _LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
 _ROUNDING = np.float32(1.5 * 2**23)

@@ -21,9 +21,9 @@ from enum import IntEnum
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int
-from numba import njit
 from torch import Tensor
 
+from polydraft.compiled_code import njit
 from polydraft.core import NoiseKey
 from polydraft.errors import InvalidInputError
 

@@ -20,11 +20,12 @@ from pathlib import Path
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from polydraft.compile_time import inner
+from polydraft.compiled_code import njit
 
 __all__ = [
     "MAX_THREADS",

@@ -12,9 +12,9 @@ from functools import lru_cache
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
-from numba import njit
 from torch import Tensor
 
+from polydraft.compiled_code import njit
 from polydraft.core import Outcome, TokenTree
 from polydraft.errors import InvalidInputError
 

@@ -10,8 +10,8 @@ buckets by their masses, and only the bucket where the sum passes the limit is p
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from polydraft.compiled_code import njit
 from polydraft.exponential import exp
 from polydraft.threads import PIECE, num_pieces, share_row, shared_code
 

@@ -26,6 +26,7 @@ from polydraft.cli.index import app as index
 from polydraft.cli.methods import methods
 from polydraft.cli.models import app as models
 from polydraft.cli.serve import serve
+from polydraft.cli.start import warn_in_one_line
 from polydraft.cli.train import train
 from polydraft.cli.tune import tune
 from polydraft.errors import InvalidInputError, PolydraftError
@@ -125,5 +126,6 @@ def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Version number.")] = False,
 ) -> None:
+    warn_in_one_line()
     if context.invoked_subcommand is None:
         typer.echo(EXAMPLES)

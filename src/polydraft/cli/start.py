@@ -20,6 +20,11 @@ def quiet() -> None:
 
         logging.disable_progress_bar()
         logging.set_verbosity_error()
+    warn_in_one_line()
+
+
+def warn_in_one_line() -> None:
+    """A warning is one line from now on, without the place in the source."""
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
 
 

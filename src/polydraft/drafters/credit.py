@@ -10,8 +10,8 @@ import threading
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 
+from polydraft.compiled_code import njit
 from polydraft.core import Budget
 from polydraft.drafters.grown_tree import GrownTree, add_best, is_full, limits, new_cells, plant
 from polydraft.errors import InvalidInputError

@@ -11,9 +11,9 @@ from functools import lru_cache
 import numpy as np
 import torch
 from jaxtyping import Int
-from numba import njit
 from torch import Tensor
 
+from polydraft.compiled_code import njit
 from polydraft.core import Budget, Draft, DraftSampling, TokenTree, TreeShape
 
 Cells = tuple[np.ndarray, np.ndarray]

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from polydraft import registry
+from polydraft.compiled_code import njit
 from polydraft.core import AuxRows, Budget, Draft, Drafter, DraftSampling, Outcome, Request, Scores, TreeShape
 from polydraft.drafters.base import Auxiliary, Crediting, Parts, Reading, release_each, start_each, teach_each
 from polydraft.drafters.credit import Credit

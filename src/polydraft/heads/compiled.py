@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from numba.extending import overload
 
+from polydraft.compiled_code import njit
 from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError
 from polydraft.models.compiled.forward import describe, draft_pass

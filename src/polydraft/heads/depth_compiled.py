@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float
-from numba import njit
 from numba.extending import overload
 from torch import Tensor
 
+from polydraft.compiled_code import njit
 from polydraft.core import Needs, SamplingParams, Scores, TokenTree
 from polydraft.models.compiled.cache import whole
 from polydraft.models.compiled.forward import draft_pass

@@ -21,6 +21,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import NamedTuple
 
+from polydraft.cache_folder import cache_folder, temporary_folder
 from polydraft.errors import ModelLoadError, first_line
 
 __all__ = ["FULL", "MODELS", "HubModel", "Wheel", "cached", "default_draft", "fetch", "hub_answers", "models_folder"]
@@ -122,9 +123,7 @@ def default_draft(target: str) -> str | None:
 
 def models_folder() -> Path:
     """Where fetched models are kept: `models` in `POLYDRAFT_CACHE`, else in `XDG_CACHE_HOME`/polydraft, else in ~/.cache/polydraft."""
-    setting = os.environ.get("POLYDRAFT_CACHE", "off")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return (Path(base) / "polydraft" if setting in ("", "off") else Path(setting)) / "models"
+    return (cache_folder() or temporary_folder()) / "models"
 
 
 def cached(model: HubModel) -> Path | None:

@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
-from numba import njit
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from polydraft.compiled_code import njit
 from polydraft.core import Outcome, Scores, Target, TokenTree
 from polydraft.errors import CapacityError, InvalidInputError
 from polydraft.models.memory import check_memory, fitting_length

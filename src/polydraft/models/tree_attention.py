@@ -5,8 +5,8 @@ A node sees the committed tokens of its own sequence, its ancestors and itself. 
 
 import numpy as np
 from jaxtyping import Float32, Int64
-from numba import njit
 
+from polydraft.compiled_code import njit
 from polydraft.core import AuxRows
 
 __all__ = ["node_mask"]

@@ -11,8 +11,8 @@ A request starts from what all requests have shown, and one that names a seed fr
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 
+from polydraft.compiled_code import njit
 from polydraft.confidence import BINS, IDENTITY, bin_of
 from polydraft.policy.marginal import Expected
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from polydraft import __version__
 from polydraft.atomic import replacing
+from polydraft.cache_folder import cache_folder
 from polydraft.core import Drafter, Target, Verifier
 from polydraft.drafters.base import ModelBased
 from polydraft.errors import IncompatibleError, InvalidInputError
@@ -182,11 +183,7 @@ def profile_of(target: Target, drafter: Drafter, verifier: Verifier, overhead: O
 
 
 def _folder() -> Path | None:
-    cache_setting = os.environ.get("POLYDRAFT_CACHE")
-    if cache_setting is not None:
-        return None if cache_setting in ("", "off") else Path(cache_setting)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "polydraft"
+    return None if os.environ.get("POLYDRAFT_CACHE") in ("", "off") else cache_folder()
 
 
 _known: dict[str, Profile] = {}

@@ -8,8 +8,8 @@ of every emitted token that a match foretold, drafted or not, by the length of t
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 
+from polydraft.compiled_code import njit
 from polydraft.core import Request
 from polydraft.drafters.text.base import predicted_text
 from polydraft.drafters.text.ngram import MOST_PLACES

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from numba import njit
 from torch import Tensor
 
+from polydraft.compiled_code import njit
 from polydraft.core import FIXED, DraftSampling
 from polydraft.papers import method
 from polydraft.verifiers.lift.per_node import PerNode

@@ -16,10 +16,10 @@ Trap: a path dropped because of the token it drew at this very position biases t
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
-from numba import njit
 from torch import Tensor
 
 from polydraft import tree
+from polydraft.compiled_code import njit
 from polydraft.core import DraftSampling, TokenTree, TreeShape
 from polydraft.papers import method
 from polydraft.verifiers.race import Race

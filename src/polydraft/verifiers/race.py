@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from numba import njit
 from torch import Tensor
 
 from polydraft import noise, tree
+from polydraft.compiled_code import njit
 from polydraft.core import Draft, DraftSampling, Method, NoiseKey, Outcome, TokenTree
 from polydraft.errors import InvalidInputError
 from polydraft.papers import method

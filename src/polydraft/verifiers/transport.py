@@ -21,9 +21,9 @@ speculative sampling. Cost: a sort, and 200 steps over at most 800 sets of bucke
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from numba import njit
 from torch import Tensor
 
+from polydraft.compiled_code import njit
 from polydraft.core import FIXED, DraftSampling
 from polydraft.papers import method
 from polydraft.verifiers.lift.per_node import PerNode

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numba import njit
 
+from polydraft.compiled_code import njit
 from polydraft.core import AuxRows, Budget, Needs, Outcome, Request, Scores
 from polydraft.drafters.grown_tree import GrownTree
 from polydraft.drafters.text.base import TextDrafter, TextState, text_method

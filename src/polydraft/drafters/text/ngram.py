@@ -10,8 +10,8 @@ Deterministic: there is no q, so drafts are POINT_MASS. A continuation may run i
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 
+from polydraft.compiled_code import njit
 from polydraft.core import Budget, Outcome, Request, Scores
 from polydraft.drafters.grown_tree import GrownTree, add_node, is_full, limits, new_cells, plant
 from polydraft.drafters.text.base import LEAD, TextDrafter, text_method

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from polydraft.compiled_code import njit
 from polydraft.core import Budget, Draft, Needs, Outcome, Request, Scores, Target
 from polydraft.drafters.base import Parts, read_source
 from polydraft.drafters.grown_tree import GrownTree, point_mass

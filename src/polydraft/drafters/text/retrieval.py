@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from polydraft.compiled_code import njit
 from polydraft.core import Budget, Request
 from polydraft.drafters.base import Parts
 from polydraft.drafters.grown_tree import GrownTree, copy_onto, is_full, limits, new_cells, new_trial, num_paths, plant

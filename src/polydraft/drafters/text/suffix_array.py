@@ -13,9 +13,9 @@ Texts are sorted whole by libdivsufsort (Mori; bound by `pydivsufsort`).
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 from pydivsufsort import divsufsort
 
+from polydraft.compiled_code import njit
 from polydraft.drafters.grown_tree import DEPTH as LEVEL
 from polydraft.drafters.grown_tree import add_best, is_full, plant
 from polydraft.errors import InvalidInputError

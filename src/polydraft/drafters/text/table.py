@@ -8,8 +8,8 @@ about [3] (used, oldest, newest), and rows [R, 1 + width * words] of int32, each
 import threading
 
 import numpy as np
-from numba import njit
 
+from polydraft.compiled_code import njit
 from polydraft.errors import InvalidInputError
 
 KEYS, LINKS, BUCKETS, ABOUT, ROWS = range(5)

@@ -7,8 +7,8 @@ is looked up once, and that of a node at the last level only if it is drafted.
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from polydraft.compiled_code import njit
 from polydraft.drafters.grown_tree import add_node, is_full, plant
 from polydraft.drafters.text.table import ROWS, find
 from polydraft.drafters.text.trigram_store import bump_all

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numba import njit
 
+from polydraft.compiled_code import njit
 from polydraft.drafters.text import index_file
 from polydraft.drafters.text.table import ROWS, Table, claim, lift, seat
 from polydraft.drafters.text.trigram_table import WIDTH, TrigramTable, find_row

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numba import njit
 
+from polydraft.compiled_code import njit
 from polydraft.drafters.text.text_index import TextIndex
 from polydraft.errors import InvalidInputError
 

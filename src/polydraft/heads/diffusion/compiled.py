@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from numba import njit
 from torch import Tensor
 
+from polydraft.compiled_code import njit
 from polydraft.heads.checkpoint import embeddings
 from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.heads.diffusion.network import DiffusionCheckpoint

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float
-from numba import njit
 from torch import Tensor
 
+from polydraft.compiled_code import njit
 from polydraft.core import TokenTree
 from polydraft.heads.checkpoint import embeddings
 from polydraft.heads.compiled import HEADS, CompiledHead

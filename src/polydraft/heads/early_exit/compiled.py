@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
 
+from polydraft.compiled_code import njit
 from polydraft.heads.compiled import HEADS, CompiledHead, compiled
 from polydraft.heads.early_exit.network import ExitCheckpoint
 from polydraft.heads.network import TargetSlots

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from numba import njit
 from torch import Tensor
 
+from polydraft.compiled_code import njit
 from polydraft.heads.compiled import compiled
 from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.heads.hidden_transfer.network import TransferCheckpoint

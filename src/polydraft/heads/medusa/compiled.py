@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float
-from numba import njit
 from torch import Tensor
 
+from polydraft.compiled_code import njit
 from polydraft.exponential import exp
 from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.heads.medusa.network import MedusaCheckpoint

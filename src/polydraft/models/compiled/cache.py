@@ -9,9 +9,9 @@ Rounding is number by number: a token's keys and values have the same bits whate
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from polydraft.compile_time import inner
+from polydraft.compiled_code import njit
 from polydraft.models.compiled.kernels import bfloat16_bits
 from polydraft.models.compiled.products import number_product
 from polydraft.models.compiled.tiles import UNROLL

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from polydraft.compiled_code import njit
 from polydraft.models.compiled.products import Packed, copy_outputs
 from polydraft.models.compiled.vectors import PANEL
 

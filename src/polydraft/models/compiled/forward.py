@@ -1,10 +1,10 @@
 """Passes of a compiled Llama: rows of many trees through all layers in one call."""
 
 import numpy as np
-from numba import njit
 from numba.extending import overload
 
 from polydraft.compile_time import inner
+from polydraft.compiled_code import njit
 from polydraft.models.compiled.kernels import rms_norm
 from polydraft.models.compiled.layers import ModelArrays, cut_runs, inlined, multiply, run_head, run_layer
 from polydraft.models.compiled.products import output_row

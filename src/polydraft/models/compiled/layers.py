@@ -7,9 +7,9 @@ seen     the columns of the tree that a row attends to beside all committed ones
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from polydraft.compile_time import inner
+from polydraft.compiled_code import njit
 from polydraft.exponential import fma
 from polydraft.models.compiled.cache import SlotMemory, keep, whole
 from polydraft.models.compiled.kernels import add, norm_part, rms_norm, soften, swiglu

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from llvmlite import ir
-from numba import cfunc, njit, types
+from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
 from polydraft.compile_time import inner
+from polydraft.compiled_code import cfunc, njit
 from polydraft.models.compiled.formats import BLOCKS, DTYPES, ROUNDED, pack, unpack
 from polydraft.models.compiled.tiles import BLOCK_SIZES, SIZES, block_tile, number_tile, weights_of_output
 from polydraft.models.compiled.vectors import LANES, PANEL, aligned
@@ -95,7 +96,7 @@ def _compiled_product(stored: np.dtype, taken: np.dtype):
         _product_of_blocks(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken)
         return rows
 
-    return cfunc(_NUMBERS, cache=True, error_model="numpy")(of_blocks if stored.names else of_numbers)
+    return cfunc(_NUMBERS, error_model="numpy")(of_blocks if stored.names else of_numbers)
 
 
 @intrinsic
@@ -129,7 +130,7 @@ def _compiled_output(stored: np.dtype):
         weights_of_output(w, lane, n, out, stored)
         return n
 
-    return cfunc(types.int64(*[types.int64] * 4), cache=True, error_model="numpy")(run)
+    return cfunc(types.int64(*[types.int64] * 4), error_model="numpy")(run)
 
 
 @intrinsic

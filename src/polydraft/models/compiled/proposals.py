@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from numba import njit
 from torch import Tensor
 
 from polydraft.budget import Stop
 from polydraft.compile_time import inner
+from polydraft.compiled_code import njit
 from polydraft.confidence import acceptance_at
 from polydraft.core import Budget, DraftSampling, SamplingParams, TokenTree
 from polydraft.models.compiled.draft_vocabulary import OutputTokens, hide_other_texts

@@ -5,8 +5,8 @@ trees through any model's `score`.
 """
 
 import numpy as np
-from numba import njit
 
+from polydraft.compiled_code import njit
 from polydraft.confidence import acceptance_at
 from polydraft.models.compiled.draft_vocabulary import hide_other_texts
 from polydraft.models.compiled.forward import draft_pass

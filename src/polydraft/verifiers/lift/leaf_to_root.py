@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from numba import njit
 from torch import Tensor
 
+from polydraft.compiled_code import njit
 from polydraft.core import Draft, DraftSampling, Method, NoiseKey, Outcome
 from polydraft.errors import InvalidInputError
 from polydraft.threads import ROWS

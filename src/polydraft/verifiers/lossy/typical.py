@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float
-from numba import njit
 from torch import Tensor
 
 from polydraft import tree
+from polydraft.compiled_code import njit
 from polydraft.core import Draft, DraftSampling, Method
 from polydraft.papers import method
 from polydraft.verifiers.lift.verdict import TreeVerdict

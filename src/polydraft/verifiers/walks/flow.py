@@ -9,8 +9,8 @@ form; tokens without mass have a = 0. Rows are float32 and sums float64. Visits 
 """
 
 import numpy as np
-from numba import njit
 
+from polydraft.compiled_code import njit
 from polydraft.noise import last_nonzero
 from polydraft.threads import PIECE, num_pieces, share_row, shared_code
 from polydraft.verifiers.walks.rows import compiled, reweight, total

@@ -1,8 +1,8 @@
 """The compiled tries of greedy traversal verification, see `verifiers.greedy_traversal`."""
 
 import numpy as np
-from numba import njit
 
+from polydraft.compiled_code import njit
 from polydraft.threads import PIECE, num_pieces, share_row, shared_code
 from polydraft.verifiers.walks.rows import compiled, copy_normalised, keep, reject, total
 from polydraft.verifiers.walks.visits import visit_trees

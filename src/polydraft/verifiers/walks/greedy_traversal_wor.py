@@ -1,8 +1,8 @@
 """The compiled tries of greedy traversal verification of draws without replacement, see `verifiers.greedy_traversal_wor`."""
 
 import numpy as np
-from numba import njit
 
+from polydraft.compiled_code import njit
 from polydraft.threads import PIECE, num_pieces, share_row, shared_code
 from polydraft.truncation import first_place, highest
 from polydraft.verifiers.walks.greedy_traversal import BUCKETS, order_by_ratio

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from numba import njit
 from torch import Tensor
 
 from polydraft import tree
+from polydraft.compiled_code import njit
 from polydraft.core import Draft, NoiseKey, Outcome
 from polydraft.noise import Stream, choose_row, uniform_at
 from polydraft.threads import sync

@@ -1,8 +1,8 @@
 """The compiled tries of traversal verification, see `verifiers.traversal`."""
 
 import numpy as np
-from numba import njit
 
+from polydraft.compiled_code import njit
 from polydraft.core import DraftSampling
 from polydraft.verifiers.walks.rows import copy_normalised, keep, reject, reject_point, without
 from polydraft.verifiers.walks.visits import visit_trees

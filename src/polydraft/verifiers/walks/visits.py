@@ -8,8 +8,8 @@ Rows are float32 and sums float64; equal to the verdict up to rounding.
 """
 
 import numpy as np
-from numba import njit
 
+from polydraft.compiled_code import njit
 from polydraft.noise import uniform_at
 from polydraft.truncation import soften
 from polydraft.verifiers.walks.rounds import EXTRA, STOP, Tree, drawn, room
