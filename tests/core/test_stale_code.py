@@ -1,10 +1,16 @@
 """Compiled functions are forgotten when something that they call has changed, and only then."""
 
 import importlib
+import pkgutil
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
+from numba.core.caching import NullCache
+from numba.core.dispatcher import Dispatcher
 
+import polydraft
 from polydraft import stale_code
 
 INNER = "from numba import njit\n\n\n@njit\ndef inner(x):\n    return x + {}\n"
@@ -51,6 +57,30 @@ def test_only_what_depends_on_a_change_is_dropped(package):
     assert stale_code.drop(package) == []
 
 
+def test_what_a_decorator_of_another_name_compiles_is_dropped_too(package):
+    named = "from functools import partial\nfrom numba import njit\nown = partial(njit, error_model='numpy')\n"
+    (package / "naming.py").write_text(named, encoding="utf-8")
+    inner = INNER.replace("from numba import njit", f"from {package.name}.naming import own").replace("@njit", "@own")
+    for value in (1, 20):
+        (package / "inner.py").write_text(inner.format(value), encoding="utf-8")
+        assert "outer.py" in stale_code.drop(package)
+        assert fresh(package) == value
+    (package / "naming.py").write_text(named.replace("numpy", "python"), encoding="utf-8")
+    assert stale_code.drop(package) == ["inner.py", "outer.py"]
+
+
+@pytest.mark.parametrize("change", ["TABLE = 4", "def TABLE(): ...", "TABLE = 3\nprint(TABLE)"])
+def test_a_constant_that_a_function_reaches_by_others_is_part_of_its_stamp(package, change):
+    (package / "tables.py").write_text("TABLE = 3\nOTHER = 5\n", encoding="utf-8")
+    inner = INNER.format("SIZE").replace("\n\n\n", f"\nfrom {package.name} import tables\nSIZE = tables.TABLE\n\n", 1)
+    (package / "inner.py").write_text(inner, encoding="utf-8")
+    stale_code.drop(package)
+    (package / "tables.py").write_text("TABLE = 3\nOTHER = 6\n", encoding="utf-8")
+    assert stale_code.drop(package) == []
+    (package / "tables.py").write_text(f"{change}\nOTHER = 6\n", encoding="utf-8")
+    assert stale_code.drop(package) == ["inner.py", "outer.py"]
+
+
 def test_what_calls_a_function_that_another_file_fills_in_is_dropped_with_that_file(package):
     filling = "from numba.extending import overload\nfrom {}.inner import inner\n\n\n@overload(inner)\ndef _(x):\n    return {}\n\n\n@njit\ndef f(): ..."
     for value in (1, 2):
@@ -64,3 +94,55 @@ def test_a_damaged_stamp_drops_everything(package, text):
     stale_code.drop(package)
     (package / "__pycache__" / "compiled_sources.json").write_text(text, encoding="utf-8")
     assert stale_code.drop(package) == ["inner.py", "other.py", "outer.py"]
+
+
+ROOT = Path(polydraft.__file__).parent
+FOLDERS = ("models.compiled", "verifiers", "drafters", "heads", "policy")
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """The sources of the package, stamped, with nothing compiled."""
+    root = tmp_path_factory.mktemp("copy") / "polydraft"
+    shutil.copytree(ROOT, root, ignore=lambda _, names: {name for name in names if name in ("__pycache__", "embedded")})
+    stale_code.drop(root)
+    return root
+
+
+def dispatchers():
+    """Functions of the package that numba compiles, by module and name, and whether it keeps their code in files."""
+    for folder in FOLDERS:
+        above = importlib.import_module(f"polydraft.{folder}")
+        for module in pkgutil.walk_packages(above.__path__, f"{above.__name__}."):
+            importlib.import_module(module.name)
+    modules = [module for name, module in sys.modules.items() if name.startswith("polydraft.")]
+    for value in [value for module in modules for value in vars(module).values() if isinstance(value, Dispatcher)]:
+        function = value.py_func
+        yield (function.__module__, function.__qualname__.partition(".")[0]), not isinstance(value._cache, NullCache)
+
+
+def test_every_function_that_numba_compiles_is_reached_from_one_that_it_keeps(copy):
+    sources, functions = stale_code._Sources(ROOT), dict(dispatchers())
+    assert functions.keys() <= set(sources.compiled())
+    kept = {key for key, is_kept in functions.items() if is_kept}
+    kept |= {("polydraft.models.compiled.products", name) for name in ("_compiled_product", "_compiled_output")}  # no dispatchers
+    reached = set().union(*map(sources.closure, kept))
+    assert not functions.keys() - reached
+    assert len({module for module, _ in functions}) > 40
+
+
+CHANGES = {
+    "models/compiled/stops.py": ("1.0 - elder", "1.5 - elder", "models/compiled/proposals.py"),
+    "models/compiled/formats.py": ("_IQ4 = (-127,", "_IQ4 = (-126,", "models/compiled/products.py"),
+    "heads/eagle/compiled.py": ("num_logits = zero", "num_logits = zero + 1", "models/compiled/proposals.py"),
+    "compile_time.py": ("no_cfunc_wrapper=True", "no_cfunc_wrapper=False", "threads.py"),
+}
+
+
+@pytest.mark.parametrize("file", CHANGES)
+def test_a_change_drops_the_functions_whose_code_holds_it(copy, file):
+    before, after, dropped = CHANGES[file]
+    text = (copy / file).read_text(encoding="utf-8")
+    assert text.count(before) == 1
+    (copy / file).write_text(text.replace(before, after), encoding="utf-8")
+    assert dropped in stale_code.drop(copy)
