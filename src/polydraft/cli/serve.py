@@ -6,10 +6,9 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +24,8 @@ from polydraft.config import MODELS, Config, EngineConfig, ReplicaConfig, Server
 from polydraft.errors import InvalidInputError, PolydraftError
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from polydraft.engine.asynchronous import AsyncEngine
     from polydraft.server.pool import ModelPool
 
@@ -88,15 +89,15 @@ def serve(
         return
     if alone := next(iter(replicas.chosen()), None):
         raise InvalidInputError(f"{flag(alone)} was given without --replicas, which it is about. Give both.")
-    with Preparation(f"loading {name} ..." if len(choices) == 1 else "starting ..."):
-        _check_installed()
+
+    def models() -> "AsyncEngine | ModelPool":
+        if len(choices) > 1:
+            return _pool([choice.name for choice in choices], configs, server, served.max_loaded)
         from polydraft.engine.asynchronous import AsyncEngine
 
-        if len(choices) == 1:
-            models: AsyncEngine | ModelPool = AsyncEngine(build(configs[0]), max_waiting=server.max_waiting)
-        else:
-            models = _pool([choice.name for choice in choices], configs, server, served.max_loaded)
-    _run(models, server, keys, listening)
+        return AsyncEngine(build(configs[0]), max_waiting=server.max_waiting)
+
+    _run(models, f"loading {name} ..." if len(choices) == 1 else "starting ...", server, keys, listening)
 
 
 def _pool(names: list[str], configs: list[EngineConfig], server: ServerConfig, max_loaded: int) -> "ModelPool":
@@ -115,22 +116,47 @@ def _pool(names: list[str], configs: list[EngineConfig], server: ServerConfig, m
     return ModelPool(models, server, max_loaded=max_loaded)
 
 
-def _run(models: "AsyncEngine | ModelPool", server: ServerConfig, keys: Sequence[str], listening: socket.socket) -> None:
+def _run(
+    models: Callable[[], "AsyncEngine | ModelPool"],
+    first: str,
+    server: ServerConfig,
+    keys: Sequence[str],
+    listening: socket.socket,
+) -> None:
+    """Listen at once, load in a thread, and serve. first: the line while it loads."""
     import uvicorn
 
-    from polydraft.engine.asynchronous import AsyncEngine
-    from polydraft.errors import RequestWarning
-    from polydraft.server.app import create_app
     from polydraft.server.connection import Connection
+    from polydraft.server.starting import Starting
 
     *_, address = _address(listening)
-    if isinstance(models, AsyncEngine):
-        summary = models.engine.summary()
-        typer.echo(f"{address}, {server.served_model_name}{weights(summary)}, drafter {summary['drafter']}", err=True)
-    else:
-        typer.echo(f"{address}, {', '.join(models.models)}", err=True)
+    summary = ""
+
+    def make() -> "FastAPI":
+        nonlocal summary
+        with Preparation(first):
+            from polydraft.engine.asynchronous import AsyncEngine
+            from polydraft.errors import RequestWarning
+            from polydraft.server.app import create_app
+
+            warnings.simplefilter("ignore", RequestWarning)  # the log has it
+            loaded = models()
+            app = create_app(loaded, server, keys)
+        if isinstance(loaded, AsyncEngine):
+            built = loaded.engine.summary()
+            summary = f"{server.served_model_name}{weights(built)}, drafter {built['drafter']}"
+        else:
+            summary = ", ".join(loaded.models)
+        return app
+
+    def fail() -> None:
+        running.should_exit = True
+
+    starting = Starting(
+        make, ready=lambda: typer.echo(f"{address}, {summary}", err=True), ends=lambda: running.should_exit, failed=fail
+    )
     config = uvicorn.Config(
-        create_app(models, server, keys),
+        starting,
         log_level="info" if sys.stderr.isatty() else "warning",
         timeout_graceful_shutdown=max(1, int(server.drain)),
         timeout_keep_alive=75,  # shorter than what clients keep, and they find a connection closed under their request
@@ -138,15 +164,16 @@ def _run(models: "AsyncEngine | ModelPool", server: ServerConfig, keys: Sequence
         http=Connection,
         ws="none",
     )
-    warnings.simplefilter("ignore", RequestWarning)  # the log has it
-    uvicorn.Server(config).run(sockets=[listening])
+    running = uvicorn.Server(config)
+    running.run(sockets=[listening])
+    if starting.error is not None:
+        raise starting.error
 
 
 def _replicas(
     listening: socket.socket, server: ServerConfig, keys: Sequence[str], config: EngineConfig, replicas: ReplicaConfig
 ) -> None:
     """Serve through Ray: in a cluster of this command until it is told to end, or in one that is there, which it leaves to it."""
-    _check_installed()
     from polydraft.integrations.ray.serve import deploy, shutdown
 
     host, port, url = _address(listening)
@@ -238,9 +265,3 @@ def _keys(file: Path | None) -> tuple[str, ...]:
     if file is not None and not keys:
         raise InvalidInputError(f"--api-key-file {file} was given, which has no key; expected one a line.")
     return tuple(keys)
-
-
-def _check_installed() -> None:
-    missing = next((name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None), None)
-    if missing:
-        raise InvalidInputError(f"{missing} is not installed; install the extra: pip install 'polydraft[server]'.")

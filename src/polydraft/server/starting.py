@@ -1,0 +1,95 @@
+"""A server's first seconds: it listens and says that it loads at once, and requests wait until their application is there.
+
+Nothing heavy is imported here.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from contextvars import copy_context
+from threading import Thread
+from typing import Any
+
+__all__ = ["Starting"]
+
+LOADING: Mapping[str, int] = {"/health": 200, "/ready": 503}
+"""Paths that are answered while the application is made: the process lives, and takes no requests yet."""
+SECONDS = 0.1
+"""Between looks of waiting requests whether the server ends."""
+
+
+class Starting:
+    """An ASGI application in the place of one that a thread makes.
+
+    make: returns it, with a starlette router.  ready: called once it takes requests.  ends: whether the server ends.  failed: called after an
+    error of `make` or of the application's start, which is then in `error`.
+    """
+
+    def __init__(
+        self, make: Callable[[], Any], *, ready: Callable[[], None], ends: Callable[[], bool], failed: Callable[[], None]
+    ) -> None:
+        self._make, self._ready, self._ends, self._failed = make, ready, ends, failed
+        self._app: Any = None
+        self.error: BaseException | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        while self._app is None:
+            if (status := LOADING.get(scope["path"])) is not None:
+                await _answer(send, status, "loading")
+                return
+            if self._ends():
+                await _answer(send, 503, "the server ends")
+                return
+            await asyncio.sleep(SECONDS)
+        await self._app(scope, receive, send)
+
+    async def _live(self, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        async with AsyncExitStack() as running:
+            starting = asyncio.create_task(self._start(running))
+            await receive()
+            starting.cancel()  # no more than the thread goes on, and ends with the process
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _start(self, running: AsyncExitStack) -> None:
+        try:
+            app = await _in_daemon(self._make)
+            await running.enter_async_context(app.router.lifespan_context(app))
+        except Exception as error:
+            self.error = error
+            self._failed()
+        else:
+            self._app = app
+            self._ready()
+
+
+async def _in_daemon(work: Callable[[], Any]) -> Any:
+    """What `work` returns, done in a thread that does not keep the process from ending."""
+    loop, result, context = asyncio.get_running_loop(), asyncio.get_running_loop().create_future(), copy_context()
+
+    def settle(done: Callable[[Any], None], value: Any) -> None:
+        if not result.done():
+            done(value)
+
+    def run() -> None:
+        try:
+            value, done = context.run(work), result.set_result
+        except BaseException as error:
+            value, done = error, result.set_exception
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, done, value)
+
+    Thread(target=run, name="polydraft-loading", daemon=True).start()
+    return await result
+
+
+async def _answer(send: Any, status: int, text: str) -> None:
+    body = json.dumps({"status": text}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), (b"retry-after", b"1")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
