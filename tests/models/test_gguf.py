@@ -1,6 +1,7 @@
 """A GGUF file is the model of its dequantised weights, and what is no such file is refused with what was found."""
 
 import math
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -14,6 +15,7 @@ import torch
 import transformers as hf
 from safetensors.torch import save_file
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from polydraft import Engine, SamplingParams
 from polydraft.bench.llama_cpp import write_gguf
@@ -24,6 +26,7 @@ from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.config import CheckpointConfig
 from polydraft.models.folder import load_module
 from polydraft.models.gguf import GgufFile
+from polydraft.models.gguf_folders import TRANSFORMERS_TYPES
 from polydraft.models.gguf_header import ARCHITECTURES, LAYOUTS, TYPES
 from polydraft.models.load import load_model, load_tokenizer
 from polydraft.models.plain import PlainTarget
@@ -359,6 +362,34 @@ def test_an_architecture_and_a_type_that_are_not_read_are_named(tmp_path):
     refused(path, "blk.0.attn_q.weight", "IQ2_XXS", "Q4_K, Q5_K, Q6_K")
     path.write_bytes(data[:at] + (999).to_bytes(4, "little") + data[at + 4 :])
     refused(path, "number 999")
+
+
+def test_a_folder_is_advised_where_transformers_has_the_architecture_and_nowhere_else(tmp_path):
+    assert set(TRANSFORMERS_TYPES.values()) <= MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
+    assert TRANSFORMERS_TYPES.keys() <= set(gguf.MODEL_ARCH_NAMES.values()) - ARCHITECTURES.keys()
+    squeezed = {name.replace("_", "").removesuffix("text") for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {"bert"}
+    named = {name for name in gguf.MODEL_ARCH_NAMES.values() if re.sub("[-_.]", "", name) in squeezed}
+    assert named <= TRANSFORMERS_TYPES.keys() | ARCHITECTURES.keys()
+
+
+ADVISED = {
+    "lfm2": hf.Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),
+    "olmo2": hf.Olmo2Config(**SIZES),
+    "mamba": hf.MambaConfig(vocab_size=64, hidden_size=32, state_size=4, num_hidden_layers=2),
+}
+
+
+@pytest.mark.parametrize("architecture", ADVISED)
+def test_the_folder_that_a_refused_file_advises_runs(tmp_path, architecture):
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    refused(path, f"'{architecture}'", "Give its safetensors folder, which runs through transformers")
+    filled(hf.AutoModelForCausalLM.from_config(ADVISED[architecture])).save_pretrained(tmp_path / "folder")
+    target = load_model(str(tmp_path / "folder"), device="cpu", max_num_seqs=1, max_model_len=64, plain=True)
+    assert row(target).isfinite().all()
 
 
 def test_missing_and_unknown_tensors_experts_and_settings_that_cannot_be_are_named(tmp_path):

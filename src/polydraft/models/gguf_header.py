@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polydraft.errors import ModelLoadError
+from polydraft.models.gguf_folders import instead_of
 
 __all__ = ["ARCHITECTURES", "TYPES", "GgufHeader"]
 
@@ -152,7 +153,7 @@ class GgufHeader:
         if self.architecture not in ARCHITECTURES:
             raise self.refusal(
                 f"its architecture is {self.architecture!r}; expected one of {', '.join(ARCHITECTURES)}",
-                "Give another model, or its safetensors folder, which transformers may know",
+                instead_of(self.architecture),
             )
         entries = [self._tensor() for _ in range(num_tensors)]
         alignment = self.metadata.get("general.alignment", 32)
