@@ -6,7 +6,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from polydraft.engine.stopping import Detokenizer, Ending, Stopper, _held_back, _slow_push
+from polydraft.engine.detokenizer import Detokenizer, _Windows
+from polydraft.engine.stopping import Ending, Stopper, _held_back
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 
@@ -46,7 +47,7 @@ def test_a_leading_space_is_kept(tokenizer):
 
 def test_the_slow_way_gives_the_same_text(tokenizer):
     prompt, text = tokenizer.encode("x = "), tokenizer.encode("'ü' # 🙂\n  y")
-    slow = _slow_push(tokenizer, prompt, False)
+    slow = _Windows(tokenizer, prompt).push
     fast = Detokenizer(tokenizer, prompt, skip_special_tokens=False)
     assert "".join(map(slow, text)) == "".join(map(fast.push, text)) == "'ü' # 🙂\n  y"
 
@@ -114,3 +115,63 @@ def test_a_stop_string_that_was_complete_before_min_tokens_ends_nothing(tokenize
     s = stopper(tokenizer, stop_strings=("ab", "xyzxyz"), min_tokens=3)
     assert pieces(s, tokenizer, "abcdab") == ["", "ab", "c", "d", "", ""]
     assert s.text == "abcd"
+
+
+@pytest.fixture(scope="module")
+def turns(tokenizer):
+    """Bytes and special tokens that begin and end turns; texts are given with them."""
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        ("<|im_start|>", "abc "),
+        ("start|>u", "abc "),
+        ("c <|im_start|>", "ab"),
+        ("<|im_start|>user", "abc "),
+        ("bc <|im_start|>us", "a"),
+    ],
+)
+def test_a_stop_string_with_a_special_token_fires_whether_it_is_shown_or_not(turns, stop, text, skip):
+    s = stopper(turns, stop_strings=("zzz", stop), skip_special_tokens=skip)
+    found = pieces(s, turns, "abc <|im_start|>user")
+    whole = text + ("" if skip or not stop.startswith("start") else "<|im_")
+    assert ("".join(found), s.text, s.stop) == (whole, whole, Ending("stop", stop))
+
+
+def test_text_that_spells_a_special_token_is_shown_and_searched(turns, tokenizer):
+    spelt = "a <|im_start|>"
+    s = stopper(turns)
+    assert "".join(pieces(s, tokenizer, spelt)) == spelt  # ids of bytes
+    s = stopper(turns, stop_strings=("<|im_start|>",))
+    assert ("".join(pieces(s, tokenizer, spelt)), s.stop.stop_reason) == ("a ", "<|im_start|>")
+
+
+def test_a_stop_string_may_end_with_the_token_that_ends_the_text(turns):
+    end = turns.convert_tokens_to_ids("<|im_end|>")
+    s = stopper(turns, stop_strings=("\n<|im_end|>",), stop_ids=frozenset({end}))
+    assert ("".join(pieces(s, turns, "a\n<|im_end|>b")), s.stop) == ("a", Ending("stop", "\n<|im_end|>"))
+    s = stopper(turns, stop_strings=("\n\n<|im_end|>",), stop_ids=frozenset({end}))
+    assert ("".join(pieces(s, turns, "a\n<|im_end|>b")), s.stop) == ("a\n", Ending("stop", end))
+
+
+def test_text_before_a_hidden_token_that_stops_nothing_is_given_out(turns):
+    s = stopper(turns, stop_strings=("b<|im_start|>user",))
+    assert pieces(s, turns, "ab<|im_start|>me") == ["a", "", "", "bm", "e"]
+
+
+def test_an_incomplete_character_at_the_end_is_given_out_however_a_text_ends(tokenizer):
+    broken, end = tokenizer.encode("a🙂")[:-1], tokenizer.encode("!")[0]
+    for ids, options in ((broken, {"max_tokens": 4}), ([*broken, end], {"stop_ids": frozenset({end})}), (broken, {})):
+        s, found = stopper(tokenizer, **options), ""
+        for token in ids:
+            s.push(token)
+            found += s.take()
+        if s.stop is None:
+            s.end("abort")
+            found += s.take()
+        assert found == s.text == "a\ufffd"

@@ -376,3 +376,31 @@ def test_what_a_response_cannot_have_is_refused(served, change, said, stream):
     with pytest.raises(openai.BadRequestError, match=said) as told:
         served.openai.responses.create(**{**TALK, **change}, stream=stream)
     assert set(told.value.body) == {"message", "type", "param", "code"}
+
+
+FORCED = {"model": "small", "max_tokens": 9, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x", "stop": "<|endoftext|>"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "stop": ["end", "<|endoftext|>"]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "stop_sequences": ["<|endoftext|>"]}),
+    ],
+)
+def test_a_stop_string_that_is_a_special_token_ends_a_text(served, path, body):
+    end = served.post("/tokenize", prompt="<|endoftext|>").json()["tokens"]
+    told = served.post(path, **FORCED, **body, logit_bias={str(end[0]): 100}).json()
+    answer = told["choices"][0] if "choices" in told else told
+    assert answer.get("stop_sequence", answer["stop_reason"]) == "<|endoftext|>"
+    assert told["usage"].get("completion_tokens", told["usage"].get("output_tokens")) == 1
+
+
+def test_only_the_last_chunk_has_a_usage_and_the_others_say_null(served):
+    for path, body in (("/v1/completions", ASK), ("/v1/chat/completions", CHAT)):
+        for asked in (True, False):
+            lines = served.post(path, **body, stream=True, stream_options={"include_usage": asked}).text.split("\n\n")
+            chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+            assert ["usage" in chunk for chunk in chunks] == [asked] * len(chunks)
+            assert not asked or [chunk["usage"] is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]

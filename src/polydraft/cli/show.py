@@ -11,10 +11,10 @@ from rich.text import Text
 
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
+from polydraft.engine.detokenizer import Detokenizer
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import Origin, Sample
 from polydraft.engine.stats import RequestStats
-from polydraft.engine.stopping import Detokenizer
 
 COLOURS = ("green", "cyan", "yellow", "magenta", "blue", "red")
 

@@ -220,7 +220,7 @@ class Loop:
     def _end(self, s: Sequence, finish_reason: str) -> None:
         """End a sequence from outside."""
         s.stopper.end(finish_reason)
-        s.sample.finish_reason = finish_reason
+        s.sample.text, s.sample.finish_reason = s.stopper.text, finish_reason
         self._give(StepOutput(s.request.id, [], [], s.stopper.take(), s.sample, True))
         self._leave(s, keep=finish_reason == "abort")
 

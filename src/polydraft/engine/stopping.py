@@ -1,17 +1,15 @@
-"""From token ids to text, one token at a time, and where to stop.
+"""Where a text stops, read token by token.
 
 Text is given out only when it is certain: an incomplete character waits for its other bytes, and text that might be the
-beginning of a stop string waits until it is one or not. Nothing behind a stop is ever given out.
+beginning of a stop string waits until it is one or not. Nothing behind a stop is ever given out. Stop strings are searched in the text
+with its special tokens, whether these are shown or not.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers.decoders import DecodeStream
-
-REPLACEMENT = "\ufffd"
-CONTEXT_TOKENS = 6
+from polydraft.engine.detokenizer import Detokenizer
 
 
 def _held_back(text: str, stops: Sequence[str]) -> int:
@@ -23,45 +21,11 @@ def _held_back(text: str, stops: Sequence[str]) -> int:
     """
     longest = 0
     for stop in stops:
-        for size in range(min(len(stop) - 1, len(text)), longest, -1):
-            if text.endswith(stop[:size]):
-                longest = size
-                break
+        at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+        while at >= 0 and not stop.startswith(text[at:]):
+            at = text.find(stop[0], at + 1)
+        longest = max(longest, len(text) - at if at >= 0 else 0)
     return longest
-
-
-class Detokenizer:
-    """Incremental detokenisation: `push` gives the text that a token completes, or "".
-
-    The last tokens of the prompt are the left context, so that leading spaces are kept.
-    """
-
-    def __init__(self, tokenizer: Any, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> None:
-        context = list(prompt_token_ids[-CONTEXT_TOKENS:])
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        if backend is not None:
-            stream = DecodeStream(context, skip_special_tokens=skip_special_tokens)
-            self.push: Callable[[int], str] = lambda token: stream.step(backend, token) or ""
-        else:
-            self.push = _slow_push(tokenizer, context, skip_special_tokens)
-
-
-def _slow_push(tokenizer: Any, context: list[int], skip_special_tokens: bool) -> Callable[[int], str]:
-    """The same for tokenizers without a compiled backend: decode a short window twice and compare."""
-    window, done = list(context), tokenizer.decode(context, skip_special_tokens=skip_special_tokens)
-
-    def push(token: int) -> str:
-        nonlocal window, done
-        window.append(token)
-        text = tokenizer.decode(window, skip_special_tokens=skip_special_tokens)
-        if text.endswith(REPLACEMENT) or len(text) <= len(done):
-            return ""
-        piece = text[len(done) :]
-        window = window[-CONTEXT_TOKENS:]
-        done = tokenizer.decode(window, skip_special_tokens=skip_special_tokens)
-        return piece
-
-    return push
 
 
 @dataclass(frozen=True)
@@ -96,6 +60,8 @@ class Stopper:
         self._max_tokens, self._min_tokens = max_tokens, min_tokens
         self._num_tokens = 0
         self._text, self._given = "", 0
+        self._end, self._places = "", list[int]()  # of what is searched: its last characters, and how much text is before each
+        self._longest = max(map(len, self._stop_strings), default=0)
         self.stop: Ending | None = None
 
     @property
@@ -106,35 +72,55 @@ class Stopper:
     def push(self, token: int) -> None:
         """Read one emitted token; afterwards `stop` says whether it was the last."""
         self._num_tokens += 1
-        if token in self._stop_ids and self._num_tokens > self._min_tokens:
-            self.stop = Ending("stop", token)
-            return
+        ends = token in self._stop_ids and self._num_tokens > self._min_tokens
         if self._detokenizer is not None:
-            self._push_text(self._detokenizer.push(token))
-        if self.stop is None and self._num_tokens >= self._max_tokens:
-            self.stop = Ending("length")
-
-    def _push_text(self, piece: str) -> None:
-        num_checked = len(self._text)
-        self._text += piece
-        if self._num_tokens <= self._min_tokens:
-            return
-        searches = (
-            (stop, max(0, num_checked - len(stop) + 1)) for stop in self._stop_strings
-        )  # one that ended before has no say
-        matches = [(at, stop) for stop, begin in searches if (at := self._text.find(stop, begin)) >= 0]
-        if matches:
-            at, stop = min(matches)
-            self._text = self._text[:at]
-            self.stop = Ending("stop", stop)
+            shown = "" if ends else self._detokenizer.push(token)
+            self._push_text(shown, "" if shown else self._detokenizer.special(token))
+        if ends:
+            self._finish(Ending("stop", token))
+        elif self._num_tokens >= self._max_tokens:
+            self._finish(Ending("length"))
 
     def end(self, finish_reason: str) -> None:
-        """End from outside: text that was held back is certain now."""
-        self.stop = Ending(finish_reason)
+        """End from outside: text that was held back is certain now. "error": no more is read, as this may be what failed."""
+        if finish_reason == "error":
+            self.stop = Ending(finish_reason)
+        else:
+            self._finish(Ending(finish_reason))
+
+    def _finish(self, ending: Ending) -> None:
+        """End, unless a stop string did it, with the bytes of a character that nothing completes any more."""
+        if self.stop is None and self._detokenizer is not None:
+            self._push_text(self._detokenizer.flush())
+        self.stop = self.stop or ending
+
+    def _push_text(self, shown: str, hidden: str = "") -> None:
+        """What a token adds: text, or the text of a special token that is not shown."""
+        if not self._stop_strings:
+            self._text += shown
+            return
+        num_checked, num_shown = len(self._end), len(self._text)
+        self._text += shown
+        self._end += shown + hidden
+        self._places += [*range(num_shown, len(self._text)), *[len(self._text)] * len(hidden)]
+        if self._num_tokens > self._min_tokens:
+            self._search(num_checked)
+        surplus = max(0, len(self._end) - self._longest)
+        self._end, self._places = self._end[surplus:], self._places[surplus:]
+
+    def _search(self, num_checked: int) -> None:
+        """Cut the text before a stop string; one that ended within the checked characters has no say."""
+        searches = ((stop, max(0, num_checked - len(stop) + 1)) for stop in self._stop_strings)
+        matches = [(at, stop) for stop, begin in searches if (at := self._end.find(stop, begin)) >= 0]
+        if matches:
+            at, stop = min(matches)
+            self._text = self._text[: self._places[at]]
+            self.stop = Ending("stop", stop)
 
     def take(self) -> str:
         """Text that is certain and was not given out before."""
-        held = 0 if self.stop else _held_back(self._text, self._stop_strings)
-        end = max(len(self._text) - held, self._given)
+        held = 0 if self.stop else _held_back(self._end, self._stop_strings)
+        certain = self._places[-held] if held else len(self._text)
+        end = max(certain, self._given)
         piece, self._given = self._text[self._given : end], end
         return piece

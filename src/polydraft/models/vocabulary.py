@@ -1,51 +1,22 @@
 """Two vocabularies and what they have in common, by the bytes that tokens stand for.
 
-Byte-level tokens spell bytes with an alphabet of their own ("Ġthe" is " the"), others mark a space with "▁" and single bytes
-as "<0x0A>"; both kinds are compared as bytes. Tokens of other kinds (whole words, "##ing") are compared as written, and only
-with their own kind. Special tokens are mapped by role (beginning, end, padding, unknown), or not at all.
+Tokens that spell bytes are compared as bytes, see `spelling`. Tokens of other kinds (whole words, "##ing") are compared as written, and
+only with their own kind. Special tokens are mapped by role (beginning, end, padding, unknown), or not at all.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from polydraft.errors import IncompatibleError
+from polydraft.models.spelling import kind_of, spelled
 
-__all__ = ["Translation", "byte_alphabet", "token_bytes"]
+__all__ = ["Translation", "token_bytes"]
 
 ROLES = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
 Key = bytes | str
-
-
-@lru_cache(maxsize=1)
-def byte_alphabet() -> dict[str, int]:
-    """The characters by which byte-level tokenizers write bytes: printable ones as they are, the others from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in printable]
-    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
-
-
-def _kind(tokenizer: Any) -> str:
-    """How tokens are written: "bytes", "spaces" or "words"."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    decoder = "" if backend is None else repr(backend.decoder)
-    if "ByteLevel" in decoder:
-        return "bytes"
-    return "spaces" if "Metaspace" in decoder or "▁" in decoder or "ByteFallback" in decoder else "words"
-
-
-def _spelled(token: str, kind: str) -> Key:
-    if kind == "bytes":
-        alphabet = byte_alphabet()
-        return bytes(alphabet[c] for c in token) if all(c in alphabet for c in token) else token
-    if kind == "spaces":
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            return bytes([int(token[3:5], 16)])
-        return token.replace("▁", " ").encode()
-    return token
 
 
 def token_bytes(tokenizer: Any) -> dict[int, Key]:
@@ -59,16 +30,16 @@ def token_bytes(tokenizer: Any) -> dict[int, Key]:
         >>> token_bytes(tokenizer)[tokenizer.convert_tokens_to_ids("Ġself")]
         b' self'
     """
-    kind, special = _kind(tokenizer), set(tokenizer.get_added_vocab().values()) | set(tokenizer.all_special_ids)
-    return {i: _spelled(token, kind) for token, i in tokenizer.get_vocab().items() if i not in special}
+    kind, special = kind_of(tokenizer), set(tokenizer.get_added_vocab().values()) | set(tokenizer.all_special_ids)
+    return {i: spelled(token, kind) for token, i in tokenizer.get_vocab().items() if i not in special}
 
 
-def _by_key(spelled: dict[int, Key], size: int) -> dict[Key, int]:
+def _by_key(keys: dict[int, Key], size: int) -> dict[Key, int]:
     """The lowest id of each key; a model may have fewer rows than the tokenizer has ids."""
     by_key: dict[Key, int] = {}
-    for i in sorted(spelled):
+    for i in sorted(keys):
         if i < size:
-            by_key.setdefault(spelled[i], i)
+            by_key.setdefault(keys[i], i)
     return by_key
 
 

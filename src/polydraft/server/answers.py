@@ -5,17 +5,17 @@ the output's own tokens and of the log-probabilities at their positions, which a
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from time import time
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
+from polydraft.engine.detokenizer import Detokenizer
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import Sample, TokenLogprob
-from polydraft.engine.stopping import REPLACEMENT, Detokenizer
-from polydraft.models.vocabulary import byte_alphabet
+from polydraft.models.spelling import REPLACEMENT, Spelling
 from polydraft.params import SamplingParams
 from polydraft.server.errors import ApiError
 from polydraft.server.reasoning import ReasoningParser, opens_reasoning
@@ -34,32 +34,45 @@ def token_text(tokenizer: Any, token_id: int) -> tuple[str, list[int] | None]:
         >>> token_text(tokenizer, tokenizer("é")["input_ids"][0])
         ('bytes:\\\\xc3', [195])
     """
-    text = tokenizer.decode([token_id])
-    if REPLACEMENT not in text:
-        return text, list(text.encode())
-    piece = tokenizer.convert_ids_to_tokens(token_id)
-    letters = byte_alphabet()
-    if piece.startswith("<0x"):  # byte fallback of SentencePiece
-        parts = [int(piece[3:5], 16)]
-    elif all(character in letters for character in piece):
-        parts = [letters[character] for character in piece]
-    else:
-        return text, None
-    return "bytes:" + "".join(f"\\x{part:02x}" for part in parts), parts
+    spelling = Spelling.of(tokenizer)
+    if not spelling.spells:
+        text = tokenizer.decode([token_id])
+        return text, None if REPLACEMENT in text else list(text.encode())
+    parts = spelling.bytes_of(token_id)
+    try:
+        return parts.decode(), list(parts)
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{part:02x}" for part in parts), list(parts)
+
+
+class Told(NamedTuple):
+    """A token of a choice: the text that it completes, how many characters are before that, and its log-probability if it was asked for."""
+
+    text: str
+    offset: int
+    logprob: TokenLogprob | None
 
 
 @dataclass
 class Reader:
-    """What was told of one sample. push: gives the text that a token completes, where tokens are traced."""
+    """What was told of one sample. detokenizer: where tokens are told one by one.  offset: characters before the next token's text."""
 
-    push: Callable[[int], str] | None
+    detokenizer: Detokenizer | None
+    offset: int = 0
     num_tokens: int = 0
-    num_characters: int = 0
 
-    def logprobs(self, output: StepOutput) -> list[TokenLogprob]:
-        """Of the output's tokens, which count as told."""
-        start, self.num_tokens = self.num_tokens, self.num_tokens + len(output.token_ids)
-        return [] if output.sample.logprobs is None else output.sample.logprobs[start : self.num_tokens]
+    def read(self, output: StepOutput) -> list[Told]:
+        """The output's tokens, which count as told; none where only texts are told."""
+        if self.detokenizer is None:
+            return []
+        logprobs, told = output.sample.logprobs, list[Told]()
+        for number, token in enumerate(output.token_ids, self.num_tokens):
+            ends = output.finished and number == len(output.sample.token_ids) - 1 and token == output.sample.stop_reason
+            text = "" if ends else self.detokenizer.push(token)
+            told.append(Told(text, self.offset, None if logprobs is None else logprobs[number]))
+            self.offset += len(text)
+        self.num_tokens += len(output.token_ids)
+        return told
 
 
 @dataclass
@@ -68,6 +81,7 @@ class Answer(ABC):
 
     kind: the object's name, and that of its chunks.  methods: drafter and rule, as usage tells them.  num_predicted: tokens of the prediction.
     tools: names of those that may be called.  calls: how the model writes calls of them.  trace: tell where each token comes from.
+    include_usage: whether a stream ends with the usage.
     """
 
     tokenizer: Any
@@ -82,6 +96,7 @@ class Answer(ABC):
     num_predicted: int = 0
     calls: CallFormat = HERMES
     tools: Collection[str] = ()
+    include_usage: bool = False
 
     kind = chunk_kind = prefix = ""
     end = "data: [DONE]\n\n"
@@ -98,10 +113,10 @@ class Answer(ABC):
     def reader(self, index: int, output: StepOutput) -> Reader:
         """Of the choice that an output belongs to."""
         if index not in self.readers:
-            push = (
-                Detokenizer(self.tokenizer, self.prompts[index // self.n], skip_special_tokens=True).push if self.trace else None
-            )
-            self.readers[index] = Reader(push)
+            prompt, skip = self.prompts[index // self.n], self.params.skip_special_tokens
+            told = self.trace or self.params.logprobs is not None
+            detokenizer = Detokenizer(self.tokenizer, prompt, skip_special_tokens=skip) if told else None
+            self.readers[index] = Reader(detokenizer, len(self.echo[index // self.n]) if self.echo else 0)
             self.samples[index] = output.sample
         return self.readers[index]
 
@@ -118,8 +133,8 @@ class Answer(ABC):
         """Events that an output is worth, often one, none where no text is certain yet."""
 
     @abstractmethod
-    def closing(self, usage: bool) -> list[dict[str, Any]]:
-        """Events behind the last output. usage: whether it was asked for."""
+    def closing(self) -> list[dict[str, Any]]:
+        """Events behind the last output."""
 
     @abstractmethod
     def failed(self, error: ApiError) -> dict[str, Any]:
@@ -175,18 +190,18 @@ class Choices(Answer):
         index = self.number(prompt, output)
         first = index not in self.readers
         reader = self.reader(index, output)
-        logprobs = reader.logprobs(output)
-        if not (first or output.text or logprobs or output.finished or self.trace):
+        told = reader.read(output)
+        if not (first or output.text or told or output.finished or self.trace):
             return []
-        choice = self._delta(index, output, logprobs, reader, first)
-        reader.num_characters += len(output.text)
-        body = {**self._head(self.chunk_kind), "choices": [choice]}
+        body = {**self._head(self.chunk_kind), "choices": [self._delta(index, output, told, first)]}
+        if self.include_usage:
+            body["usage"] = None
         if self.trace:
-            body["speculation"] = traced(self.tokenizer, output, reader, logprobs)
+            body["speculation"] = traced(self.tokenizer, output, told)
         return [body]
 
-    def closing(self, usage: bool) -> list[dict[str, Any]]:
-        return [{**self._head(self.chunk_kind), "choices": [], "usage": self.usage()}] if usage else []
+    def closing(self) -> list[dict[str, Any]]:
+        return [{**self._head(self.chunk_kind), "choices": [], "usage": self.usage()}] if self.include_usage else []
 
     def failed(self, error: ApiError) -> dict[str, Any]:
         return error.body
@@ -196,12 +211,12 @@ class Choices(Answer):
         """A whole choice."""
 
     @abstractmethod
-    def _delta(self, index: int, output: StepOutput, told: list[TokenLogprob], reader: Reader, first: bool) -> dict[str, Any]:
+    def _delta(self, index: int, output: StepOutput, told: list[Told], first: bool) -> dict[str, Any]:
         """What a chunk adds to a choice."""
 
-    def _told(self, index: int, outputs: list[StepOutput]) -> list[TokenLogprob]:
+    def _told(self, index: int, outputs: list[StepOutput]) -> list[Told]:
         reader = self.reader(index, outputs[0])
-        return [logprob for output in outputs for logprob in reader.logprobs(output)]
+        return [token for output in outputs for token in reader.read(output)]
 
 
 class Completion(Choices):
@@ -210,23 +225,24 @@ class Completion(Choices):
     kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
 
     def _choice(self, index: int, outputs: list[StepOutput]) -> dict[str, Any]:
-        before, sample = self.echo[index // self.n] if self.echo else "", outputs[-1].sample
-        logprobs = self._logprobs(self._told(index, outputs), len(before)) if sample.logprobs is not None else None
+        before = self.echo[index // self.n] if self.echo else ""
         text = before + "".join(output.text for output in outputs)
-        return {"index": index, "text": text, "logprobs": logprobs, **ended(outputs[-1])}
+        return {"index": index, "text": text, "logprobs": self._logprobs(self._told(index, outputs)), **ended(outputs[-1])}
 
-    def _delta(self, index: int, output: StepOutput, told: list[TokenLogprob], reader: Reader, first: bool) -> dict[str, Any]:
+    def _delta(self, index: int, output: StepOutput, told: list[Told], first: bool) -> dict[str, Any]:
         before = self.echo[index // self.n] if self.echo and first else ""
-        reader.num_characters += len(before)
-        logprobs = self._logprobs(told, reader.num_characters) if output.sample.logprobs is not None else None
-        return {"index": index, "text": before + output.text, "logprobs": logprobs, **ended(output)}
+        return {"index": index, "text": before + output.text, "logprobs": self._logprobs(told), **ended(output)}
 
-    def _logprobs(self, told: list[TokenLogprob], offset: int) -> dict[str, Any]:
-        texts = [token_text(self.tokenizer, t.token_id)[0] for t in told]
-        offsets = [offset + sum(map(len, texts[:i])) for i in range(len(texts))]
-        tops = [{token_text(self.tokenizer, k)[0]: _finite(v) for k, v in t.top.items()} for t in told]
-        values = [_finite(t.logprob) for t in told]
-        return {"tokens": texts, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+    def _logprobs(self, told: list[Told]) -> dict[str, Any] | None:
+        if self.params.logprobs is None:
+            return None
+        logprobs = [token.logprob for token in told if token.logprob is not None]
+        return {
+            "tokens": [token_text(self.tokenizer, t.token_id)[0] for t in logprobs],
+            "token_logprobs": [_finite(t.logprob) for t in logprobs],
+            "top_logprobs": [{token_text(self.tokenizer, k)[0]: _finite(v) for k, v in t.top.items()} for t in logprobs],
+            "text_offset": [token.offset for token in told],
+        }
 
 
 @dataclass
@@ -260,8 +276,7 @@ class Chat(Choices):
         return {**end, "finish_reason": "tool_calls"} if called and end["finish_reason"] == "stop" else end
 
     def _choice(self, index: int, outputs: list[StepOutput]) -> dict[str, Any]:
-        own_logprobs = self._told(index, outputs)
-        logprobs = self._logprobs(own_logprobs) if outputs[-1].sample.logprobs is not None else None
+        logprobs = self._logprobs(self._told(index, outputs))
         text = "".join(output.text for output in outputs)
         pieces = self._read(index, text, last=True)
         content, reasoning = ("".join(getattr(piece, name) for piece in pieces) for name in ("content", "reasoning"))
@@ -270,7 +285,7 @@ class Chat(Choices):
         message |= ({"reasoning_content": reasoning} if reasoning else {}) | ({"tool_calls": calls} if calls else {})
         return {"index": index, "message": message, "logprobs": logprobs, **self._ended(index, outputs[-1])}
 
-    def _delta(self, index: int, output: StepOutput, told: list[TokenLogprob], reader: Reader, first: bool) -> dict[str, Any]:
+    def _delta(self, index: int, output: StepOutput, told: list[Told], first: bool) -> dict[str, Any]:
         pieces = self._read(index, output.text, output.finished)
         content, reasoning = ("".join(getattr(piece, name) for piece in pieces) for name in ("content", "reasoning"))
         calls = dict[int, dict[str, Any]]()
@@ -285,12 +300,15 @@ class Chat(Choices):
             {"content": content} if content or not (calls or reasoning) else {}
         )
         delta |= ({"reasoning_content": reasoning} if reasoning else {}) | ({"tool_calls": list(calls.values())} if calls else {})
-        logprobs = self._logprobs(told) if output.sample.logprobs is not None else None
-        return {"index": index, "delta": delta, "logprobs": logprobs, **self._ended(index, output)}
+        return {"index": index, "delta": delta, "logprobs": self._logprobs(told), **self._ended(index, output)}
 
-    def _logprobs(self, told: list[TokenLogprob]) -> dict[str, Any]:
+    def _logprobs(self, told: list[Told]) -> dict[str, Any] | None:
+        if self.params.logprobs is None:
+            return None
         content = [
-            {**self._token(t.token_id, t.logprob), "top_logprobs": [self._token(k, v) for k, v in t.top.items()]} for t in told
+            {**self._token(t.token_id, t.logprob), "top_logprobs": [self._token(k, v) for k, v in t.top.items()]}
+            for _, _, t in told
+            if t is not None
         ]
         return {"content": content, "refusal": None}
 
@@ -320,18 +338,15 @@ def ended(output: StepOutput) -> dict[str, Any]:
     return {"finish_reason": output.sample.finish_reason, "stop_reason": output.sample.stop_reason}
 
 
-def traced(tokenizer: Any, output: StepOutput, reader: Reader, told: Seq[TokenLogprob]) -> dict[str, Any]:
+def traced(tokenizer: Any, output: StepOutput, told: Seq[Told]) -> dict[str, Any]:
     """One round: each token's text, origin and depth below the last committed one, and the tree that it comes from.
 
     A tree's node n hangs on `parents[n]`; node 0 is the last token before the round. `path`: the accepted nodes.
     """
-    push, tree = reader.push or str, output.tree
-    tokens = [
-        {"id": token, "text": push(token), "source": origin.source, "branch": origin.branch, "depth": depth}
-        for depth, (token, origin) in enumerate(zip(output.token_ids, output.origins, strict=True), 1)
-    ]
-    for token, logprob in zip(tokens, told, strict=False):
-        token["logprob"] = _finite(logprob.logprob)
+    tree, tokens = output.tree, list[dict[str, Any]]()
+    for depth, (token, origin, (text, _, logprob)) in enumerate(zip(output.token_ids, output.origins, told, strict=True), 1):
+        entry = {"id": token, "text": text, "source": origin.source, "branch": origin.branch, "depth": depth}
+        tokens.append(entry | ({} if logprob is None else {"logprob": _finite(logprob.logprob)}))
     if tree is None:
         return {"tokens": tokens, "tree": None}
     nodes = [n for n, parent in enumerate(tree.parents) if n == 0 or parent >= 0]

@@ -160,7 +160,7 @@ class MessageAnswer(Answer):
             events += [{"type": "message_delta", "delta": ending, "usage": self.usage()}, {"type": "message_stop"}]
         return [start, *events] if first else events
 
-    def closing(self, usage: bool) -> list[dict[str, Any]]:
+    def closing(self) -> list[dict[str, Any]]:
         return []
 
     def failed(self, error: ApiError) -> dict[str, Any]:

@@ -164,7 +164,7 @@ class Responses(Answer):
             events.append(self._event(f"response.{status}", response=self._body(status)))
         return events
 
-    def closing(self, usage: bool) -> list[dict[str, Any]]:
+    def closing(self) -> list[dict[str, Any]]:
         return []
 
     def failed(self, error: ApiError) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class Responses(Answer):
         check(output)
         reader = self.reader(self.number(prompt, output), output)
         pieces = self._parser.push(output.text, last=output.finished) if self.tools else [Piece(content=output.text)]
-        trace = traced(self.tokenizer, output, reader, []) if self.trace else None
+        trace = traced(self.tokenizer, output, reader.read(output)) if self.trace else None
         events = list[dict[str, Any]]()
         for piece in pieces or [Piece()]:
             if piece.content or trace or not (self.tools or self._items):

@@ -262,8 +262,8 @@ class Service:
         if first is None:
             return Response(status_code=GONE)
         check(first[1])
-        usage = body.stream_options is not None and body.stream_options.include_usage
-        events = _events(request, answer, first, outputs, usage)
+        answer.include_usage = body.stream_options is not None and body.stream_options.include_usage
+        events = _events(request, answer, first, outputs)
         return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
@@ -277,7 +277,6 @@ async def _events(
     answer: Answer,
     first: tuple[int, StepOutput],
     outputs: AsyncGenerator[tuple[int, StepOutput], None],
-    usage: bool,
 ) -> AsyncGenerator[str, None]:
     """Server-sent events: chunks, perhaps the usage, and the end; an error is the last event."""
     try:
@@ -288,7 +287,7 @@ async def _events(
                 await asyncio.sleep(0)  # where the client has left, the loop learns of it before more is written
                 for chunk in answer.chunks(*output):
                     yield _event(chunk)
-        for chunk in answer.closing(usage):
+        for chunk in answer.closing():
             yield _event(chunk)
     except Exception as error:
         refusal = errors.of(error)
