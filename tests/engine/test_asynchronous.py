@@ -13,6 +13,7 @@ from polydraft.engine.asynchronous import COMPILERS
 from polydraft.errors import BusyError, CapacityError, InvalidInputError, PolydraftError
 from tests.engine.tables import TableModel, plain_greedy
 from tests.engine.test_structured import engine as constrained
+from tests.engine.test_structured import tokenizer
 
 GREEDY = SamplingParams(temperature=0, max_tokens=9)
 LONG = SamplingParams(temperature=0, max_tokens=40)
@@ -78,15 +79,47 @@ def test_a_cancelled_stream_gives_its_slot_to_the_next_step():
     assert rounds <= 1 + 9  # the step that ran, and those of the other; the 40 tokens of the first would take ten more
 
 
-def test_samples_of_a_request_come_interleaved_and_generate_collects_them():
-    async def main():
-        async with AsyncEngine(tables()) as engine:
-            params = SamplingParams(n=3, max_tokens=9, seed=5)
-            return await engine.generate([1, 2], params), engine.engine.generate([[1, 2]], params)[0]
+def awaited(work, **options):
+    """What a coroutine gives that asks an engine of tables."""
 
-    last, alone = asyncio.run(main())
-    assert [o.sample.index for o in last] == [0, 1, 2]
-    assert [o.sample.token_ids for o in last] == [s.token_ids for s in alone.samples]
+    async def main():
+        async with AsyncEngine(tables(**options)) as engine:
+            return await work(engine)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "params",
+    [SamplingParams(n=3, max_tokens=9, seed=5), [SamplingParams(max_tokens=9, seed=seed) for seed in (1, 2)]],
+    ids=["one for all", "one each"],
+)
+def test_results_are_those_of_the_engine(params):
+    prompts = [[1, 2], [3]]
+    ours = awaited(lambda engine: engine.generate(prompts, params, first_index=4))
+    alone = tables().generate(prompts, params, first_index=4)
+    assert [[s.token_ids for s in result.samples] for result in ours] == [[s.token_ids for s in r.samples] for r in alone]
+    assert [(r.index, r.seed, r.prompt_token_ids) for r in ours] == [(r.index, r.seed, r.prompt_token_ids) for r in alone]
+    assert [s.index for s in ours[0].samples] == list(range(len(ours[0].samples)))
+
+
+def test_prompts_and_params_that_do_not_pair_are_refused_as_by_the_engine():
+    with pytest.raises(InvalidInputError, match="2 prompts and 1 params"):
+        awaited(lambda engine: engine.generate([[1], [2]], [GREEDY]))
+    with pytest.raises(InvalidInputError, match="expected a SamplingParams"):
+        awaited(lambda engine: engine.generate([1], {"temperature": 0}))
+    assert awaited(lambda engine: engine.generate([])) == []
+
+
+def test_a_chat_is_answered_as_by_the_engine():
+    words = tokenizer()
+    words.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}b"
+    messages = [{"role": "user", "content": "aab"}]
+    answer = awaited(lambda engine: engine.chat(messages, GREEDY), tokenizer=words)
+    alone = tables(tokenizer=words).chat(messages, GREEDY)
+    assert (answer.text, answer.prompt_token_ids) == (alone.text, alone.prompt_token_ids)
+    assert answer.stats.generated_tokens == 9
+    assert awaited(lambda engine: engine.chat(messages), tokenizer=words).samples[0].finish_reason
 
 
 class Poisoned(TableModel):
@@ -106,12 +139,12 @@ def test_a_request_that_breaks_the_target_fails_alone_and_the_others_keep_their_
             return engine, prompts, await asyncio.gather(*(engine.generate(p, GREEDY) for p in prompts))
 
     engine, prompts, found = asyncio.run(main())
-    for prompt, (output,) in zip(prompts, found, strict=True):
+    for prompt, (result,) in zip(prompts, found, strict=True):
         if prompt[0] == 6:
-            assert output.sample.finish_reason == "error" and "poison" in output.sample.error
-            assert output.request_id in caplog.text
+            assert result.finish_reason == "error" and "poison" in result.samples[0].error
+            assert result.id in caplog.text
         else:
-            assert output.sample.token_ids == plain_greedy(engine.engine.target, prompt, 9)
+            assert result.token_ids == plain_greedy(engine.engine.target, prompt, 9)
     assert engine.engine.num_free == 3
 
 
@@ -161,7 +194,7 @@ def test_closing_drains_then_aborts_and_takes_nothing_more():
             await asyncio.sleep(0.02)
             asyncio.get_running_loop().call_later(0.05, target.gate.set)
             await engine.close()
-        return (await short)[0].sample.finish_reason, (await stuck)[0].sample.finish_reason
+        return (await short)[0].finish_reason, (await stuck)[0].finish_reason
 
     assert asyncio.run(main()) == ("length", "abort")
 

@@ -1,19 +1,15 @@
 """The faces of the engine: build it from models by name, generate, stream."""
 
-import operator
-import reprlib
 import secrets
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from collections.abc import Sequence as Seq
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import count
-from numbers import Integral
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 from typing_extensions import Unpack
 
@@ -25,6 +21,7 @@ from polydraft.engine.loop import Inbox, Loop, step_overhead
 from polydraft.engine.output import StepOutput
 from polydraft.engine.parts import check_encoders, decoding, slots
 from polydraft.engine.pretrained import load_models
+from polydraft.engine.prompts import Prompt, as_ids, as_list, check_messages, check_params
 from polydraft.engine.sequence import Result, Sample
 from polydraft.engine.signatures import with_fields
 from polydraft.engine.speculation import Menu
@@ -35,10 +32,8 @@ from polydraft.models.encoding import Cuts, longest_token, num_bytes, token_ids
 from polydraft.models.memory import default_prefix_cache_bytes
 from polydraft.params import CHAT_DEFAULTS, MOST_SAMPLES
 
-__all__ = ["Engine", "Prompt"]
+__all__ = ["Engine"]
 
-Prompt = str | Seq[int]
-"""Text, or token ids."""
 LEAST_LONGEST = 8
 """Bytes of the longest token of any vocabulary, at least: texts of fewer bytes for each token of the context are not looked into."""
 
@@ -192,7 +187,7 @@ class Engine(Loop):
             InvalidInputError: an empty prompt, text without a tokenizer, or neither text nor token ids.
         """
         if not isinstance(prompt, str):
-            ids = _as_ids(prompt)
+            ids = as_ids(prompt)
         elif self.tokenizer is None:
             raise InvalidInputError(
                 "text was given to an engine without a tokenizer; give token ids, or build it with a tokenizer."
@@ -224,10 +219,7 @@ class Engine(Loop):
         outputs: is given what steps give them, in the thread that steps, until it is forgotten.
         budget, drafter, verifier, prediction: see `core.Request`.
         """
-        if not isinstance(params, SamplingParams):
-            raise InvalidInputError(
-                f"params={params!r} was given; expected a SamplingParams, such as SamplingParams(temperature=0.8, max_tokens=64)."
-            )
+        check_params(params)
         ids = self.encode(prompt)
         output_prompt, source = (
             (self.target.decoder_prompt, tuple(ids)) if isinstance(self.target, EncoderDecoder) else (tuple(ids), ())
@@ -266,7 +258,20 @@ class Engine(Loop):
             a part of a call is repeated alone by its number there, see `Result.index`.
         If it is interrupted, the requests of this call are aborted and the engine stays usable.
         """
-        prompt_list = _as_list(prompts)
+        results: list[Result] = []
+        try:
+            for index, prompt, prompt_params in self.numbered(prompts, params, first_index):
+                results.append(self.submit(prompt, prompt_params, index))
+            self._run(results, progress)
+        finally:
+            self.discard(r.id for r in results if any(s.finish_reason is None for s in r.samples))
+        return results
+
+    def numbered(
+        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None, first_index: int = 0
+    ) -> list[tuple[int, Prompt, SamplingParams]]:
+        """Each prompt of a call with its number and its parameters; arguments and errors as of `generate`."""
+        prompt_list = as_list(prompts)
         params_list = (
             list(params) if isinstance(params, Seq) else [self.default_params() if params is None else params] * len(prompt_list)
         )
@@ -278,14 +283,10 @@ class Engine(Loop):
             raise InvalidInputError(
                 f"first_index={first_index} and {len(prompt_list)} prompts were given; expected numbers of prompts in [0, {MOST_SAMPLES}). Split the call."
             )
-        results: list[Result] = []
-        try:
-            for index, (prompt, prompt_params) in enumerate(zip(prompt_list, params_list, strict=True), first_index):
-                results.append(self.submit(prompt, prompt_params, index))
-            self._run(results, progress)
-        finally:
-            self.discard(r.id for r in results if any(s.finish_reason is None for s in r.samples))
-        return results
+        for prompt_params in params_list:
+            check_params(prompt_params)
+        indices = range(first_index, first_index + len(prompt_list))
+        return list(zip(indices, prompt_list, params_list, strict=True))
 
     def _run(self, results: list[Result], progress: bool) -> None:
         from rich.progress import Progress
@@ -333,7 +334,7 @@ class Engine(Loop):
             InvalidInputError: no messages, a message without role or content, or no tokenizer.
             IncompatibleError: a tokenizer without a chat template, or one that refuses these messages.
         """
-        _check_messages(messages)
+        check_messages(messages)
         if self.tokenizer is None:
             raise InvalidInputError("a chat needs a tokenizer; build the engine with one, or use generate with token ids.")
         if not getattr(self.tokenizer, "chat_template", None):
@@ -377,31 +378,3 @@ class Engine(Loop):
         messages, errors: see `encode_chat`.  params: default `default_params(chat=True)`.  The text is in `result.text`; append it as the assistant's to go on.
         """
         return self.generate([self.encode_chat(messages)], self.default_params(chat=True) if params is None else params)[0]
-
-
-def _check_messages(messages: Seq[Mapping[str, Any]]) -> None:
-    if isinstance(messages, str) or not messages:
-        raise InvalidInputError(
-            f"messages={messages!r} were given; expected a list such as [{{'role': 'user', 'content': 'Hello'}}] with at least one."
-        )
-    for number, message in enumerate(messages):
-        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise InvalidInputError(f"message {number} is {dict(message)!r}; expected text for 'role' and for 'content'.")
-    if messages[-1]["role"] == "assistant":
-        raise InvalidInputError("the last message is the assistant's; expected one to answer. Append the user's next message.")
-
-
-def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
-    """One prompt alone or several; what is neither is taken for one, which `Engine.encode` refuses."""
-    if not isinstance(prompts, (str, bytes, Mapping)):
-        with suppress(TypeError):
-            prompt_list: list[Any] = list(prompts)
-            return [prompt_list] if prompt_list and isinstance(prompt_list[0], Integral) else prompt_list
-    return [cast(Prompt, prompts)]
-
-
-def _as_ids(prompt: Iterable[Any]) -> list[int]:
-    if not isinstance(prompt, (bytes, Mapping)):
-        with suppress(TypeError):
-            return [operator.index(token) for token in prompt]
-    raise InvalidInputError(f"the prompt {reprlib.repr(prompt)} was given; expected text, or whole numbers: token ids.")

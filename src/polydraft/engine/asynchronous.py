@@ -11,7 +11,7 @@ others go on (see `Loop.isolate`).
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
@@ -19,8 +19,9 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any
 
-from polydraft.engine.api import Engine, Prompt
+from polydraft.engine.api import Engine
 from polydraft.engine.output import StepOutput
+from polydraft.engine.prompts import Prompt
 from polydraft.engine.sequence import Result
 from polydraft.errors import BusyError, InvalidInputError, PolydraftError
 from polydraft.params import ConstraintSource, SamplingParams, StructuredOutputs
@@ -125,20 +126,56 @@ class AsyncEngine:
         **asked: Any,
     ) -> AsyncGenerator[tuple[int, StepOutput], None]:
         """The same for several prompts, each output with the index of its own; they draw as the prompts of one `Engine.generate` do."""
+        async with aclosing(self._outputs(self.engine.numbered(prompts, params), seconds, asked)) as outputs:
+            async for result, output in outputs:
+                yield result.index, output
+
+    async def generate(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        first_index: int = 0,
+        seconds: float | None = None,
+        **asked: Any,
+    ) -> list[Result]:
+        """The results that `Engine.generate` gives. A sample that fails ends with `finish_reason="error"`, the others go on.
+
+        first_index: see `Engine.generate`.  seconds, asked, errors: see `stream`.
+        """
+        requests, results = self.engine.numbered(prompts, params, first_index), dict[int, Result]()
+        async with aclosing(self._outputs(requests, seconds, asked)) as outputs:
+            async for result, _ in outputs:
+                results[result.index] = result
+        return [results[index] for index, *_ in requests]
+
+    async def chat(
+        self,
+        messages: Seq[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        seconds: float | None = None,
+        **asked: Any,
+    ) -> Result:
+        """The model's answer to a conversation, as `Engine.chat` gives it; seconds, asked, errors: see `stream`."""
+        ids = await asyncio.to_thread(self.engine.encode_chat, messages)
+        chat_params = self.engine.default_params(chat=True) if params is None else params
+        return (await self.generate([ids], chat_params, seconds=seconds, **asked))[0]
+
+    async def _outputs(
+        self, requests: Seq[tuple[int, Prompt, SamplingParams]], seconds: float | None, asked: Mapping[str, Any]
+    ) -> AsyncGenerator[tuple[Result, StepOutput], None]:
+        """Of numbered prompts what steps give, each with the result that fills."""
         mailbox, home, results = _Mailbox(), asyncio.get_running_loop(), dict[str, Result]()
         unfinished, timer = 0, None
         self._mailboxes.add(mailbox)
         try:
-            request_params = params or self.engine.default_params()
-            if isinstance(request_params.structured_outputs, StructuredOutputs):
-                request_params = request_params.with_(
-                    structured_outputs=await self.compile_grammar(request_params.structured_outputs)
-                )
-            self._check_waiting(request_params.n * len(prompts))
-            for index, prompt in enumerate(prompts):
-                result = self.engine.submit(prompt, request_params, index, mailbox, **asked)
+            compiled = await self._compiled(params for _, _, params in requests)
+            self._check_waiting(sum(params.n for _, _, params in requests))
+            for index, prompt, params in requests:
+                result = self.engine.submit(prompt, compiled[id(params)], index, mailbox, **asked)
                 results[result.id] = result
-                unfinished += request_params.n
+                unfinished += params.n
             self._asked.set()
             if seconds is not None:
                 timer = home.call_later(seconds, self._abort, results)
@@ -147,7 +184,7 @@ class AsyncEngine:
                 if output is None:
                     raise PolydraftError("the engine's thread has died; its log says why. Start it again.")
                 unfinished -= output.finished
-                yield results[output.request_id].index, output
+                yield results[output.request_id], output
         finally:
             self._mailboxes.discard(mailbox)
             if timer is not None:
@@ -156,6 +193,16 @@ class AsyncEngine:
                 self.engine.forget(name)
             if unfinished:
                 self._abort(results)
+
+    async def _compiled(self, params: Iterable[SamplingParams]) -> dict[int, SamplingParams]:
+        """By identity, with the forms of their outputs compiled."""
+        compiled = dict[int, SamplingParams]()
+        for given in params:
+            if id(given) not in compiled:
+                wanted = given.structured_outputs
+                is_form = isinstance(wanted, StructuredOutputs)
+                compiled[id(given)] = given.with_(structured_outputs=await self.compile_grammar(wanted)) if is_form else given
+        return compiled
 
     async def compile_grammar(self, wanted: StructuredOutputs) -> ConstraintSource:
         """A form, ready to be the `structured_outputs` of requests. It is compiled in a thread of a pool; one that still waits when this is cancelled, never.
@@ -185,14 +232,6 @@ class AsyncEngine:
             raise BusyError(
                 f"{wanted} samples were asked for while {waiting} wait and {self.engine.num_free} slots are free; {self.max_waiting} may wait. Ask again later."
             )
-
-    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> list[StepOutput]:
-        """The last output of each sample, by its index: what `stream` gives, waited for."""
-        last: dict[int, StepOutput] = {}
-        async with aclosing(self.stream(prompt, params)) as outputs:
-            async for output in outputs:
-                last[output.sample.index] = output
-        return [last[index] for index in sorted(last)]
 
     def _run(self) -> None:
         try:
