@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from scipy import stats
+from polydraft.check.p_values import upper_quantile
 
 POWER = 0.9
 """Probability with which a mistake of the size that is printed would have been found."""
@@ -31,4 +31,4 @@ class Finding:
             >>> round(Finding("rule, position 1, best", 900, 0.0, 1.0, error=0.01).detectable(1e-6), 3)
             0.062
         """
-        return max(float(stats.norm.isf(level / 2) + stats.norm.isf(1 - POWER)) * self.error, 1 - (1 - POWER) ** (1 / self.count))
+        return max((upper_quantile(level / 2) + upper_quantile(1 - POWER)) * self.error, 1 - (1 - POWER) ** (1 / self.count))

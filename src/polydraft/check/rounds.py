@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy import stats
 from torch import Tensor
 
 from polydraft import registry
 from polydraft import tree as trees
 from polydraft.check.comparison import Comparison
 from polydraft.check.finding import Finding
+from polydraft.check.p_values import two_sided
 from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome, TokenTree, Verdict, Verifier
 
 RESOLUTION = 1e-5
@@ -196,7 +196,7 @@ def _functions(draft: Draft, p: Float[Tensor, "B N V"], n: int) -> Iterator[Floa
 def _normal(what: str, x: Float[np.ndarray, " n"]) -> Finding:
     """Whether values have mean 0, up to RESOLUTION."""
     error = np.hypot(x.std(ddof=1) / np.sqrt(len(x)), RESOLUTION)
-    return Finding(what, len(x), float(abs(x.mean())), float(2 * stats.norm.sf(abs(x.mean()) / error)), float(error))
+    return Finding(what, len(x), float(abs(x.mean())), two_sided(x.mean() / error), float(error))
 
 
 def rule_findings(values: Sequence[Float[np.ndarray, "S _"]], look: str = "rule", always: Sequence[str] = ()) -> list[Finding]:

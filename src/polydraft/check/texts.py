@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy import stats
 from torch import Tensor
 
 from polydraft import sampling
+from polydraft.check.p_values import kolmogorov_smirnov
 from polydraft.check.rounds import LEAST_ROUNDS, Finding
 from polydraft.core import SamplingParams, TokenTree
 from polydraft.engine.api import Engine
@@ -66,7 +66,7 @@ def check_distribution(judge: Any, temperature: float, texts: Iterable[tuple[Seq
         wrong += int((margin >= NEAR_TIE).sum())
     if not temperature:
         return {"passed": wrong == 0, "kind": "greedy", "tokens": count, "wrong": wrong, "near_ties": ties}
-    p_value = float(stats.kstest(np.concatenate(findings), "uniform").pvalue)
+    _, p_value = kolmogorov_smirnov(np.concatenate(findings))
     return {"passed": p_value > IMPLAUSIBLE, "kind": "sampled", "tokens": count, "p_value": p_value}
 
 
@@ -80,8 +80,7 @@ def _offsets(origins: Sequence[Origin]) -> list[int]:
 
 
 def _uniform(what: str, u: list[float]) -> Finding:
-    test = stats.kstest(u, "uniform")
-    return Finding(what, len(u), float(test.statistic), float(test.pvalue))
+    return Finding(what, len(u), *kolmogorov_smirnov(u))
 
 
 def text_findings(judge: Any, engine: Engine, results: Sequence[Result], params: SamplingParams) -> list[Finding]:

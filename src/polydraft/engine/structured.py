@@ -183,7 +183,7 @@ class Grammars:
             from llguidance import LLTokenizer
         except ImportError as error:
             raise IncompatibleError(
-                "structured_outputs need llguidance, which is not installed; install the extra: pip install 'polydraft[structured]'."
+                "structured_outputs need llguidance, which is not installed. Try: pip install 'llguidance>=1.7,<1.8'."
             ) from error
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None or not stop_ids:
