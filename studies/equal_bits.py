@@ -31,7 +31,8 @@ from polydraft.errors import unknown_name
 from polydraft.models import checkpoint, load
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.folder import load_module
-from polydraft.models.gguf import GgufFile, is_gguf
+from polydraft.models.gguf import GgufFile
+from polydraft.models.gguf_parts import is_gguf
 from polydraft.models.hub import located
 
 __all__ = ["DRAFTERS", "FORMATS", "QUESTIONS", "AtEqualBits", "OwnDistribution", "main"]

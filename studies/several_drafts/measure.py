@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from polydraft.models import checkpoint, load
-from polydraft.models.gguf import GgufFile, is_gguf
+from polydraft.models.gguf import GgufFile
+from polydraft.models.gguf_parts import is_gguf
 from polydraft.models.hub import located
 from studies.several_drafts.draws import DraftTree, draw_trees, lookup, side_by_side, with_spares
 from studies.several_drafts.rows import RowStore, joined

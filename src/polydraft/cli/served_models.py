@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from polydraft.errors import InvalidInputError
+from polydraft.models.gguf_parts import first_parts, model_title
 
 __all__ = ["EMBEDDED", "ModelChoice", "model_choices"]
 
@@ -45,7 +46,7 @@ def model_name(place: str) -> str:
         >>> model_name("models/Qwen2.5-0.5B.gguf"), model_name("owner/name")
         ('Qwen2.5-0.5B', 'name')
     """
-    return Path(place).name.removesuffix(".gguf") or place
+    return model_title(Path(place)) or place
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -72,7 +73,8 @@ def _in_folder(folder: Path) -> list[tuple[str, str]]:
     """GGUF files of a folder, and folders in it with a model of transformers."""
     if not folder.is_dir():
         raise InvalidInputError(f"--models-dir {str(folder)!r} was given, which is no folder; expected one with models.")
-    places = sorted(path for path in folder.iterdir() if path.suffix == ".gguf" or (path / "config.json").is_file())
+    paths = list(folder.iterdir())
+    places = sorted([*first_parts(paths), *(path for path in paths if (path / "config.json").is_file())])
     if not places:
         raise InvalidInputError(
             f"--models-dir {str(folder)!r} was given, which has no models; expected .gguf files, or folders with a config.json."

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from polydraft.errors import InvalidInputError, ModelLoadError
-from polydraft.models.gguf import GgufFile, is_gguf
+from polydraft.models.gguf import GgufFile
+from polydraft.models.gguf_parts import is_gguf
 from polydraft.models.hub import located
 from polydraft.params import SamplingParams
 from polydraft.schema import read_json

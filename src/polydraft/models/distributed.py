@@ -17,7 +17,7 @@ from torch import distributed
 
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models.folder import as_device, load_config, load_module
-from polydraft.models.gguf import is_gguf
+from polydraft.models.gguf_parts import is_gguf
 from polydraft.models.hf import HFTarget
 from polydraft.models.memory import fitting_length
 from polydraft.models.ranks import Ranks

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from polydraft.errors import InvalidInputError, ModelLoadError, first_line
-from polydraft.models.gguf import GgufFile, is_gguf
+from polydraft.models.gguf import GgufFile
+from polydraft.models.gguf_parts import is_gguf
 from polydraft.models.hub import located
 from polydraft.models.supported import check_plain, check_supported, is_encoder_decoder
 from polydraft.schema import CONFIG, fault, read_json

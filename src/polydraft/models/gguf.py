@@ -5,7 +5,6 @@ The distribution of a file is that of its dequantised weights.
 """
 
 import mmap
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import fields
@@ -21,7 +20,7 @@ from polydraft.models.config import CheckpointConfig
 from polydraft.models.gguf_header import ARCHITECTURES, GgufHeader
 from polydraft.models.gguf_rope import LONG_FACTORS, ORIGINAL_LENGTH, SHORT_FACTORS, rope_scaling
 
-__all__ = ["GgufFile", "is_gguf"]
+__all__ = ["GgufFile"]
 
 COMPILED_AS = {"phi3": "mistral"}
 """Architectures that are another one with the rows of some matrices below one another."""
@@ -57,16 +56,6 @@ GENERAL = ("model_type", "attention_bias", "mlp_bias", "hidden_act", "sliding_wi
 """Settings that transformers' configurations of the architectures have of themselves."""
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 """Their 27B models scale queries by the width of the model over its heads, all others by the width of a head."""
-
-
-def is_gguf(name: str | os.PathLike[str]) -> bool:
-    """Whether a name is that of a GGUF file; there need not be one.
-
-    Example:
-        >>> is_gguf("model.Q4_1.gguf"), is_gguf("model")
-        (True, False)
-    """
-    return str(name).endswith(".gguf")
 
 
 class GgufFile(GgufHeader):
@@ -220,7 +209,9 @@ class GgufFile(GgufHeader):
 
     def _blocks(self, own: str) -> tuple[str, np.ndarray]:
         entry = self.tensors[own]
-        return entry.type, np.frombuffer(self._data, np.uint8, entry.num_bytes, entry.start).reshape(*entry.shape[:-1], -1)
+        return entry.type, np.frombuffer(self.parts[entry.part], np.uint8, entry.num_bytes, entry.start).reshape(
+            *entry.shape[:-1], -1
+        )
 
     def forget(self, names: Iterable[str], rows: slice = slice(None)) -> None:
         """Give back the memory of some rows of weights; they are read from the file again when they are asked for again."""
@@ -232,7 +223,7 @@ class GgufFile(GgufHeader):
             start, end = (entry.start + entry.num_bytes * row // entry.shape[0] for row in (first, last))
             begin = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
             if end - begin >= mmap.PAGESIZE:
-                self._data.madvise(mmap.MADV_DONTNEED, begin, (end - begin) // mmap.PAGESIZE * mmap.PAGESIZE)
+                self.parts[entry.part].madvise(mmap.MADV_DONTNEED, begin, (end - begin) // mmap.PAGESIZE * mmap.PAGESIZE)
 
     def rows(self, name: str, rows: slice) -> Tensor:
         """Some rows of a matrix in float32, by transformers' name."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from polydraft.errors import ModelLoadError
 from polydraft.models.gguf_folders import instead_of
+from polydraft.models.gguf_parts import parts_of
 
 __all__ = ["ARCHITECTURES", "TYPES", "GgufHeader"]
 
@@ -67,12 +68,13 @@ SHORTEST_ENTRY = 12
 
 
 class Entry(NamedTuple):
-    """A tensor of the file: shape as of transformers, name of its number format, where it begins and how long it is, in bytes."""
+    """A tensor of the file: shape as of transformers, name of its number format, where it begins and how long it is, in bytes, in which part."""
 
     shape: tuple[int, ...]
     type: str
     start: int
     num_bytes: int
+    part: int = 0
 
 
 class TextList(NamedTuple):
@@ -83,27 +85,39 @@ class TextList(NamedTuple):
 
 
 class GgufHeader:
-    """A GGUF file's header; weights are read from the file when they are asked for.
+    """A GGUF file's header, with those of its other parts; weights are read from the file when they are asked for.
 
-    metadata: keys and values; lists of texts, which only tokenizers need, are read by `strings`.  tensors: by the file's own names.
+    path: of the first part, whichever was given.  metadata: keys and values; lists of texts, which only tokenizers need, are read by `strings`.  tensors: by the file's own names.
 
     Raises:
         ModelLoadError: it is missing, no GGUF file, cut off or too long, or of an architecture or a number format that is not read.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(os.path.expanduser(path))
+        paths = parts_of(Path(os.path.expanduser(path)))
+        self.metadata: dict[str, Any] = {}
+        self.tensors: dict[str, Entry] = {}
+        self.parts: list[mmap.mmap] = []
+        for self.path in paths:  # refusals name the part
+            self._map(len(paths))
+            try:
+                self._read_part(len(paths))
+            except (struct.error, UnicodeDecodeError, KeyError, TypeError, OverflowError, ZeroDivisionError) as error:
+                raise self.refusal(f"its header is damaged or cut off ({error})", "Copy or download it again") from error
+        self.path, self._data = paths[0], self.parts[0]
+
+    def _map(self, num_parts: int) -> None:
         try:
             with open(self.path, "rb") as file:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as error:  # nothing can be mapped of an empty file
             raise self.refusal("it is empty", "Copy or download it again") from error
+        except FileNotFoundError as error:
+            advice = "Check the path" if num_parts == 1 else f"It is one of {num_parts} parts: put all of them into one folder"
+            raise self.refusal("there is no such file", advice) from error
         except OSError as error:
             raise self.refusal(f"it cannot be read: {error.strerror}", "Check the path") from error
-        try:
-            self._read_header()
-        except (struct.error, UnicodeDecodeError, KeyError, TypeError, OverflowError, ZeroDivisionError) as error:
-            raise self.refusal(f"its header is damaged or cut off ({error})", "Copy or download it again") from error
+        self.parts.append(self._data)
 
     def refusal(self, found: str, advice: str) -> ModelLoadError:
         """Why the file cannot be used, and what to do instead, as an error to raise."""
@@ -139,7 +153,8 @@ class GgufHeader:
             )
         return number
 
-    def _read_header(self) -> None:
+    def _read_part(self, num_parts: int) -> None:
+        """Header of the part that was mapped last; settings are in the first one alone."""
         if (magic := self._data[:4]) != b"GGUF":
             raise self.refusal(f"it begins with {magic!r} and not with b'GGUF'", "Give a file that llama.cpp can read")
         _, version, num_tensors, num_keys = struct.unpack_from("<4sIQQ", self._data)
@@ -148,7 +163,15 @@ class GgufHeader:
         if (num_tensors + num_keys) * SHORTEST_ENTRY > len(self._data):
             raise struct.error(f"{num_keys} keys and {num_tensors} tensors in {len(self._data)} bytes")
         self._at = struct.calcsize("<4sIQQ")
-        self.metadata = {self._string(): self._value(self._number("<I")) for _ in range(num_keys)}
+        metadata, number = {self._string(): self._value(self._number("<I")) for _ in range(num_keys)}, len(self.parts) - 1
+        told = metadata.get("split.no", 0), metadata.get("split.count", 1) or 1
+        if told != (number, num_parts):
+            raise self.refusal(
+                f"it says that it is part {told[0] + 1} of {told[1]}; expected part {number + 1} of {num_parts}",
+                "Give the parts the names that gguf-split gave them, NAME-00001-of-00003.gguf and so on",
+            )
+        if number == 0:
+            self.metadata = metadata
         self.architecture = self.metadata["general.architecture"]
         if self.architecture not in ARCHITECTURES:
             raise self.refusal(
@@ -156,10 +179,11 @@ class GgufHeader:
                 instead_of(self.architecture),
             )
         entries = [self._tensor() for _ in range(num_tensors)]
-        alignment = self.metadata.get("general.alignment", 32)
+        alignment = metadata.get("general.alignment", self.metadata.get("general.alignment", 32))
         begin = -(-self._at // alignment) * alignment
-        self.tensors = {name: entry._replace(start=begin + entry.start) for name, entry in entries}
-        end = max((entry.start + entry.num_bytes for entry in self.tensors.values()), default=self._at)
+        tensors = {name: entry._replace(start=begin + entry.start, part=number) for name, entry in entries}
+        self.tensors |= tensors
+        end = max((entry.start + entry.num_bytes for entry in tensors.values()), default=self._at)
         if not end <= len(self._data) <= -(-end // alignment) * alignment:
             raise self.refusal(
                 f"it has {len(self._data)} bytes, where its header tells of {end}: it is {'cut off' if len(self._data) < end else 'too long'}",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from polydraft.errors import ModelLoadError, first_line
 from polydraft.models.catalogue import MODELS, fetch, hub_answers
-from polydraft.models.gguf import is_gguf
+from polydraft.models.gguf_parts import first_parts, is_gguf, model_title, parts_of
 
 __all__ = ["located"]
 
@@ -20,7 +20,7 @@ FILE_OF_REPOSITORY = r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w.-]+))?:
 def located(name: str | os.PathLike[str]) -> Path:
     """The folder or GGUF file that a model's name leads to; what is not here is fetched.
 
-    name: a folder (in which safetensors come before a GGUF file), a file `*.gguf`, a name of `MODELS`, or `OWNER/NAME`,
+    name: a folder (in which safetensors come before a GGUF file), a GGUF file or any of its parts, a name of `MODELS`, or `OWNER/NAME`,
         perhaps with `@REVISION`, of the Hugging Face hub; `OWNER/NAME:FILE.gguf` or `OWNER/NAME:Q4_K_M` is a GGUF file there.
 
     Raises:
@@ -40,10 +40,10 @@ def located(name: str | os.PathLike[str]) -> Path:
         return _in_folder(path)
     if path.is_file() and not is_gguf(path):
         raise ModelLoadError(
-            f"the file {text!r} was given; expected a folder, or a GGUF file (*.gguf). Give the folder around it."
+            f"the file {text!r} was given; expected a folder, or a GGUF file, which begins with b'GGUF'. Give the folder around it."
         )
     if path.exists():
-        return path
+        return parts_of(path)[0]
     if text in MODELS:
         return fetch(MODELS[text])
     nearest = get_close_matches(text.lower(), MODELS, n=1, cutoff=0.6)
@@ -64,8 +64,8 @@ def _is_path(name: str) -> bool:
 
 
 def _in_folder(folder: Path) -> Path:
-    """The folder, or the GGUF file in it where there is nothing else."""
-    files, tensors = sorted(folder.glob("*.gguf")), any(folder.glob("*.safetensors"))
+    """The folder, or the GGUF file in it, or the first of its parts, where there is nothing else."""
+    files, tensors = first_parts(folder.iterdir()), any(folder.glob("*.safetensors"))
     if files and tensors:
         warning = f"{str(folder)!r} has safetensors and the GGUF file {files[0].name}: the safetensors are taken. Give the file for the other."
         warnings.warn(warning, stacklevel=2)
@@ -97,11 +97,11 @@ def _gguf_of_repository(repository: str, revision: str | None, file: str) -> Pat
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 
     try:
+        if hub_answers() and not is_gguf(file):
+            file = _tagged(HfApi().list_repo_files(repository, revision=revision), repository, file)
         if is_gguf(file):
-            return Path(hf_hub_download(repository, file, revision=revision))
-        if hub_answers():
-            named = _tagged(HfApi().list_repo_files(repository, revision=revision), repository, file)
-            return Path(hf_hub_download(repository, named, revision=revision))
+            first, *_ = [hf_hub_download(repository, part.as_posix(), revision=revision) for part in parts_of(Path(file))]
+            return Path(first)
         folder = Path(snapshot_download(repository, revision=revision, allow_patterns="*.gguf", local_files_only=True))
         return folder / _tagged([str(path.relative_to(folder)) for path in folder.rglob("*.gguf")], repository, file)
     except ModelLoadError:
@@ -115,8 +115,9 @@ def _gguf_of_repository(repository: str, revision: str | None, file: str) -> Pat
 
 def _tagged(names: list[str], repository: str, tag: str) -> str:
     """The GGUF file whose name ends with a tag."""
-    files = sorted((name for name in names if is_gguf(name)), key=lambda name: (len(name), name))
-    chosen = [name for name in files if re.search(rf"(?i)(^|[-._/]){re.escape(tag)}\.gguf$", name)]
+    files = [path.as_posix() for path in first_parts(map(Path, names))]
+    files.sort(key=lambda name: (len(name), name))
+    chosen = [name for name in files if re.search(rf"(?i)(^|[-._]){re.escape(tag)}$", model_title(Path(name)))]
     if not chosen:
         listing = f"it has {', '.join(files[:8])}{' ...' if len(files) > 8 else ''}" if files else "it has no GGUF file"
         raise ModelLoadError(f"no file of {repository!r} ends with {tag}.gguf; {listing}. Give one as {repository}:FILE.gguf.")

@@ -15,7 +15,8 @@ from polydraft.models.checkpoint import Checkpoint
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.encoding import Cuts, failures_as, token_ids
 from polydraft.models.folder import as_device, as_dtype, load_module
-from polydraft.models.gguf import GgufFile, is_gguf
+from polydraft.models.gguf import GgufFile
+from polydraft.models.gguf_parts import is_gguf
 from polydraft.models.gguf_tokenizer import gguf_tokenizer
 from polydraft.models.hub import located
 from polydraft.models.plain import PlainTarget

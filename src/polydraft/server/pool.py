@@ -19,6 +19,7 @@ from polydraft.config import ServerConfig
 from polydraft.engine.api import Engine
 from polydraft.engine.asynchronous import AsyncEngine
 from polydraft.errors import CapacityError, InvalidInputError, PolydraftError
+from polydraft.models.gguf_parts import parts_of
 from polydraft.models.memory import available_bytes
 from polydraft.params import SamplingParams
 from polydraft.server.errors import ApiError
@@ -50,8 +51,8 @@ def weight_file_bytes(place: str) -> int:
         (True, 0)
     """
     path = Path(place)
-    files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]
-    return sum(file.stat().st_size for file in files)
+    files = parts_of(path) if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 class ModelPool:
