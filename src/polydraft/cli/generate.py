@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polydraft.cli import options
+from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.files import read_prompt
 from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
@@ -58,6 +59,7 @@ def generate(
     if output.trace is not None:
         _check_trace(output.trace, config.asynchronous)
         config = config.with_(drafter_options={"trace": True})
+    agree_on_downloads([config])
     with Preparation(f"loading {config.model or 'the embedded models'} ...") as preparation, warnings.catch_warnings():
         warnings.simplefilter("ignore", DrafterWarning)  # the statistics report it
         engine = build(config.with_(max_num_seqs=max(1, min(sampling.n, 8))))

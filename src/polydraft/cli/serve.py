@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polydraft.cli.chat import OFFERED
+from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
 from polydraft.cli.served_models import EMBEDDED, model_choices
@@ -74,6 +75,8 @@ def serve(
     origins = tuple(map(_origin, server.cors))
     for choice in choices:
         typer.echo(f"serving {choice.name}: {_about(bool(served.model or served.models_dir), choice.place)}", err=True)
+    configs = [config.with_(model=choice.place, draft_model=choice.draft) for choice in choices]
+    agree_on_downloads(configs)
     name = choices[0].name
     if server.otlp_endpoint is not None:
         from polydraft.server.tracing import export_to
@@ -81,7 +84,6 @@ def serve(
         export_to(server.otlp_endpoint)
     listening = _bound(server.host, server.port)
     keys, server = _keys(server.api_key_file), server.with_(served_model_name=name, cors=origins)
-    configs = [config.with_(model=choice.place, draft_model=choice.draft) for choice in choices]
     if replicas.replicas is not None:
         if len(choices) > 1:
             raise InvalidInputError(f"--replicas was given beside {len(choices)} models; expected one. Start a server for each.")

