@@ -25,7 +25,10 @@ from tests.exactness.harness import by_depth
 WORDS = ["a", "b", "ab", "c", "aa", "", "<end>"]
 END = len(WORDS) - 1
 FORM = StructuredOutputs(regex="(a|b|ab)(c|aa)?")
-TEXTS = {x + y for x in ("a", "b", "ab") for y in ("", "c", "aa")}
+TEXTS = frozenset(x + y for x in ("a", "b", "ab") for y in ("", "c", "aa"))
+SHARED = StructuredOutputs(grammar='start: "b" X "b" | "c" X "a"\nX: /a|c/')
+"""Behind "b" and behind "c" the lexer is in one state, and other tokens may follow."""
+SHARED_TEXTS = frozenset({"bab", "bcb", "caa", "cca"})
 PROMPT = [5, 5]
 
 
@@ -37,32 +40,32 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @cache
-def outputs() -> list[tuple[int, ...]]:
+def outputs(texts=TEXTS) -> list[tuple[int, ...]]:
     """All token sequences that spell one of the texts, each with the end behind it, found by trying every token."""
     found, open_ = list[tuple[int, ...]](), [()]
     while open_:
         ids = open_.pop()
         text = "".join(WORDS[t] for t in ids)
-        found += [(*ids, END)] if text in TEXTS else []
-        open_ += [(*ids, t) for t in range(5) if any(whole.startswith(text + WORDS[t]) for whole in TEXTS)]
+        found += [(*ids, END)] if text in texts else []
+        open_ += [(*ids, t) for t in range(5) if any(whole.startswith(text + WORDS[t]) for whole in texts)]
     return found
 
 
-def next_tokens(path) -> set[int]:
+def next_tokens(path, texts=TEXTS) -> set[int]:
     """What may follow, by those outputs alone; behind the end, the end."""
     if END in path:
         return {END}
-    return {o[len(path)] for o in outputs() if o[: len(path)] == tuple(path) and len(o) > len(path)}
+    return {o[len(path)] for o in outputs(texts) if o[: len(path)] == tuple(path) and len(o) > len(path)}
 
 
-def distribution(target: TableModel) -> dict[tuple[int, ...], float]:
+def distribution(target: TableModel, texts=TEXTS) -> dict[tuple[int, ...], float]:
     """Probability of every output: the product of the table's rows over what may follow."""
     chances = {}
-    for ids in outputs():
+    for ids in outputs(texts):
         text, chance = [*PROMPT], 1.0
         for i, token in enumerate(ids):
             row = target.logits[text[-2], text[-1]].double().exp()
-            chance *= float(row[token] / row[sorted(next_tokens(ids[:i]))].sum())
+            chance *= float(row[token] / row[sorted(next_tokens(ids[:i], texts))].sum())
             text.append(token)
         chances[ids] = chance
     return chances
@@ -161,14 +164,14 @@ class Unmasked(ModelDrafter):
         return super().start([replace(r, params=r.params.with_(structured_outputs=None)) for r in requests])
 
 
-def p_value(made, samples=512) -> float:
+def p_value(made, samples=512, form=FORM, texts=TEXTS) -> float:
     given = [
         s
         for i in range(samples // 256)
-        for s in made.generate([PROMPT], SamplingParams(n=256, seed=i, max_tokens=9, structured_outputs=FORM))[0].samples
+        for s in made.generate([PROMPT], SamplingParams(n=256, seed=i, max_tokens=9, structured_outputs=form))[0].samples
     ]
     assert all(s.finish_reason == "stop" for s in given)
-    seen, expected = Counter(tuple(s.token_ids) for s in given), distribution(made.target)
+    seen, expected = Counter(tuple(s.token_ids) for s in given), distribution(made.target, texts)
     assert sum(expected.values()) == pytest.approx(1) and set(seen) <= set(expected)
     big = [ids for ids, chance in expected.items() if chance * samples >= 5]
     rest = samples - sum(seen[ids] for ids in big), samples * (1 - sum(expected[ids] for ids in big))
@@ -180,6 +183,15 @@ def p_value(made, samples=512) -> float:
 @pytest.mark.parametrize("kind", ["paths", "coupled", "top_k"])
 def test_what_an_engine_writes_has_the_distribution_over_several_rounds(kind):
     assert p_value(engine(kind)) > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore::polydraft.errors.RequestWarning")
+def test_branches_with_a_shared_terminal_keep_the_distribution_and_greedy_texts():
+    assert p_value(engine(), form=SHARED, texts=SHARED_TEXTS) > 1e-3
+    params = SamplingParams(temperature=0, max_tokens=9, structured_outputs=SHARED)
+    prompts = [[x, y] for x in range(5) for y in range(5)]
+    drafted, plain = ([r.text for r in made.generate(prompts, params)] for made in (engine(), engine(drafter=None)))
+    assert drafted == plain
 
 
 def test_drafts_that_know_nothing_of_the_form_keep_the_distribution():

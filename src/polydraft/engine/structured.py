@@ -18,11 +18,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, UInt32
 
 from polydraft.core import Draft, DraftSampling, SamplingParams, TokenTree
 from polydraft.errors import GrammarError, IncompatibleError, InvalidInputError, first_line
-from polydraft.models.slots import common_length
 from polydraft.params import Constraint, StructuredOutputs
 
 __all__ = ["CompiledGrammar", "Grammar", "Grammars", "pruned"]
@@ -58,14 +57,17 @@ class Grammar:
     """
 
     def __init__(self, source: "CompiledGrammar", prompt_length: int) -> None:
-        self._source, self._matcher = source, source.matcher.deep_copy()
-        self._start, self._stop_ids, self._vocab_size = prompt_length, list(source.stop_ids), source.vocab_size
-        self._bits = np.zeros(-(-self._vocab_size // 32), np.uint32)
-        self._read: list[int] = []
-        """Output that the matcher has read."""
-        self._last: tuple[Any, Bool[np.ndarray, "N V"]] | None = None
+        self._source, self._start = source, prompt_length
+        self._stop_ids, self._vocab_size = list(source.stop_ids), source.vocab_size
         self._alone = False
         """Whether the states of its grammar, of which there are only so many, are its own already: outputs share them at first."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._matcher, self._read = self._source.matcher.deep_copy(), list[int]()
+        """At the end of the output that it has read."""
+        self._masks, self._ahead = dict[tuple[int, ...], UInt32[np.ndarray, " W"]](), dict[tuple[int, ...], Any]()
+        """By drafted path behind that output: one bit for each token that may follow, and a matcher that is there."""
 
     def allowed(self, context: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Bool[np.ndarray, "N V"]:
         """See `params.Constraint`. Behind the end of a text more of the same may follow: nothing else may, and something must.
@@ -73,74 +75,79 @@ class Grammar:
         Raises:
             GrammarError: an output that the grammar does not have, or a grammar beyond the limits of what may be followed.
         """
-        key = len(context), list(context[self._start :]), list(tokens), list(parents)
-        if self._last is not None and self._last[0] == key:
-            return self._last[1]
+        tree = list(context[self._start :]), list(tokens), list(parents)
         try:
-            rows = self._rows(*key[1:])
+            return self._rows(*tree)
         except GrammarError:
             if self._alone:
                 raise
-            self._alone, self._matcher, self._read = True, self._source.renewed().deep_copy(), []
-            rows = self._rows(*key[1:])
-        self._last = key, rows
-        return rows
+            self._alone = True
+            self._source.renew()
+            self._begin()
+            return self._rows(*tree)
 
     def _rows(self, output: list[int], tokens: list[int], parents: list[int]) -> Bool[np.ndarray, "N V"]:
-        rows = np.ones((len(tokens), self._vocab_size), np.bool_)
-        if self._follow(output):
-            self._visit(0, tokens, parents, rows)
-        else:
-            self._close(0, tokens, parents, rows)
+        rows, is_over = np.empty((len(tokens), self._vocab_size), np.bool_), not self._follow(output)
+        paths: dict[int, tuple[int, ...]] = {0: ()}
+        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+            if node and parent in paths and rows[parent, token]:
+                paths[node] = (*paths[parent], token)
+            if node not in paths:
+                rows[node] = True
+            elif is_over or not set(self._stop_ids).isdisjoint(paths[node]):
+                rows[node] = False
+                rows[node, self._stop_ids] = True
+            else:
+                rows[node] = np.unpackbits(self._mask(paths[node]).view(np.uint8), bitorder="little")[: self._vocab_size]
         return rows
 
     def _follow(self, output: list[int]) -> bool:
         """Bring the matcher to the end of an output; False where that is over."""
-        same = len(self._read) if output[: len(self._read)] == self._read else common_length(self._read, output)
-        if same < len(self._read):
-            self._matcher.rollback(len(self._read) - same)
-            del self._read[same:]
-        for token in output[same:]:
+        if output[: len(self._read)] != self._read:
+            self._begin()
+        for token in output[len(self._read) :]:
             if token in self._stop_ids:
                 return False
             if self._matcher.try_consume_tokens([token]) != 1:
                 if self._matcher.is_error():
-                    raise self._failure()
+                    raise self._failure(self._matcher)
                 raise InvalidInputError(
                     f"an output of a grammar has token {token} behind {len(self._read)} others, where it is not allowed."
                 )
             self._read.append(token)
+            self._masks.clear()
+            self._ahead.clear()
         return True
 
-    def _failure(self) -> GrammarError:
+    def _mask(self, path: tuple[int, ...]) -> UInt32[np.ndarray, " W"]:
+        """What may follow a path behind the output, each token of which may be there."""
+        if path not in self._masks:
+            matcher, bits = self._matched(path), np.zeros(-(-self._vocab_size // 32), np.uint32)
+            matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+            if matcher.is_error():
+                raise self._failure(matcher)
+            self._masks[path] = bits
+        return self._masks[path]
+
+    def _matched(self, path: tuple[int, ...]) -> Any:
+        """A matcher at the end of a path: its parent's where no sibling has taken that, else a copy of the output's own, which goes all the way.
+
+        Never one that was rolled back: llguidance keeps the last mask for the place where it was computed, and a sibling may get it there.
+        """
+        if not path:
+            return self._matcher
+        matcher, unread = self._ahead.pop(path[:-1], None), path[-1:]
+        if matcher is None:
+            matcher, unread = self._matcher.deep_copy(), path
+        if matcher.try_consume_tokens(list(unread)) != len(unread):
+            raise self._failure(matcher)
+        self._ahead[path] = matcher
+        return matcher
+
+    def _failure(self, matcher: Any) -> GrammarError:
         return GrammarError(
-            f"structured_outputs cannot be followed beyond {len(self._read)} tokens of an output: {_said(self._matcher)}. Make them simpler."
+            f"structured_outputs cannot be followed beyond {len(self._read)} tokens of an output: {_said(matcher)}. Make them simpler."
         )
-
-    def _close(self, node: int, tokens: Sequence[int], parents: Sequence[int], rows: Bool[np.ndarray, "N V"]) -> None:
-        """The rows of a node behind the end and of all below it that may be there."""
-        rows[node] = False
-        rows[node, self._stop_ids] = True
-        for child in range(node + 1, len(tokens)):
-            if parents[child] == node and tokens[child] in self._stop_ids:
-                self._close(child, tokens, parents, rows)
-
-    def _visit(self, node: int, tokens: Sequence[int], parents: Sequence[int], rows: Bool[np.ndarray, "N V"]) -> None:
-        """The rows of a node, at which the matcher is, and of all below it that may be there."""
-        self._bits[:] = 0
-        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
-        if self._matcher.is_error():
-            raise self._failure()
-        rows[node] = np.unpackbits(self._bits.view(np.uint8), bitorder="little")[: self._vocab_size]
-        for child in range(node + 1, len(tokens)):
-            token = tokens[child]
-            if parents[child] != node or not rows[node, token]:
-                continue
-            if token in self._stop_ids:
-                self._close(child, tokens, parents, rows)
-            elif self._matcher.try_consume_tokens([token]) == 1:
-                self._visit(child, tokens, parents, rows)
-                self._matcher.rollback(1)
 
 
 @dataclass
@@ -159,10 +166,9 @@ class CompiledGrammar:
     def __post_init__(self) -> None:
         self.matcher = self.make()
 
-    def renewed(self) -> Any:
+    def renew(self) -> None:
         """Its matcher without the states that outputs have added."""
         self.matcher = self.make()
-        return self.matcher
 
     def constraint(self, prompt_length: int) -> Grammar:
         """Of one output, which begins behind so many tokens."""
