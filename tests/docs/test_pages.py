@@ -179,6 +179,8 @@ def test_a_newcomers_task_takes_the_files_that_are_listed(task):
 FOREIGN = {
     "--extra-index-url": "pip",
     "--max-num-batched-tokens": "vLLM",
+    "--name": "docker",
+    "--network": "docker",
     "--no-async-scheduling": "vLLM",
     "--speculative-config": "vLLM",
     "--only": "studies.inside_vllm",
