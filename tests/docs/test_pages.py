@@ -135,7 +135,7 @@ def test_constraints_pin_every_direct_dependency():
     wanted = set(re.findall(r'^ *"([A-Za-z0-9_.-]+)', "".join(lists), re.MULTILINE))
     pinned = set(re.findall(r"^([A-Za-z0-9_.-]+)==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE))
     wanted -= {"polydraft"}  # the development extra takes in other extras of this project
-    assert {"torch", "pytest", "xllamacpp", "mkdocs-material"} <= wanted <= pinned
+    assert {"torch", "fastapi", "uvicorn", "llguidance", "pytest", "xllamacpp", "mkdocs-material"} <= wanted <= pinned
 
 
 def test_structure_shows_every_package_and_only_folders_that_exist():
