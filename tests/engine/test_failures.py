@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +12,7 @@ from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine.filling import Filling
-from polydraft.errors import DrafterWarning, InvalidInputError, RequestWarning
+from polydraft.errors import DrafterWarning, GrammarError, InvalidInputError, RequestWarning
 from polydraft.models.slots import Slots
 from polydraft.tree import paths
 from tests.engine.tables import TableModel, plain_greedy, table_engine
@@ -78,6 +79,45 @@ def test_steps_in_which_every_request_fails_end_them_and_count_the_rows_of_their
     assert [(s.finish_reason, s.token_ids) for s in samples.values()] == [("error", [])] * 3
     assert seen == [3 if drafter is None else 6] and engine.num_free == 4
     assert served(engine, [Request("next", (1, 2), SamplingParams(max_tokens=4), 0)])["next"].finish_reason == "length"
+
+
+class OneFails:
+    """A form of which one output, by the order in which they begin, cannot be followed beyond two tokens. Any token may come next."""
+
+    def __init__(self, failing):
+        self.failing, self.begun = failing, 0
+
+    def constraint(self, prompt_length):
+        self.begun += 1
+        return OneOutput(prompt_length + 2 if self.begun == self.failing else math.inf)
+
+
+class OneOutput:
+    def __init__(self, longest):
+        self.longest = longest
+
+    def allowed(self, context, tokens, parents):
+        if len(context) >= self.longest:
+            raise GrammarError("too many states")
+        return np.ones((len(tokens), 7), bool)
+
+
+@pytest.mark.filterwarnings("ignore::polydraft.errors.RequestWarning")
+@pytest.mark.parametrize(
+    ("drafter", "temperature"), [(None, 1.0), ("model:coupled", 1.0), ("model", 0.0), ("ngram", 0.0)], ids=str
+)
+def test_a_sample_whose_grammar_fails_leaves_its_siblings_their_tokens(drafter, temperature):
+    def samples(failing):
+        verifier = "race" if drafter == "model:coupled" else "match" if drafter is None else "auto"
+        small = {"draft_model": TableModel(seed=1)} if "model" in str(drafter) else {}
+        made = Engine.of(TableModel(max_num_seqs=4), drafter=drafter, verifier=verifier, **small)
+        params = SamplingParams(temperature, n=4, seed=5, max_tokens=8, structured_outputs=OneFails(failing))
+        return made.generate([[1, 2]], params)[0].samples
+
+    found, good = samples(3), samples(None)
+    assert [s.finish_reason for s in found] == ["length", "length", "error", "length"] and "too many states" in found[2].error
+    assert [s.token_ids for s in found if s.index != 2] == [s.token_ids for s in good if s.index != 2]
+    assert found[2].token_ids == good[2].token_ids[: len(found[2].token_ids)]
 
 
 def test_what_was_emitted_before_an_error_stays():

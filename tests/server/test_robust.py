@@ -14,6 +14,8 @@ import openai
 import pytest
 
 from polydraft import Engine
+from polydraft.engine import structured
+from polydraft.errors import GrammarError
 from polydraft.server import connection
 from polydraft.server.protocol import ChatRequest, CompletionRequest
 from tests.server.conftest import serving, small_engine
@@ -298,3 +300,47 @@ def test_an_engine_error_fails_its_request_and_no_other(served, monkeypatch, cap
         thread.join()
     assert texts == [whole] * 3
     assert "a secret path" in caplog.text and "request bad failed" in caplog.text
+
+
+class OneFails:
+    """Follows a grammar's outputs; the second that is begun fails behind its third token."""
+
+    def __init__(self, constraint):
+        self.begin, self.begun = constraint, 0
+
+    def __call__(self, source, prompt_length):
+        made, self.begun = self.begin(source, prompt_length), self.begun + 1
+        if self.begun == 2:
+            allowed = made.allowed
+            made.allowed = lambda context, *tree: _refuse() if len(context) > prompt_length + 2 else allowed(context, *tree)
+        return made
+
+
+def _refuse():
+    raise GrammarError("structured_outputs cannot be followed beyond 3 tokens.")
+
+
+@pytest.mark.filterwarnings("ignore::polydraft.errors.RequestWarning", "ignore::polydraft.errors.DrafterWarning")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_choice_that_fails_is_told_beside_those_that_do_not(served, monkeypatch, stream):
+    ask = {**ASK, "max_tokens": 30, "temperature": 1, "seed": 1, "n": 3, "guided_regex": "[ab]{9}", "stream": stream}
+
+    def choices():
+        found = served.post("/v1/completions", **ask)
+        lines = [line[6:] for line in found.text.splitlines() if line.startswith("data: {")] if stream else [found.text]
+        ends, texts = [{}, {}, {}], ["", "", ""]
+        for choice in (choice for line in lines for choice in json.loads(line)["choices"]):
+            texts[choice["index"]] += choice["text"]
+            ends[choice["index"]] = choice
+        return found.status_code, [end["finish_reason"] for end in ends], texts, [end.get("error") for end in ends]
+
+    good = choices()
+    replaced = OneFails(structured.CompiledGrammar.constraint)
+    monkeypatch.setattr(structured.CompiledGrammar, "constraint", lambda source, length: replaced(source, length))
+    status, reasons, texts, failures = choices()
+    assert (status, reasons) == (200, ["stop", "error", "stop"]) and good[1] == ["stop"] * 3
+    assert [texts[0], texts[2]] == [good[2][0], good[2][2]] and good[2][1].startswith(texts[1])
+    assert "beyond 3 tokens" in failures[1]["message"] and failures[::2] == [None, None]
+    replaced.begun = 1
+    alone = served.post("/v1/completions", **{**ask, "n": 1})
+    assert "beyond 3 tokens" in alone.text and (stream or alone.status_code == 400)

@@ -104,6 +104,8 @@ class Answer(ABC):
     def __post_init__(self) -> None:
         self.readers: dict[int, Reader] = {}
         self.samples: dict[int, Sample] = {}
+        self._failed = set[int]()
+        """Choices that ended in an error."""
 
     @property
     def n(self) -> int:
@@ -123,6 +125,15 @@ class Answer(ABC):
     def number(self, prompt: int, output: StepOutput) -> int:
         """Of the choice: the samples of the first prompt, then those of the next."""
         return prompt * self.n + output.sample.index
+
+    def check(self, prompt: int, output: StepOutput) -> None:
+        """Raise what a client is told where nothing of the answer is good; a choice that failed beside others says so itself."""
+        if output.finished and output.sample.finish_reason == "error":
+            self._failed.add(self.number(prompt, output))
+            if len(self._failed) == len(self.prompts) * self.n:
+                raise _failure(output.sample)
+        if output.finished and output.sample.finish_reason == "abort":
+            raise ApiError(503, "the request was ended before it was done: its time was up, or the server is going down.")
 
     @abstractmethod
     def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:
@@ -178,7 +189,7 @@ class Choices(Answer):
     def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:
         by_choice: dict[int, list[StepOutput]] = {}
         for prompt, output in outputs:
-            check(output)
+            self.check(prompt, output)
             index = self.number(prompt, output)
             self.reader(index, output)
             by_choice.setdefault(index, []).append(output)
@@ -186,7 +197,7 @@ class Choices(Answer):
         return {**self._head(self.kind), "choices": choices, "usage": self.usage()}
 
     def chunks(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
-        check(output)
+        self.check(prompt, output)
         index = self.number(prompt, output)
         first = index not in self.readers
         reader = self.reader(index, output)
@@ -321,21 +332,19 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def check(output: StepOutput) -> None:
-    """Raise what a client is told of a sample that did not end by itself."""
-    if output.finished and output.sample.refused:
-        raise ApiError(400, str(output.sample.error))
-    if output.finished and output.sample.finish_reason == "error":
-        raise ApiError(500, "the request failed while it ran; the server's log says why.")
-    if output.finished and output.sample.finish_reason == "abort":
-        raise ApiError(503, "the request was ended before it was done: its time was up, or the server is going down.")
+def _failure(sample: Sample) -> ApiError:
+    """What a client is told of a sample that ended in an error."""
+    if sample.refused:
+        return ApiError(400, str(sample.error))
+    return ApiError(500, "the request failed while it ran; the server's log says why.")
 
 
 def ended(output: StepOutput) -> dict[str, Any]:
-    """Why a choice ended, with the stop id or string as vLLM tells it."""
+    """Why a choice ended, with the stop id or string as vLLM tells it, and what failed."""
     if not output.finished:
         return {"finish_reason": None}
-    return {"finish_reason": output.sample.finish_reason, "stop_reason": output.sample.stop_reason}
+    end = {"finish_reason": output.sample.finish_reason, "stop_reason": output.sample.stop_reason}
+    return end | (_failure(output.sample).body if end["finish_reason"] == "error" else {})
 
 
 def traced(tokenizer: Any, output: StepOutput, told: Seq[Told]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from polydraft.engine.output import StepOutput
 from polydraft.params import SamplingParams
-from polydraft.server.answers import Answer, check
+from polydraft.server.answers import Answer
 from polydraft.server.errors import ApiError
 from polydraft.server.protocol import Body, Call, Called, Function, Message, Sampled, Tools
 from polydraft.server.tools import CallParser, Piece
@@ -179,7 +179,7 @@ class MessageAnswer(Answer):
 
     def _events(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
         """What an output adds to the blocks of the answer."""
-        check(output)
+        self.check(prompt, output)
         self.reader(self.number(prompt, output), output)
         self._last, events = output, list[dict[str, Any]]()
         for piece in self._parser.push(output.text, last=output.finished) if self.tools else [Piece(content=output.text)]:

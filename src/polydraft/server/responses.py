@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from polydraft.engine.output import StepOutput
-from polydraft.server.answers import Answer, check, traced
+from polydraft.server.answers import Answer, traced
 from polydraft.server.errors import ApiError
 from polydraft.server.protocol import Body, Call, Called, Choice, Function, Message, Sampled, Tools
 from polydraft.server.tools import CallParser, Piece
@@ -184,7 +184,7 @@ class Responses(Answer):
 
     def _events(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
         """What an output adds to the items of the answer."""
-        check(output)
+        self.check(prompt, output)
         reader = self.reader(self.number(prompt, output), output)
         pieces = self._parser.push(output.text, last=output.finished) if self.tools else [Piece(content=output.text)]
         trace = traced(self.tokenizer, output, reader.read(output)) if self.trace else None

@@ -19,7 +19,7 @@ from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.params import SamplingParams, StructuredOutputs
 from polydraft.policy.fixed import FixedPolicy
 from polydraft.server import errors
-from polydraft.server.answers import Answer, Chat, Completion, check
+from polydraft.server.answers import Answer, Chat, Completion
 from polydraft.server.errors import ApiError
 from polydraft.server.incoming import GONE, unless_gone
 from polydraft.server.messages import CountRequest, MessageAnswer, MessagesRequest
@@ -261,7 +261,7 @@ class Service:
         first = await unless_gone(request, anext(outputs))  # a refusal has its own status
         if first is None:
             return Response(status_code=GONE)
-        check(first[1])
+        answer.check(*first)
         answer.include_usage = body.stream_options is not None and body.stream_options.include_usage
         events = _events(request, answer, first, outputs)
         return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
