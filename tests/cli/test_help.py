@@ -30,6 +30,24 @@ def test_help_of_every_command_imports_nothing_heavy():
     assert not {"torch", "transformers", "numba", "numpy"} & set(loaded.split())
 
 
+QUICK = (
+    ["--version"],
+    ["models", "list"],
+    ["models", "rm", "x"],
+    ["generate", "--temprature", "1"],
+    ["generate", "x", "--depth", "0"],
+)
+
+
+@pytest.mark.parametrize("given", QUICK, ids=" ".join)
+def test_what_needs_no_model_imports_nothing_heavy(given):
+    asked = "import atexit, sys; from polydraft.cli.main import app; atexit.register(lambda: print('|', *sys.modules)); app(sys.argv[1:])"
+    done = subprocess.run([sys.executable, "-c", asked, *given], capture_output=True, text=True, timeout=60, check=False)
+    loaded = set(done.stdout.partition("|")[2].split())
+    assert "polydraft.cli.main" in loaded
+    assert not {"torch", "transformers", "numba", "numpy", "rich"} & loaded
+
+
 def test_the_engine_is_imported_without_transformers_and_scipy():
     loaded = python("-c", "import sys; from polydraft import Engine; print(*sys.modules)").stdout.split()
     assert "torch" in loaded

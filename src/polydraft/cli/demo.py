@@ -64,7 +64,7 @@ def _perform(showcase: "Showcase", max_tokens: int, repetitions: int) -> None:
     names = list(showcase.prompts)
     for name, temperature, ways in ((names[0], 0.0, GREEDY), (names[-1], 1.0, SEED_EXACT)):
         _watch(showcase, palette, name, temperature, ways, max_tokens)
-    console.print("\n", palette.legend(), "\n", sep="")
+    typer.echo(f"\n{palette.legend()}\n")
     with _timed(console, "Measuring, interleaved"):
         comparison = showcase.compare(max_tokens=max_tokens, repetitions=repetitions)
     _report(console, comparison)

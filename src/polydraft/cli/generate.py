@@ -115,19 +115,17 @@ def _statistics(sample: "Sample") -> str:
 def _stream(
     engine: "Engine", prompt: str, prompt_ids: list[int], params: "SamplingParams", show: bool, preparation: Preparation
 ) -> None:
-    from rich.console import Console
-
     from polydraft.cli.show import Palette, play
 
     def begin() -> None:
         preparation.close()
         if show:
-            Console().out(prompt, style="dim", end="", highlight=False)
+            typer.secho(prompt, dim=True, nl=False)
 
     palette = Palette()
     sample = play(engine, prompt_ids, params, palette, colour=show, begin=begin)
     if show:
-        Console(stderr=True).print(palette.legend())
+        typer.echo(palette.legend(), err=True)
     if sample is not None:
         typer.echo(_statistics(sample), err=True)
 

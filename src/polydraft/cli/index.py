@@ -7,12 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
+from polydraft.cli.commands import Group
 from polydraft.cli.files import check_output
 from polydraft.cli.progress import bars
 from polydraft.cli.start import quiet
 from polydraft.errors import InvalidInputError, unknown_name
 
-app = typer.Typer(help="Index files for retrieval-based drafting.", no_args_is_help=True)
+app = typer.Typer(cls=Group, help="Index files for retrieval-based drafting.", no_args_is_help=True)
 
 
 @app.callback()

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polydraft.cli.commands import Group
 from polydraft.cli.options import AsJson
-from polydraft.cli.tables import grid, output
 
 if TYPE_CHECKING:
     from polydraft.models.catalogue import HubModel
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Models by name, for --model and Engine.from_pretrained.", no_args_is_help=True)
+app = typer.Typer(cls=Group, help="Models by name, for --model and Engine.from_pretrained.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A name of `polydraft models list`.")]
 
 
@@ -29,28 +29,21 @@ def _known(name: str) -> "HubModel":
 
 @app.command("list")
 def list_models(as_json: AsJson = False) -> None:
-    """Show them: licence, size, source, SHA-256, and whether they are here."""
+    """Show them: size, licence, whether they are here; with --json their sources and SHA-256, too."""
     from polydraft.models.catalogue import MODELS, cached
 
-    rows: list[dict[str, Any]] = [asdict(m) | {"path": str(cached(m) or "") or None} for m in MODELS.values()]
     if as_json:
+        rows: list[dict[str, Any]] = [
+            asdict(m) | {"source": m.source, "path": str(cached(m) or "") or None} for m in MODELS.values()
+        ]
         typer.echo(json.dumps(rows, indent=2))
         return
-    head = ("name", "model", "licence", "MB", "source", "SHA-256", "draft", "here")
-    cells = [
-        (
-            r["name"],
-            r["about"],
-            r["licence"],
-            f"{r['num_bytes'] / 1e6:.0f}",
-            MODELS[r["name"]].source,
-            r["sha256"],
-            r["draft"] or "",
-            "yes" if r["path"] else "no",
-        )
-        for r in rows
-    ]
-    output(280).print(grid(head, cells, left=("model", "licence", "source", "SHA-256", "draft", "here")))
+    width = max(map(len, MODELS))
+    for m in MODELS.values():
+        here = "downloaded" if cached(m) else "not downloaded"
+        typer.echo(f"{m.name:{width}}  {m.num_bytes / 1e6:5.0f} MB  {m.licence}  {here}\n  {m.about}")
+        if m.draft is not None:
+            typer.echo(f"  draft model: {m.draft}")
 
 
 @app.command()
@@ -71,6 +64,18 @@ def path(name: Name) -> None:
     if file is None:
         raise ModelLoadError(f"{name!r} was not fetched yet. Run `polydraft models get {name}`.")
     typer.echo(file)
+
+
+@app.command()
+def rm(name: Name) -> None:
+    """Delete a model's file, and what an interrupted download left of it."""
+    from polydraft.errors import ModelLoadError
+    from polydraft.models.catalogue import remove
+
+    freed = remove(_known(name))
+    if not freed:
+        raise ModelLoadError(f"{name!r} is not here. `polydraft models list` shows which models are.")
+    typer.echo(f"{name}: {freed / 1e6:.0f} MB deleted")
 
 
 @app.command()

@@ -1,13 +1,13 @@
 """Text with its accepted draft tokens in colour."""
 
+import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
@@ -24,24 +24,23 @@ class Palette:
 
     Example:
         >>> palette = Palette()
-        >>> palette.style(Origin("model")), palette.style(Origin("target")), palette.legend().plain
-        ('green', '', 'drafted by model, path 1 · plain: the one token a pass of the target adds itself')
+        >>> palette.style(Origin("model")), palette.style(Origin("target")), palette.style(Origin("ngram"))
+        ('green', None, 'cyan')
     """
 
     def __init__(self) -> None:
         self._styles: dict[Origin, str] = {}
 
-    def style(self, origin: Origin) -> str:
-        """Rich style of a token."""
+    def style(self, origin: Origin) -> str | None:
+        """Colour of a token."""
         if origin.source == "target":
-            return ""
+            return None
         return self._styles.setdefault(origin, COLOURS[len(self._styles) % len(COLOURS)])
 
-    def legend(self) -> Text:
-        """What the colours seen so far mean."""
-        kinds = [(f"drafted by {origin.source}, path {origin.branch + 1}", style) for origin, style in self._styles.items()]
-        parts = [*kinds, ("plain: the one token a pass of the target adds itself", "")]
-        return Text(" · ").join(Text(text, style) for text, style in parts)
+    def legend(self) -> str:
+        """What the colours seen so far mean, in these colours."""
+        kinds = [typer.style(f"drafted by {o.source}, path {o.branch + 1}", fg=colour) for o, colour in self._styles.items()]
+        return " · ".join([*kinds, "plain: the one token a pass of the target adds itself"])
 
 
 class Painter:
@@ -52,8 +51,8 @@ class Painter:
         self._pieces: deque[tuple[str, Origin]] = deque()
         self._palette = palette
 
-    def paint(self, output: StepOutput) -> Iterator[tuple[str, str]]:
-        """The step's certain text in order, each piece with its style."""
+    def paint(self, output: StepOutput) -> Iterator[tuple[str, str | None]]:
+        """The step's certain text in order, each piece with its colour."""
         for token, origin in zip(output.token_ids, output.origins, strict=True):
             self._pieces.append((self._detokenizer.push(token), origin))
         room = len(output.text)
@@ -76,14 +75,16 @@ def play(
     stop: Callable[[], bool] = bool,
 ) -> Sample | None:
     """Print a continuation as it comes, and say what it was. begin: called before the first word.  stop: whether to end it here."""
-    console, painter, sample = Console(), Painter(engine.tokenizer, prompt, palette), None
+    painter, sample = Painter(engine.tokenizer, prompt, palette), None
+    coloured = colour and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     with closing(engine.stream(prompt, params)) as outputs:
         for output in outputs:
             if sample is None:
                 begin()
             sample = output.sample
-            for piece, style in painter.paint(output):
-                console.out(piece, style=style if colour else None, end="", highlight=False)
+            pieces = painter.paint(output)
+            sys.stdout.write("".join(typer.style(piece, fg=style) if coloured and style else piece for piece, style in pieces))
+            sys.stdout.flush()
             if stop():
                 break
     typer.echo()

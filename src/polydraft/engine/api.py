@@ -2,8 +2,9 @@
 
 import secrets
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from itertools import count
@@ -289,17 +290,14 @@ class Engine(Loop):
         return list(zip(indices, prompt_list, params_list, strict=True))
 
     def _run(self, results: list[Result], progress: bool) -> None:
-        from rich.progress import Progress
-
         waiting = deque(sample for result in results for sample in result.samples)
-        with Progress(disable=not progress, transient=True) as bar:
-            task = bar.add_task("generating", total=len(waiting))
+        with _bar(len(waiting)) if progress else nullcontext(lambda: None) as advance:
             while waiting:
                 if waiting[0].finish_reason is None:
                     self.step()
                 else:
                     waiting.popleft()
-                    bar.advance(task)
+                    advance()
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[StepOutput, None, None]:
         """Yield what each step emits for one prompt, whoever calls the step; closing the iterator aborts the request."""
@@ -378,3 +376,13 @@ class Engine(Loop):
         messages, errors: see `encode_chat`.  params: default `default_params(chat=True)`.  The text is in `result.text`; append it as the assistant's to go on.
         """
         return self.generate([self.encode_chat(messages)], self.default_params(chat=True) if params is None else params)[0]
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[], None]]:
+    """A progress bar on the terminal, which each call of what is yielded moves by one."""
+    from rich.progress import Progress
+
+    with Progress(transient=True) as bar:
+        task = bar.add_task("generating", total=total)
+        yield lambda: bar.advance(task)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from polydraft.cache_folder import cache_folder, temporary_folder
 from polydraft.errors import ModelLoadError, first_line
 
-__all__ = ["FULL", "MODELS", "HubModel", "Wheel", "cached", "default_draft", "fetch", "hub_answers", "models_folder"]
+__all__ = ["FULL", "MODELS", "HubModel", "Wheel", "cached", "default_draft", "fetch", "hub_answers", "models_folder", "remove"]
 
 BAR = 20
 """Characters of the bar of a download."""
@@ -167,6 +167,21 @@ def fetch(model: HubModel) -> Path:
             f"{model.name!r} could not be kept in {str(folder)!r}: {error.strerror}. Free some room, or name another folder in POLYDRAFT_CACHE."
         ) from error
     return path
+
+
+def remove(model: HubModel) -> int:
+    """Delete a model's file and what an interrupted fetch left of it; the bytes that were freed, 0 where nothing is here."""
+    from filelock import FileLock
+
+    folder = models_folder()
+    path, scratch = folder / f"{model.name}.gguf", folder / f".{model.name}"
+    if not path.exists() and not scratch.exists():
+        return 0
+    with FileLock(folder / ".lock"):
+        freed = _num_bytes(scratch) + (path.stat().st_size if path.exists() else 0)
+        path.unlink(missing_ok=True)
+        shutil.rmtree(scratch, ignore_errors=True)
+    return freed
 
 
 def _check_room(model: HubModel, scratch: Path) -> None:

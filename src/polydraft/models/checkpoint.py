@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.models.folder import load_config
+from polydraft.models.config import CheckpointConfig
+from polydraft.models.folder import check_folder, load_config
 from polydraft.models.gguf import GgufFile
 from polydraft.models.rotary import frequencies, head_width, rope_parameters
+from polydraft.schema import read_json
 
 __all__ = [
     "EMBEDDING",
@@ -41,7 +44,7 @@ NUMBERS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """config, generation_config: of transformers; the second may be None.  outlines: by name, tensors of each weight's shape and
+    """config, generation_config: as of transformers; the second may be None.  outlines: by name, tensors of each weight's shape and
     number format, whose values may not be there.  read: a weight by its name.  tied: the embedding is the head, too.
     device, dtype: of the module; files are read to a CPU, to be used as float32.
     rope_factors: [half of a head] by what the configuration's rotary frequencies are divided, where a file says so.
@@ -91,7 +94,10 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
     folder = Path(os.path.expanduser(name))
     if not folder.is_dir():
         return None
-    config = load_config(name)
+    check_folder(folder)
+    settings = read_json((folder / "config.json").read_bytes())
+    own_config = CheckpointConfig.of_json(settings, str(name))
+    config = own_config if own_config is not None and own_config.model_type in FAMILY else load_config(name)
     if config.model_type not in FAMILY or getattr(config, "quantization_config", None) is not None:
         return None
     try:
@@ -101,7 +107,7 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
         float(config.rms_norm_eps)
         if (HEAD in shapes) != (HEAD in files):
             return None
-        generation = _generation_config(folder)
+        generation = _generation_ids(folder)
     except Exception:  # whatever is odd about it, transformers' own loader has the words for it
         return None
     tied, cpu = HEAD not in shapes, torch.device("cpu")
@@ -163,13 +169,13 @@ def _read(file: Path, name: str) -> Tensor:
         return opened.get_tensor(name)
 
 
-def _generation_config(folder: Path) -> Any:
-    from transformers import GenerationConfig
-
-    try:
-        return GenerationConfig.from_pretrained(folder)
-    except OSError:  # there is none, or it is no JSON: transformers then goes by the model's configuration
+def _generation_ids(folder: Path) -> Any:
+    """Ids of generation_config.json; None without such a file: the model's configuration then has them."""
+    file = folder / "generation_config.json"
+    if not file.is_file():
         return None
+    settings = read_json(file.read_bytes())
+    return SimpleNamespace(eos_token_id=settings.get("eos_token_id"), bos_token_id=settings.get("bos_token_id"))
 
 
 def why_not_family(config: Any) -> str | None:

@@ -1,7 +1,7 @@
 """Settings of a model by the names of transformers' configurations, without transformers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 __all__ = ["CheckpointConfig"]
@@ -35,3 +35,41 @@ class CheckpointConfig:
     attention_bias: bool = False
     mlp_bias: bool = False
     hidden_act: str = "silu"
+
+    @classmethod
+    def of_json(cls, settings: Mapping[str, Any], place: str) -> "CheckpointConfig | None":
+        """That of a config.json of transformers 5, or None where it leaves something to the defaults of a class, or asks for more than is here.
+
+        Example:
+            >>> CheckpointConfig.of_json({"model_type": "llama", "vocab_size": 8}, "folder") is None
+            True
+        """
+        layers = settings.get("layer_types") or []
+        if any(settings.get(name) for name in UNREAD) or layers != ["full_attention"] * len(layers):
+            return None
+        ids = {name: settings[name] for name in ID_NAMES if name in settings}
+        given = {"pad_token_id": None, **ids, **{name: settings[name] for name in NAMES if settings.get(name) is not None}}
+        rope = given.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": settings.get("rope_theta")})
+        fits = all(isinstance(given[name], kind) for name, kind in PLAIN.items() if name in given)
+        if not fits or NEEDED - given.keys() or rope.get("rope_type") not in ROPE_TYPES or not rope.get("rope_theta"):
+            return None
+        eos = given["eos_token_id"]
+        given["head_dim"] = given.get("head_dim") or given["hidden_size"] // given["num_attention_heads"]
+        return cls(**given | {"name_or_path": place, "eos_token_id": [eos] if isinstance(eos, int) else eos})
+
+
+ID_NAMES = ("bos_token_id", "eos_token_id", "pad_token_id")
+NAMES = {field.name for field in fields(CheckpointConfig)} - {"name_or_path", *ID_NAMES}
+NEEDED = {field.name for field in fields(CheckpointConfig) if field.default is MISSING} - {"name_or_path", "head_dim"}
+PLAIN: dict[str, Any] = {f.name: f.type for f in fields(CheckpointConfig) if f.type in (int, float, str, bool, int | None)}
+"""Settings whose types are no containers."""
+ROPE_TYPES = ("default", "linear")
+UNREAD = (
+    "attention_chunk_size",
+    "auto_map",
+    "partial_rotary_factor",
+    "quantization_config",
+    "rope_scaling",
+    "use_sliding_window",
+)
+"""Settings of which transformers knows what they ask for."""

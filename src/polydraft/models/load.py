@@ -15,6 +15,7 @@ from polydraft.models.checkpoint import Checkpoint
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.encoding import Cuts, failures_as, token_ids
 from polydraft.models.folder import as_device, as_dtype, load_module
+from polydraft.models.folder_tokenizer import folder_tokenizer
 from polydraft.models.gguf import GgufFile
 from polydraft.models.gguf_parts import is_gguf
 from polydraft.models.gguf_tokenizer import gguf_tokenizer
@@ -174,6 +175,8 @@ def _of_file(file: GgufFile) -> Tokenizer:
 
 
 def _of_folder(folder: Path) -> Tokenizer:
+    if (tokenizer := folder_tokenizer(folder)) is not None:
+        return tokenizer
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

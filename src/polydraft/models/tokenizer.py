@@ -78,6 +78,10 @@ class BackendTokenizer:
         )  # lets other threads run
         return {"input_ids": encoding.ids}
 
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The `input_ids` alone."""
+        return self(text, add_special_tokens=add_special_tokens)["input_ids"]
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Text of token ids."""
         return self.backend_tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)

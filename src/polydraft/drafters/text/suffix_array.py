@@ -13,7 +13,6 @@ Texts are sorted whole by libdivsufsort (Mori; bound by `pydivsufsort`).
 from collections.abc import Sequence
 
 import numpy as np
-from pydivsufsort import divsufsort
 
 from polydraft.compiled_code import njit
 from polydraft.drafters.grown_tree import DEPTH as LEVEL
@@ -36,7 +35,11 @@ FEW = 512
 
 def sort_suffixes(text: np.ndarray) -> np.ndarray:
     """[T] uint32: a suffix that ends comes before those that go on."""
-    return divsufsort(text).astype(np.uint32) if len(text) else np.empty(0, np.uint32)
+    if not len(text):
+        return np.empty(0, np.uint32)
+    from pydivsufsort import divsufsort  # most texts are never sorted whole
+
+    return divsufsort(text).astype(np.uint32)
 
 
 def suffixes(text: np.ndarray, order: np.ndarray, first: np.ndarray, depth: int, separator: int) -> tuple[np.ndarray, ...]:

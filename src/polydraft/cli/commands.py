@@ -1,0 +1,90 @@
+"""What all commands share: help by panels, options that hold once, and how errors look to a user."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from errno import EDQUOT, EFBIG, ENOSPC, EPIPE
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from polydraft import deprecation
+from polydraft.errors import InvalidInputError, PolydraftError
+
+__all__ = ["EXIT_STATUS", "Command", "Commands", "Group"]
+
+EXIT_STATUS = 2
+"""Of every refusal: the same as for an option that does not exist."""
+ONCE = ("--model", "--draft-model")
+FULL = (ENOSPC, EDQUOT, EFBIG)
+"""Where there is no more room."""
+
+
+class Command(TyperCommand):
+    """One that refuses two models, of which one would be dropped in silence; of other options the last one holds, as ever."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        args = deprecation.arguments(args)
+        _, _, options = self.make_parser(ctx).parse_args(args=list(args))
+        twice = next(
+            (option for option in options if option.opts[0] in ONCE and not option.multiple and options.count(option) > 1), None
+        )
+        if twice is not None:
+            raise InvalidInputError(f"{twice.opts[0]} was given {options.count(twice)} times; expected it once. Drop the others.")
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Plain text by panels: the library that draws boxes takes longer to import than all the rest."""
+        panels = dict[str, list[tuple[str, str]]]()
+        for parameter in self.get_params(ctx):
+            kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            if record := parameter.get_help_record(ctx):
+                panels.setdefault(getattr(parameter, "rich_help_panel", None) or kind, []).append(record)
+        for title, records in panels.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+class Group(TyperGroup):
+    """Commands, each with the first sentence of its help, whole."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(limit=200)) for name, command in self.commands.items()])
+
+
+class Commands(Group):
+    """Errors that the library raises on purpose and those of files become one line; anything else is a defect and keeps its traceback."""
+
+    def make_context(self, *given: Any, **more: Any) -> Any:
+        with _in_one_line():  # --help and --version are printed here
+            return super().make_context(*given, **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _in_one_line():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    try:
+        yield
+    except PolydraftError as error:
+        _end(" ".join(str(error).split()), error)
+    except OSError as error:
+        if error.errno in (None, EPIPE):  # no file's, or the reader of a pipe has left, who wants no message
+            raise
+        what = "the output could not be written" if error.filename is None else f"{str(error.filename)!r} could not be used"
+        advice = "Free some room, or name another place." if error.errno in FULL else "Check the path and who may use it."
+        _end(f"{what}: {error.strerror}. {advice}", error)
+
+
+def _end(message: str, error: Exception) -> NoReturn:
+    try:
+        sys.stdout.flush()
+    except OSError:  # the rest goes nowhere, or it would fail once more when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    typer.secho(f"error: {message}", fg="red", err=True)
+    raise typer.Exit(EXIT_STATUS) from error
