@@ -127,9 +127,9 @@ class SamplingParams:
         logit_bias: token id -> number added to its logit, in [-1e9, 1e9] (-inf bans it).
         max_tokens: most tokens to emit; None = 512, or what the context holds where that is less; -1 = all that it holds.
         min_tokens: end-of-sequence and stop ids have no mass before this many tokens; stop strings that these complete do not end the output.
-        stop: text that ends the output; it is not part of the output.
+        stop: text that ends the output and is not part of it; special tokens in it are found where they are hidden, too.
         stop_token_ids: ids that end the output, kept as its last token id.
-        ignore_eos: go on after the end-of-sequence token.
+        ignore_eos: go on after tokens that end a text.
         n: independent samples of the same prompt, each with its own sample index; at most 65,536.
         seed: noise of the request, another one for each prompt of a call; None = drawn once from the system. The result records what repeats it.
             Which text of the distribution it gives depends on how much is drafted, but for temperature 0 and the rule `race`; a policy that learns its

@@ -1,42 +1,18 @@
 """An output's text is what its tokens add to the prompt's text, wherever the prompt ends, and all of it."""
 
 import random
-from functools import cache
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from polydraft import Engine, SamplingParams
 from polydraft.engine.detokenizer import Detokenizer
 from polydraft.models.spelling import byte_alphabet
-from polydraft.models.tokenizer import BackendTokenizer
 from tests.engine.tables import TableModel
+from tests.support.byte_tokenizers import SPACE, byte_level, sentencepiece
 
 TEXT = "naïve 🙂👍🏽 中文 \ufffd e\u0301\n  x\ufffd"
-SPACE = "▁"
-
-
-@cache
-def byte_level():
-    """One token for each byte."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    backend.add_special_tokens(["<|end|>"])
-    return BackendTokenizer(backend, {})
-
-
-@cache
-def sentencepiece():
-    """Bytes, some words, and a special token, as in files of Llama 2."""
-    tokens = ["<unk>", "<s>", *(f"<0x{b:02X}>" for b in range(256)), SPACE, "a", "b", SPACE + "a", "中", "é"]
-    backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, [(SPACE, "a")], byte_fallback=True))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False)
-    strip = decoders.Strip(" ", 1, 0)
-    backend.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), strip])
-    backend.add_special_tokens(["<s>"])
-    return BackendTokenizer(backend, {"bos_token": "<s>"})
 
 
 class Slow:

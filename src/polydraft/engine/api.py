@@ -123,11 +123,12 @@ class Engine(Loop):
     ) -> "Engine":
         """An engine from objects that are already there; see `Loop` for `keep_prefixes` and `prefix_cache_bytes`.
 
+        eos_token_ids: ids that end a text; default the target's, else that of the tokenizer.
         sampling_defaults: fields of `SamplingParams` for requests that name none, see `default_params`.
         fields: of `polydraft.config.SpeculationConfig`.
         """
         config = SpeculationConfig.of(**fields)
-        eos = tuple(target.eos_token_ids if eos_token_ids is None else eos_token_ids)
+        eos = _end_ids(target, tokenizer) if eos_token_ids is None else tuple(eos_token_ids)
         parts = Parts(target, draft_model, tokenizer, eos, draft_tokenizer)
         parts = replace(parts, decoding=decoding(config.decoding, parts, config.all_decoding_options))
         check_encoders(parts)
@@ -386,3 +387,9 @@ def _bar(total: int) -> Iterator[Callable[[], None]]:
     with Progress(transient=True) as bar:
         task = bar.add_task("generating", total=total)
         yield lambda: bar.advance(task)
+
+
+def _end_ids(target: Target, tokenizer: Any) -> tuple[int, ...]:
+    """Ids that end a text: the target's, or where its files name none that of the tokenizer."""
+    end = getattr(tokenizer, "eos_token_id", None)
+    return tuple(target.eos_token_ids) or (() if end is None or end >= target.vocab_size else (end,))

@@ -18,6 +18,7 @@ from torch import Tensor
 from polydraft.errors import first_line
 from polydraft.models.config import CheckpointConfig
 from polydraft.models.gguf_header import ARCHITECTURES, GgufHeader
+from polydraft.models.gguf_roles import end_ids, special_id
 from polydraft.models.gguf_rope import LONG_FACTORS, ORIGINAL_LENGTH, SHORT_FACTORS, rope_scaling
 
 __all__ = ["GgufFile"]
@@ -88,9 +89,9 @@ class GgufFile(GgufHeader):
             rms_norm_eps=self.number("attention.layer_norm_rms_epsilon"),
             rope_parameters={"rope_theta": self.number("rope.freq_base", 10_000.0)} | self._rope_scaling(width),
             tie_word_embeddings="output.weight" not in self.tensors,
-            bos_token_id=self.special_id("bos"),
-            eos_token_id=[i for i in map(self.special_id, ("eos", "eot", "eom")) if i is not None] or None,
-            pad_token_id=self.special_id("padding"),
+            bos_token_id=special_id(self, "bos"),
+            eos_token_id=end_ids(self) or None,
+            pad_token_id=special_id(self, "padding"),
             sliding_window=self.number_or_none("attention.sliding_window") if self.architecture == "phi3" else None,
             attention_bias=self.architecture == "llama" and "blk.0.attn_q.bias" in self.tensors,
         )
@@ -126,11 +127,6 @@ class GgufFile(GgufHeader):
             return AutoConfig.for_model(ARCHITECTURES[self.architecture], **settings, rope_theta=theta, rope_scaling=scaling)
         except Exception as error:  # transformers checks types and ranges
             raise self.refusal(f"its settings cannot be: {first_line(error)}", "Give another file of the model") from error
-
-    def special_id(self, role: str) -> int | None:
-        """Id of the token of a role, such as "eos", or None where the file names none."""
-        token_id = self.metadata.get(f"tokenizer.ggml.{role}_token_id")
-        return token_id if isinstance(token_id, int) and not isinstance(token_id, bool) and token_id >= 0 else None
 
     def _rope_scaling(self, width: int) -> dict[str, Any]:
         scaling = rope_scaling(self, width)

@@ -7,6 +7,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 import mmap
 import os
 import struct
+from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from polydraft.errors import ModelLoadError
 from polydraft.models.gguf_folders import instead_of
 from polydraft.models.gguf_parts import parts_of
 
-__all__ = ["ARCHITECTURES", "TYPES", "GgufHeader"]
+__all__ = ["ARCHITECTURES", "TYPES", "GgufHeader", "TextList"]
 
 
 class BlockLayout(NamedTuple):
@@ -239,6 +240,17 @@ class GgufHeader:
             at = begin + LENGTH.unpack_from(data, at)[0]
             texts.append(data[begin:at].decode())
         return texts
+
+    def find(self, key: str, texts: Iterable[str]) -> dict[str, int]:
+        """Places of texts in a list of the metadata; of those that are not there none."""
+        wanted, entry, data = {text.encode(): text for text in texts}, self.metadata[key], self._data
+        lengths, places, at = {len(text) for text in wanted}, dict[str, int](), entry.start
+        for place in range(entry.length):
+            length = LENGTH.unpack_from(data, at)[0]
+            at += LENGTH.size + length
+            if length in lengths and (text := data[at - length : at]) in wanted:
+                places[wanted[text]] = place
+        return places
 
     def _tensor(self) -> tuple[str, Entry]:
         name, num_dimensions = self._string(), self._number("<I")

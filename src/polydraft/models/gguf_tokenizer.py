@@ -7,6 +7,7 @@ vocabulary ("llama") has scores: of two neighbours the pair merges first whose u
 from typing import Any
 
 from polydraft.models.gguf import GgufFile
+from polydraft.models.gguf_roles import special_id
 from polydraft.models.pre_tokenizers import PRE_TOKENIZERS, split_and_spell
 from polydraft.models.tokenizer import ROLES, BackendTokenizer
 
@@ -31,7 +32,7 @@ def gguf_tokenizer(file: GgufFile) -> BackendTokenizer | None:
     tokens = file.strings("tokenizer.ggml.tokens")
     backend, add_bos = _byte_level(file, tokens) if kind == "gpt2" else _sentencepiece(file, tokens)
     add_bos = bool(file.metadata.get("tokenizer.ggml.add_bos_token", add_bos))
-    roles = {role: tokens[i] for role in ROLES if (i := file.special_id(KEYS[role])) is not None and i < len(tokens)}
+    roles = {role: tokens[i] for role in ROLES if (i := special_id(file, KEYS[role])) is not None and i < len(tokens)}
     _add_whole_tokens(backend, tokens, file.metadata.get("tokenizer.ggml.token_type") or (), roles)
     _surround(backend, roles, add_bos, bool(file.metadata.get("tokenizer.ggml.add_eos_token", False)))
     template = file.metadata.get("tokenizer.chat_template")
@@ -68,7 +69,7 @@ def _sentencepiece(file: GgufFile, tokens: list[str]) -> tuple[Any, bool]:
     from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
     from tokenizers.models import BPE
 
-    scores, unknown = file.metadata.get("tokenizer.ggml.scores"), file.special_id("unknown")
+    scores, unknown = file.metadata.get("tokenizer.ggml.scores"), special_id(file, "unknown")
     if not isinstance(scores, list) or len(scores) < len(tokens):
         raise file.refusal("it has no score of each token (tokenizer.ggml.scores)", "Give another file of the model")
     vocabulary = {token: i for i, token in enumerate(tokens)}

@@ -30,7 +30,7 @@ TREE_ROOM = 256
 
 
 def special_ids(model: Any) -> tuple[list[int], int | None]:
-    """End-of-sequence ids and the id that begins a text: what the generation settings say, and the configuration where there are none.
+    """End-of-sequence ids and the id that begins a text: what the generation settings say, else the configuration, else that of its text model.
 
     model: with `config` and perhaps `generation_config`, as of transformers.
 
@@ -38,12 +38,17 @@ def special_ids(model: Any) -> tuple[list[int], int | None]:
         >>> from transformers import GPT2Config, GenerationConfig
         >>> from types import SimpleNamespace
         >>> config, settings = GPT2Config(eos_token_id=7, bos_token_id=1), GenerationConfig(bos_token_id=5)
-        >>> special_ids(SimpleNamespace(config=config)), special_ids(SimpleNamespace(config=config, generation_config=settings))
-        (([7], 1), ([], 5))
+        >>> special_ids(SimpleNamespace(config=config, generation_config=settings))
+        ([7], 5)
     """
-    settings = getattr(model, "generation_config", None) or model.config
-    eos = getattr(settings, "eos_token_id", None)
-    return ([] if eos is None else [eos] if isinstance(eos, int) else list(eos)), getattr(settings, "bos_token_id", None)
+    config = model.config
+    text_config = config.get_text_config() if hasattr(config, "get_text_config") else None
+    places = (getattr(model, "generation_config", None), config, text_config)
+    eos, bos = (
+        next((ids for place in places if (ids := getattr(place, name, None)) not in (None, [], -1)), None)
+        for name in ("eos_token_id", "bos_token_id")
+    )
+    return ([] if eos is None else [eos] if isinstance(eos, int) else list(eos)), bos
 
 
 @njit(cache=True)
