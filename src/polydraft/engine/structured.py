@@ -108,9 +108,7 @@ class Grammar:
         for token in output[len(self._read) :]:
             if token in self._stop_ids:
                 return False
-            if self._matcher.try_consume_tokens([token]) != 1:
-                if self._matcher.is_error():
-                    raise self._failure(self._matcher)
+            if not self._reads(self._matcher, [token]):
                 raise InvalidInputError(
                     f"an output of a grammar has token {token} behind {len(self._read)} others, where it is not allowed."
                 )
@@ -122,11 +120,7 @@ class Grammar:
     def _mask(self, path: tuple[int, ...]) -> UInt32[np.ndarray, " W"]:
         """What may follow a path behind the output, each token of which may be there."""
         if path not in self._masks:
-            matcher, bits = self._matched(path), np.zeros(-(-self._vocab_size // 32), np.uint32)
-            matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-            if matcher.is_error():
-                raise self._failure(matcher)
-            self._masks[path] = bits
+            self._masks[path] = self._computed(self._matched(path))
         return self._masks[path]
 
     def _matched(self, path: tuple[int, ...]) -> Any:
@@ -139,10 +133,24 @@ class Grammar:
         matcher, unread = self._ahead.pop(path[:-1], None), path[-1:]
         if matcher is None:
             matcher, unread = self._matcher.deep_copy(), path
-        if matcher.try_consume_tokens(list(unread)) != len(unread):
+        if not self._reads(matcher, unread):
             raise self._failure(matcher)
         self._ahead[path] = matcher
         return matcher
+
+    def _reads(self, matcher: Any, tokens: Sequence[int]) -> bool:
+        """Whether a matcher takes these tokens; where it is at its limits it takes none, and says so in its next mask only."""
+        if matcher.try_consume_tokens(list(tokens)) == len(tokens):
+            return True
+        self._computed(matcher)
+        return False
+
+    def _computed(self, matcher: Any) -> UInt32[np.ndarray, " W"]:
+        bits = np.zeros(-(-self._vocab_size // 32), np.uint32)
+        matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        if matcher.is_error():
+            raise self._failure(matcher)
+        return bits
 
     def _failure(self, matcher: Any) -> GrammarError:
         return GrammarError(
