@@ -24,12 +24,13 @@ import numba
 from numba.core import config as numba_config
 from numba.core.caching import CacheImpl, CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
 from numba.core.ccallback import CFunc
+from numba.core.registry import cpu_target
 from numba.core.sigutils import normalize_signature
 
 from polydraft import stale_code
 from polydraft.cache_folder import cache_folder, temporary_folder
 
-__all__ = ["cfunc", "njit"]
+__all__ = ["cfunc", "mark", "njit"]
 
 config: Any = numba_config
 _ROOT = Path(__file__).parent
@@ -86,6 +87,14 @@ def place() -> Place:
     return Place(chosen, base is not None)
 
 
+def mark(what: str) -> Path:
+    """An empty file for whoever has compiled all code of something: it exists where these sources' code for this processor is kept."""
+    context: Any = cpu_target.target_context
+    processor = context.codegen().magic_tuple()
+    name = _checksum(repr((what, _digest_of_sources(), numba.__version__, processor)).encode())[:16]
+    return (place().folder or _ROOT / "__pycache__") / f"compiled-{name}"
+
+
 def _writable(folder: Path) -> bool:
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,6 +104,7 @@ def _writable(folder: Path) -> bool:
     return True
 
 
+@cache
 def _digest_of_sources() -> str:
     digest = hashlib.sha256()
     for file in sorted(_ROOT.rglob("*.py")):

@@ -1,5 +1,6 @@
 """What README and docs show is run as it stands: Python blocks in order, and every line that begins with `$ polydraft`."""
 
+import asyncio
 import re
 import shlex
 from dataclasses import replace
@@ -15,6 +16,7 @@ from polydraft.models import catalogue, pair
 from polydraft.models.folder import load_module
 from polydraft.models.load import load_tokenizer
 from polydraft.papers import PAPERS
+from polydraft.server.starting import Starting
 from tests.docs import tables
 
 ROOT = Path(__file__).parents[2]
@@ -69,9 +71,20 @@ def test_python_blocks_run(page, models):
         exec(compile(block, f"{page.name}, block {number + 1}", "exec"), namespace)
 
 
+async def until_ready(app: Starting) -> None:
+    """Run a server's application until its models are loaded."""
+    events: asyncio.Queue[dict] = asyncio.Queue()
+    events.put_nowait({"type": "lifespan.startup"})
+    life = asyncio.create_task(app({"type": "lifespan"}, events.get, lambda _: asyncio.sleep(0)))
+    while app.error is None and app.loading:
+        await asyncio.sleep(0.01)
+    events.put_nowait({"type": "lifespan.shutdown"})
+    await life
+
+
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith(SERVE)])
 def test_a_server_would_start(command, models, monkeypatch):
-    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: asyncio.run(until_ready(self.config.app)))
     done = CliRunner().invoke(app, [*shlex.split(command, comments=True)[1:], "--port", "0"])
     assert done.exit_code == 0 and "http://127.0.0.1:" in done.stderr, done.output
 

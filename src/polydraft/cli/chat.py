@@ -53,7 +53,7 @@ def chat(
         from polydraft.core import SamplingParams
 
         SamplingParams(**sampling.chosen())  # refused before anything is loaded
-        engine = build(config)
+        engine = build(config, answers=True)
         preparation.say(f"{name}{weights(engine.summary())}")
     params = engine.default_params(chat=True).with_(**sampling.chosen())
     start = [] if system is None else [{"role": "system", "content": system}]

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from inspect import Parameter, signature
 from multiprocessing import get_context
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from polydraft import registry, tree
+from polydraft.compiled_code import mark
 from polydraft.core import Budget, Method, SamplingParams, Target
 from polydraft.drafters.text.suffix import SuffixStore
 from polydraft.drafters.text.text_index import TextIndex
@@ -20,6 +21,7 @@ from polydraft.engine.api import Engine
 from polydraft.errors import DrafterWarning
 from polydraft.models import load, pair
 from polydraft.models.compiled.products import compile_products
+from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.fixed import FixedPolicy
 from polydraft.policy.profile import Profile
 from polydraft.train.run import untrained
@@ -50,8 +52,22 @@ def compile_drafters(names: Sequence[str]) -> None:
         for kind, options in chosen.items():
             for rule in _rules(_info(kind)):
                 _generate(tokenizer, prompts, models, kind, rule, options)
+                with suppress(OSError):
+                    mark(f"{kind} {rule}").touch()
         if "suffix" in chosen:
             _generate(tokenizer, prompts, models, "suffix", "match", {"store": SuffixStore()})
+
+
+def compile_first(kind: str, rule: str) -> None:
+    """What the policy's drafts of one drafter call with one rule, greedy, sampled and truncated, long repeats of the text included."""
+    with _pair() as (place, prompts, tokenizer):
+        models = [_model(name) for name in ("target", "draft")]
+        parts = {"tokenizer": tokenizer, "draft_model": models[1], "draft_tokenizer": tokenizer}
+        options = _options(place, prompts, tokenizer, [kind])[kind]
+        policy = AdaptivePolicy(Profile.assumed(), copying=True)
+        engine = Engine.of(models[0], **parts, drafter=kind, verifier=rule, drafter_options=options, policy=policy)
+        for params in (GREEDY, SAMPLED, SAMPLED.with_(seed=None), FILTERED):
+            engine.generate(prompts[:1], params.with_(max_tokens=16))
 
 
 def compile_formats() -> None:

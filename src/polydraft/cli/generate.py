@@ -62,7 +62,7 @@ def generate(
     agree_on_downloads([config])
     with Preparation(f"loading {config.model or 'the embedded models'} ...") as preparation, warnings.catch_warnings():
         warnings.simplefilter("ignore", DrafterWarning)  # the statistics report it
-        engine = build(config.with_(max_num_seqs=max(1, min(sampling.n, 8))))
+        engine = build(config.with_(max_num_seqs=max(1, min(sampling.n, 8))), answers=True)
         preparation.say(_limits(engine))
         params = engine.default_params(chat=output.chat).with_(**sampling.chosen())
         prompt_ids = engine.encode_chat([{"role": "user", "content": text}]) if output.chat else engine.encode(text)

@@ -97,7 +97,7 @@ def serve(
             return _pool([choice.name for choice in choices], configs, server, served.max_loaded)
         from polydraft.engine.asynchronous import AsyncEngine
 
-        return AsyncEngine(build(configs[0]), max_waiting=server.max_waiting)
+        return AsyncEngine(build(configs[0], answers=True), max_waiting=server.max_waiting)
 
     _run(models, f"loading {name} ..." if len(choices) == 1 else "starting ...", server, keys, listening)
 

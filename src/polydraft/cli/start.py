@@ -51,13 +51,14 @@ def use_threads(number: int = 1) -> None:
     quiet()
 
 
-def build(config: "EngineConfig") -> "Engine":
-    """An engine. Raises as `check_threads`."""
+def build(config: "EngineConfig", *, answers: bool = False) -> "Engine":
+    """An engine. answers: for requests, which begin while their drafts are compiled; measurements wait for them. Raises as `check_threads`."""
     check_threads(config.threads)
+    from polydraft.cli.first_start import compile_drafts
     from polydraft.engine.api import Engine
 
     quiet()
-    return Engine.from_config(config)
+    return Engine.from_config(config, compile_drafts=compile_drafts if answers else None)
 
 
 def weights(built: dict[str, Any]) -> str:

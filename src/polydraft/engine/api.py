@@ -25,7 +25,7 @@ from polydraft.engine.pretrained import load_models
 from polydraft.engine.prompts import Prompt, as_ids, as_list, check_messages, check_params
 from polydraft.engine.sequence import Result, Sample
 from polydraft.engine.signatures import with_fields
-from polydraft.engine.speculation import Menu
+from polydraft.engine.speculation import CompileDrafts, Menu
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.defaults import sampling_defaults
@@ -82,8 +82,8 @@ class Engine(Loop):
         return cls.from_pretrained(pair.target_folder(), **fields)
 
     @classmethod
-    def from_config(cls, config: EngineConfig) -> "Engine":
-        """An engine on models by name; without a target on the embedded pair."""
+    def from_config(cls, config: EngineConfig, *, compile_drafts: CompileDrafts | None = None) -> "Engine":
+        """An engine on models by name; without a target on the embedded pair. compile_drafts: see `of`."""
         if config.model is None:
             config = config.with_(model=str(pair.target_folder()), draft_model=config.draft_model or str(pair.draft_folder()))
         models, cache_bytes = load_models(config), config.prefix_cache_bytes
@@ -102,6 +102,7 @@ class Engine(Loop):
             keep_prefixes=True,
             prefix_cache_bytes=default_prefix_cache_bytes() if cache_bytes is None else cache_bytes,
             sampling_defaults=sampling_defaults(str(config.model)),
+            compile_drafts=compile_drafts,
             **speculation,
         )
 
@@ -119,12 +120,16 @@ class Engine(Loop):
         keep_prefixes: bool = False,
         prefix_cache_bytes: int = 0,
         sampling_defaults: Mapping[str, Any] | None = None,
+        compile_drafts: CompileDrafts | None = None,
         **fields: Unpack[SpeculationFields],
     ) -> "Engine":
         """An engine from objects that are already there; see `Loop` for `keep_prefixes` and `prefix_cache_bytes`.
 
         eos_token_ids: ids that end a text; default the target's, else that of the tokenizer.
         sampling_defaults: fields of `SamplingParams` for requests that name none, see `default_params`.
+        compile_drafts: begins to compile, in another process, what drafts call, and returns whether that still goes on; None where there is nothing to
+            compile. Meanwhile requests are decoded plainly, but for those whose text depends on their drafts, which wait: with a seed above
+            temperature 0, or a budget of their own.
         fields: of `polydraft.config.SpeculationConfig`.
         """
         config = SpeculationConfig.of(**fields)
@@ -133,7 +138,7 @@ class Engine(Loop):
         parts = replace(parts, decoding=decoding(config.decoding, parts, config.all_decoding_options))
         check_encoders(parts)
         cache: dict[str, Any] = {"keep_prefixes": keep_prefixes, "prefix_cache_bytes": prefix_cache_bytes}
-        menu = Menu.of(config, parts, lambda: step_overhead(target))
+        menu = Menu.of(config, parts, lambda: step_overhead(target), compile_drafts)
         engine = cls(
             target, menu, tokenizer=tokenizer, eos_token_ids=eos, tie_margin=tie_margin, decoding=parts.decoding, **cache
         )

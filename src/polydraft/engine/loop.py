@@ -312,14 +312,28 @@ class Loop:
     def _postpone(self, s: Sequence, num_sequences: int) -> None:
         """Join a batch of so many without drafts where those would not pay, so that no drafter reads the prompt for nothing."""
         drafter, policy = s.speculation.drafter, s.speculation.policy
-        if s.postponed:
-            s.drafting, s.postponed = True, 0
+        if s.postponed or s.held:
+            s.drafting, s.postponed, s.held = True, 0, False
+        if s.drafting and self._compiling(s):
+            s.drafting, s.held = False, True
+            return
         if drafter is not None and drafter.needs.hidden and s.drafting and isinstance(policy, Opening):
             s.drafting = policy.opens(s, num_sequences)
             s.postponed = 0 if s.drafting else num_sequences
 
+    def _compiling(self, s: Sequence) -> bool:
+        """Whether a request is to begin without drafts, whose code is being compiled; one whose text depends on its drafts waits for them."""
+        if self.menu.compiling is None or s.speculation is not self.menu.default:
+            return False
+        params = s.request.params
+        return self.menu.compiling(s.request.budget is not None or (params.seed is not None and not params.greedy))
+
     def _resume(self) -> None:
-        """Draft for what joined a batch that was twice as large, where it pays now."""
+        """Draft for what began before its drafts were compiled, and for what joined a batch that was twice as large, where it pays now."""
+        for s in [s for s in self._running if s.held and not s.filling and not self._compiling(s)]:
+            s.drafting, s.held = True, False
+            if s.speculation.drafter is not None and s.speculation.drafter.needs.hidden:
+                drafting.resume(self.target, s)
         for s in [s for s in self._running if s.postponed >= 2 * len(self._running) and not s.filling]:
             policy = s.speculation.policy
             if isinstance(policy, Opening) and policy.opens(s, len(self._running)):

@@ -199,6 +199,7 @@ class Sequence:
     token_ids: prompt and output, the one truth about what is committed.  slot: None while waiting.  filling: part of it is still to be read.
     due: when, in prompt tokens that the engine reads, see `filling`.
     state: the drafter's, or None where drafting is off.  num_read: committed tokens that the state has been told.
+    held: whether it began without drafts as their code was being compiled.
     postponed: sequences of the batch that it joined without drafts, as they did not pay there; 0 otherwise.
     copying: whether what is verified in this step was copied from the text, not drafted.
     unread: hidden states of the rounds since then, by layer, and its row of them, where the drafter needs them.
@@ -219,6 +220,7 @@ class Sequence:
     unread: list[tuple[Mapping[int, Float[Tensor, "B N D"]], int]] = field(default_factory=list[Any])
     drafting: bool = True
     postponed: int = 0
+    held: bool = False
     second_ids: tuple[int, ...] = ()
     second_slot: int | None = None
     speculation: Speculation = PLAIN

@@ -23,7 +23,10 @@ from polydraft.policy.profile import Profile
 from polydraft.verifiers import pairing
 from polydraft.verifiers.match import match
 
-__all__ = ["PLAIN", "Menu", "Speculation"]
+__all__ = ["PLAIN", "CompileDrafts", "Compiling", "Menu", "Speculation"]
+
+Compiling = Callable[[bool], bool]
+"""Whether the code of drafts is still being compiled by another process; True waits for it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +48,8 @@ class Speculation:
         return "none" if self.drafter is None else self.drafter.info.name
 
 
+CompileDrafts = Callable[[Target, Speculation], Compiling | None]
+"""Begins to compile what drafts call, where that was never done."""
 PLAIN = Speculation(None, match, FixedPolicy(Budget.fixed((-1,))))
 
 
@@ -53,6 +58,7 @@ class Menu:
 
     default: of requests that name nothing.  others: further drafters, by name.  make_policy: for each pair that is asked for.
     overhead: measures what policies take for the seconds of a step beside its forward pass and drafts.
+    compiling: while it says so, requests of the default begin without drafts, where their text cannot depend on that.
     """
 
     def __init__(
@@ -62,7 +68,9 @@ class Menu:
         others: Mapping[str, Drafter] | None = None,
         make_policy: Callable[[Drafter], Policy] | None = None,
         overhead: Callable[[], float] = lambda: 0.0,
+        compiling: Compiling | None = None,
     ) -> None:
+        self.compiling = compiling
         self.default, self._target, self._make_policy, self._overhead = default, target, make_policy, overhead
         self._drafters: dict[str, Drafter | None] = {"none": None, **(others or {}), default.source: default.drafter}
         self._known = {(default.source, default.verifier.info.name): default}
@@ -70,13 +78,19 @@ class Menu:
         for drafter in self._drafters.values():
             if drafter is not None:
                 check_drafter(target, drafter)
-        self._prepare(default)
+        self._prepare(default, measure=compiling is None)
         for name in others or {}:
             self.find(name)
 
     @classmethod
-    def of(cls, config: SpeculationConfig, parts: Parts, overhead: Callable[[], float]) -> "Menu":
-        """As configured, on these parts.
+    def of(
+        cls,
+        config: SpeculationConfig,
+        parts: Parts,
+        overhead: Callable[[], float],
+        compile_drafts: "CompileDrafts | None" = None,
+    ) -> "Menu":
+        """As configured, on these parts. compile_drafts: begins to compile what drafts call, where that was never done.
 
         Raises:
             UnknownNameError, InvalidInputError, IncompatibleError: as of the functions below and of `by_name`.
@@ -92,7 +106,9 @@ class Menu:
         def make_policy(other: Drafter) -> Policy:
             return choose_policy(name, config.depth, config.num_paths, None, other)
 
-        return cls(parts.target, Speculation(drafter, verifier, policy), others, make_policy, overhead)
+        default = Speculation(drafter, verifier, policy)
+        compiling = compile_drafts(parts.target, default) if compile_drafts is not None else None
+        return cls(parts.target, default, others, make_policy, overhead, compiling)
 
     def decide_by(self, policy: Policy) -> None:
         """Give the default another policy."""
@@ -142,9 +158,14 @@ class Menu:
                 self._known[key] = speculation
             return self._known[key]
 
-    def _prepare(self, speculation: Speculation) -> None:
-        if speculation.drafter is not None and isinstance(speculation.policy, Preparing):
-            speculation.policy.prepare(self._target, speculation.drafter, speculation.verifier, self._overhead)
+    def _prepare(self, speculation: Speculation, *, measure: bool = True) -> None:
+        if speculation.drafter is None:
+            return
+        policy, parts = speculation.policy, (self._target, speculation.drafter, speculation.verifier, self._overhead)
+        if isinstance(policy, AdaptivePolicy):
+            policy.prepare(*parts, measure=measure)
+        elif isinstance(policy, Preparing):
+            policy.prepare(*parts)
 
 
 def choose_verifier(named: str | Verifier, source: Drafter | None, policy: Policy | None = None) -> Verifier:

@@ -121,8 +121,10 @@ class AdaptivePolicy:
         """Rows, draft steps and sequences with drafts of the step that was learnt from last, how many in a row had drafts, or none, as it, and all
         steps so far."""
 
-    def prepare(self, target: Target, drafter: Drafter, verifier: Verifier, overhead: Overhead = no_overhead) -> None:
-        """Measure costs, unless they were given or measured before, and keep to what both draw and verify exactly.
+    def prepare(
+        self, target: Target, drafter: Drafter, verifier: Verifier, overhead: Overhead = no_overhead, *, measure: bool = True
+    ) -> None:
+        """Measure costs, unless they were given or measured before or are not to be measured now, and keep to what both draw and verify exactly.
 
         Raises:
             IncompatibleError: a profile of other parts.
@@ -138,7 +140,7 @@ class AdaptivePolicy:
         self._copies = drafter.info.draft_sampling == {DraftSampling.POINT_MASS} and not needs.hidden and not model_based
         if self.given is not None:
             check_identity(self.given, target, drafter, verifier)
-        self.open(self.given or profile_of(target, drafter, verifier, overhead))
+        self.open(self.given or profile_of(target, drafter, verifier, overhead, measure=measure))
 
     def course(self, s: RunningSequence) -> Course:
         """Where a sequence stands."""

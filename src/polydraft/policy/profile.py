@@ -165,12 +165,14 @@ def identity(target: Target, drafter: Drafter, verifier: Verifier) -> dict[str, 
     }
 
 
-def profile_of(target: Target, drafter: Drafter, verifier: Verifier, overhead: Overhead = no_overhead) -> Profile:
-    """What was measured of these parts before, or what a handful of passes say now; assumed for models without a name or at work."""
+def profile_of(
+    target: Target, drafter: Drafter, verifier: Verifier, overhead: Overhead = no_overhead, *, measure: bool = True
+) -> Profile:
+    """What was measured of these parts before, or what a handful of passes say now; assumed for models without a name or at work, and without `measure`."""
     about = identity(target, drafter, verifier)
     if (stored := remembered(about)) is not None:
         return stored
-    if about is None or any(target.lengths):
+    if about is None or any(target.lengths) or not measure:
         return Profile.assumed()
     try:
         profile = Profile.of(replace(measured(target, drafter), overhead=overhead()), {"identity": about})

@@ -33,11 +33,16 @@ class Starting:
         self._app: Any = None
         self.error: BaseException | None = None
 
+    @property
+    def loading(self) -> bool:
+        """Whether the application is not there yet."""
+        return self._app is None
+
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
             return
-        while self._app is None:
+        while self.loading:
             if (status := LOADING.get(scope["path"])) is not None:
                 await _answer(send, status, "loading")
                 return

@@ -1,0 +1,55 @@
+"""The process that compiles drafts beside the first answer, and when there is none."""
+
+import subprocess
+import sys
+
+from polydraft import Engine
+from polydraft.cli import compile_all, first_start
+from polydraft.config import EngineConfig
+
+
+class Process:
+    """Stands for a process that compiles and ends when it is waited for."""
+
+    started: list[list[str]] = []  # noqa: RUF012
+
+    def __init__(self, command, **_) -> None:
+        self.started.append(command)
+        self.ended = False
+
+    def wait(self) -> None:
+        self.ended = True
+
+    def poll(self) -> int | None:
+        return 0 if self.ended else None
+
+
+def begun(tmp_path, monkeypatch, **fields) -> list[str]:
+    """The arguments of the process that this engine starts."""
+    monkeypatch.setattr("polydraft.compiled_code.mark", lambda what: tmp_path / what.replace(" ", "-"))
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    Process.started.clear()
+    Engine.from_config(EngineConfig(**fields), compile_drafts=first_start.compile_drafts)
+    return [word for command in Process.started for word in command[1:]]
+
+
+def test_drafts_of_a_model_are_compiled_by_another_process_once(tmp_path, monkeypatch):
+    assert begun(tmp_path, monkeypatch) == ["-m", "polydraft.cli.first_start", "model", "traversal"]
+    (tmp_path / "model-traversal").touch()
+    assert begun(tmp_path, monkeypatch) == []
+
+
+def test_nothing_is_compiled_beside_a_shape_that_was_asked_for_nor_for_text_or_no_drafts(tmp_path, monkeypatch):
+    for fields in ({"depth": 3}, {"drafter": "ngram"}, {"drafter": "none"}, {"backend": "transformers"}):
+        assert begun(tmp_path, monkeypatch, **fields) == []
+
+
+def test_the_process_compiles_what_the_policy_drafts_with_and_leaves_a_mark(tmp_path, monkeypatch):
+    monkeypatch.setattr("polydraft.compiled_code.mark", lambda what: tmp_path / what.replace(" ", "-"))
+    monkeypatch.setattr(first_start.os, "nice", lambda _: 0)
+    generated = []
+    monkeypatch.setattr(Engine, "generate", lambda self, *_: generated.append((self.drafter.info.name, self.verifier.info.name)))
+    first_start.main("model", "traversal")
+    assert set(generated) == {("model", "traversal")} and (tmp_path / "model-traversal").exists()
+    monkeypatch.setattr(compile_all, "compile_first", lambda *_: sys.exit("once more"))
+    first_start.main("model", "traversal")

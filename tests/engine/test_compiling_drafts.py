@@ -1,0 +1,75 @@
+"""While drafts are compiled elsewhere requests begin without them, and the text of a seed does not depend on when that ends."""
+
+import pytest
+
+from polydraft import Engine, SamplingParams
+from polydraft.config import EngineConfig
+from polydraft.core import Budget
+from polydraft.drafters.base import ModelBased
+
+PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+
+
+class Compiler:
+    """Stands for the process that compiles: it takes so many looks, and remembers who waited."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks, self.waited = looks, 0
+
+    def __call__(self, target, chosen):
+        assert isinstance(chosen.drafter, ModelBased)
+        return self.compiling
+
+    def compiling(self, wait: bool) -> bool:
+        if wait and self.looks > 0:
+            self.waited, self.looks = self.waited + 1, 0
+        self.looks -= 1
+        return self.looks >= 0
+
+
+def engine(looks: int) -> tuple[Engine, Compiler]:
+    compiler = Compiler(looks)
+    return Engine.from_config(EngineConfig(drafter="model"), compile_drafts=compiler), compiler
+
+
+@pytest.fixture(scope="module")
+def plain() -> str:
+    return Engine.embedded(drafter=None).generate("def add(a, b):", PARAMS)[0].text
+
+
+def test_an_answer_begins_without_drafts_that_join_when_they_are_compiled(plain):
+    built, compiler = engine(looks=6)
+    result = built.generate("def add(a, b):", PARAMS)[0]
+    assert result.text == plain and compiler.waited == 0
+    assert [origin.source for origin in result.samples[0].origins[:5]] == ["target"] * 5
+    assert result.stats.drafted_tokens > 0
+
+
+def test_drafts_that_are_never_compiled_leave_the_text_alone(plain):
+    result = engine(looks=10_000)[0].generate("def add(a, b):", PARAMS)[0]
+    assert (result.text, result.stats.drafted_tokens) == (plain, 0)
+
+
+def test_the_text_of_a_seed_waits_for_its_drafts():
+    sampled = PARAMS.with_(temperature=1.0, seed=3)
+    built, compiler = engine(looks=6)
+    result = built.generate("def add(a, b):", sampled)[0]
+    assert compiler.waited == 1 and result.stats.drafted_tokens > 0
+    without_seed, patient = engine(looks=6)
+    without_seed.generate("def add(a, b):", sampled.with_(seed=None))
+    assert patient.waited == 0
+
+
+def test_a_request_with_a_shape_of_its_own_waits_for_its_drafts():
+    built, compiler = engine(looks=10_000)
+    built.submit("def add(a, b):", PARAMS, budget=Budget.fixed((-1, 0, 1)))
+    while built.has_unfinished_requests:
+        built.step()
+    assert compiler.waited == 1
+
+
+def test_costs_are_not_measured_while_drafts_are_compiled(monkeypatch):
+    monkeypatch.setattr("polydraft.policy.profile.measured", lambda *_: pytest.fail("drafts were run"))
+    monkeypatch.setattr("polydraft.policy.profile.remembered", lambda _: None)
+    built, _ = engine(looks=3)
+    assert built.generate("def add(a, b):", PARAMS)[0].stats.generated_tokens == 24
