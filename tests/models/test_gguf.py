@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from polydraft.models.plain import PlainTarget
 from safetensors.torch import save_file
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -29,7 +30,6 @@ from polydraft.models.gguf import GgufFile
 from polydraft.models.gguf_folders import TRANSFORMERS_TYPES
 from polydraft.models.gguf_header import ARCHITECTURES, LAYOUTS, TYPES
 from polydraft.models.load import load_model, load_tokenizer
-from polydraft.models.plain import PlainTarget
 from tests.models.gguf_files import logits, read_by_transformers, write, writer_arch
 from tests.support.closeness import assert_close
 from tests.support.damage import cut, flipped, read_apart

@@ -4,11 +4,12 @@ import pytest
 import torch
 import transformers as hf
 
-from polydraft.core import TokenTree
+from polydraft.core import AuxRows, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.models import memory
 from polydraft.models.hf import TREE_ROOM, HFTarget
 from polydraft.tree import pad
+from tests.models.small_types import small_config
 from tests.models.tree_rounds import ARCHITECTURES, CONTEXT, Play, V, fresh, outcome, small_model
 from tests.support.closeness import assert_close
 
@@ -101,30 +102,12 @@ def test_end_of_sequence_ids_come_from_the_generation_config():
 SIZES = {"vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
 CONTEXT_64 = {**SIZES, "max_position_embeddings": 64}
 GPT_NEO = {"vocab_size": V, "max_position_embeddings": 64, "hidden_size": 32, "num_heads": 4}
-LONG_ROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "short_factor": [1.0] * 4,
-    "long_factor": [2.0] * 4,
-}
 REFUSED = [
     (
-        hf.MistralConfig(**CONTEXT_64, sliding_window=32, num_key_value_heads=2),
-        "Mistral.*sliding window of 32.*max_model_len <= 32",
-    ),
-    (
-        hf.Qwen2Config(**CONTEXT_64, use_sliding_window=True, sliding_window=16, max_window_layers=2),
-        "Qwen2.*sliding window of 16.*drafter=None",
-    ),
-    (
         hf.GPTNeoConfig(**GPT_NEO, num_layers=2, window_size=8, attention_types=[[["global", "local"], 1]]),
-        "GPTNeo.* 8 ",
+        "GPTNeo.*windows of 8 tokens",
     ),
-    (
-        hf.Phi3Config(**CONTEXT_64, pad_token_id=0, original_max_position_embeddings=32, rope_parameters=LONG_ROPE),
-        "Phi3.*rotary frequencies.*max_model_len <= 32",
-    ),
-    (hf.MambaConfig(vocab_size=V, hidden_size=32, num_hidden_layers=2), "Mamba.*cannot be rolled back.*drafter=None"),
+    (hf.MambaConfig(vocab_size=V, hidden_size=32, num_hidden_layers=2), "Mamba.*cannot be rolled back.*its own cache"),
     (hf.RwkvConfig(vocab_size=V, hidden_size=32, num_hidden_layers=2), "Rwkv.*cannot be rolled back"),
     (hf.Qwen3NextConfig(**CONTEXT_64, head_dim=8), "Qwen3Next.*linear_attention.*cannot be rolled back"),
     (hf.GPT2Config(vocab_size=V, n_embd=32, n_layer=1, n_head=4, add_cross_attention=True), "GPT2.*encoder"),
@@ -152,15 +135,58 @@ def test_an_encoder_decoder_is_refused():
 )
 def test_models_that_ignore_mask_or_positions_are_found_out_when_built(config):
     config.is_encoder_decoder = False
-    with pytest.raises(ModelLoadError, match=r"logits for a tree|does not run with"):
+    with pytest.raises(ModelLoadError, match=r"logits for trees|does not run with"):
         HFTarget(small_model(config), max_model_len=64, max_num_seqs=1)
 
 
-def test_a_sliding_window_as_long_as_the_context_is_served():
-    model = small_model(hf.MistralConfig(**CONTEXT_64, sliding_window=32, num_key_value_heads=2))
-    game = Play(model, HFTarget(model, max_model_len=32, max_num_seqs=1))
+@pytest.mark.parametrize("window", [4, 32])
+def test_a_sliding_window_is_followed_whether_texts_cross_it_or_not(window):
+    model = small_model(hf.MistralConfig(**CONTEXT_64, sliding_window=window, num_key_value_heads=2))
+    target = HFTarget(model, max_model_len=32, max_num_seqs=1)
+    assert bool(target._windows) == (window == 4)
+    game = Play(model, target)
     game.join(0)
     assert game.round("all") < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "llama4_text"])
+def test_grown_trees_and_auxiliary_rows_see_no_further_than_the_window(kind):
+    game = Play(model := small_model(small_config(kind)), HFTarget(model, max_model_len=64, max_num_seqs=2))
+    game.join(1, 0)
+    tokens = [[game.texts[s][-1], *(game.token() for _ in range(8))] for s in (0, 1)]
+    tree = pad([(row, [-1, 0, 1, 2, 3, 3, 4, 6, 7]) for row in tokens])
+    ids, nodes = torch.tensor([[11, 12]] * 2), torch.tensor([[8, 0]] * 2)
+    aux = AuxRows(ids, torch.tensor([[8, 1]] * 2), nodes, torch.eye(2, dtype=torch.bool).expand(2, 2, 2))
+    game.target.score([0, 1], TokenTree(tree.tokens[:, :5], tree.parents[:, :5]))
+    scores = game.target.score([0, 1], tree, since=5, aux=aux)
+    for b in (0, 1):
+        path = [tokens[b][n] for n in (1, 2, 3, 4, 6, 7, 8)]
+        assert_close(scores.logits[b, -1], fresh(model, game.texts[b] + path)[-1])
+        assert_close(scores.aux_logits[b, 0], fresh(model, [*game.texts[b], *path, 11])[-1])
+        assert_close(scores.aux_logits[b, 1], fresh(model, [*game.texts[b], 12])[-1])
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_rotary_positions_that_depend_on_the_length_are_those_of_the_longest_text(kind):
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4} if kind == "longrope" else {"factor": 4.0}
+    rope = {"rope_type": kind, "rope_theta": 10000.0, **factors}
+    original = {"original_max_position_embeddings": 32} if kind == "longrope" else {}
+    context = {"max_position_embeddings": 64 if kind == "longrope" else 32}
+    config = (hf.Phi3Config if kind == "longrope" else hf.LlamaConfig)(
+        **SIZES | context, pad_token_id=0, rope_parameters=rope, **original
+    )
+    model = small_model(config)
+    before = fresh(model, [*range(20)])
+    longest = min(48, context["max_position_embeddings"])
+    with torch.no_grad():
+        text = [i % V for i in range(longest)]
+        whole = model(torch.tensor([text]), use_cache=False).logits[0]
+    assert torch.equal(fresh(model, [*range(20)]), before)
+    target = HFTarget(model, max_model_len=longest, max_num_seqs=1)
+    target.prefill([0], [text[:20]])
+    logits = target.score([0], TokenTree.chain(torch.tensor([text[20:]]))).logits[0]
+    assert_close(logits, whole[20:])
+    assert torch.equal(fresh(model, [*range(20)]), before)  # the module is the caller's
 
 
 def test_other_attention_kernels_are_refused():

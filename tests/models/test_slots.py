@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
+from polydraft.models.plain import PlainTarget
 
 from polydraft.core import SamplingParams, TokenTree
 from polydraft.drafters.model.paths import ModelDrafter
@@ -14,7 +15,6 @@ from polydraft.engine.api import Engine
 from polydraft.models import checkpoint, load, pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.hf import HFTarget
-from polydraft.models.plain import PlainTarget
 from polydraft.models.slots import TREE_ROOM, Slots, special_ids
 from polydraft.tree import pad
 from tests.engine.tables import TableModel

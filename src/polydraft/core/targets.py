@@ -89,6 +89,7 @@ class Target(Protocol):
     Derive from this class: what has a value here is optional.
 
     name: that it is known by again.  eos_token_ids, bos_token_id: that end and begin a text.  rolls_back: whether `cut` is cheap.
+    plain_reason: why no drafts can be scored, or None where they can.
     draft_ids: tokens that a draft model has logits of, where they are not all.  pool: entered around each pass.
     checkpoint: where its weights can be read again.  weight_bytes, cache_bytes: of its weights and of a full cache, 0 where nobody says.
     weight_format, quantization_error, activations, rounded_again, draft_vocabulary: see `models.compiled.llama`.
@@ -103,6 +104,7 @@ class Target(Protocol):
     device: torch.device = torch.device("cpu")
     dtype: torch.dtype = torch.float32
     rolls_back: bool = True
+    plain_reason: str | None = None
     draft_ids: np.ndarray = np.empty(0, np.int64)
     pool: Any = nullcontext()
     checkpoint: Any = None

@@ -1,11 +1,12 @@
 """From names to drafters: the engine's own, and those that requests may name."""
 
+import warnings
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
 from polydraft import registry
-from polydraft.core import Drafter, NamedDecoding, Verifier
+from polydraft.core import Drafter, NamedDecoding, Target, Verifier
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import IncompatibleError, InvalidInputError
@@ -23,13 +24,35 @@ AHEAD = {
 """By the drafter that is asked for, the one that drafts the same asynchronously."""
 
 
+def drafts(named: str | Drafter | None, target: Target) -> bool:
+    """Whether a target is drafted for: one that takes no drafts is decoded plainly unless a drafter is named.
+
+    Raises:
+        IncompatibleError: one is named.
+    """
+    if named is None or named == "none":
+        return False
+    if target.plain_reason is not None and named != "auto":
+        raise IncompatibleError(
+            f"drafter={named!r} was given for {target.name!r}, which takes no drafts: {target.plain_reason}. Leave the drafter out."
+        )
+    return target.plain_reason is None
+
+
 def drafter(named: str | Drafter | None, parts: Parts, options: Mapping[str, Any]) -> Drafter | None:
     """By name, or as it is; None decodes plainly.
 
     Raises:
         InvalidInputError: neither a name nor a drafter.
+        IncompatibleError: a target that takes no drafts.
     """
-    if named is None or named == "none":
+    if not drafts(named, parts.target):
+        if named == "auto":
+            warnings.warn(
+                f"{parts.target.name!r} is decoded plainly, without drafts: {parts.target.plain_reason}. Models of the types llama, mistral, "
+                "qwen2 and qwen3 are compiled, with drafts, which is faster.",
+                stacklevel=2,
+            )
         return None
     if not isinstance(named, str) and hasattr(named, "propose"):
         return named

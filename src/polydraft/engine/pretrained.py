@@ -27,15 +27,18 @@ def load_models(config: EngineConfig) -> Models:
     if config.asynchronous and config.threads is None and len(cores()) <= 2:
         config = config.with_(threads=1)  # the other core is the draft's
     slots: dict[str, Any] = {"max_num_seqs": config.max_num_seqs * parts.slots(config.decoding)}
-    target = load.load_model(name, plain=_is_plain(config), **config.part(ModelConfig) | slots)
+    target = load.load_model(name, **config.part(ModelConfig) | slots)
+    plain = not by_name.drafts(config.drafter, target)
     tokenizer, options, draft_name, role = load.load_tokenizer(name), config.all_decoding_options, config.draft_model, "draft"
+    if plain and config.drafter == "auto":
+        draft_name = None
     if isinstance(amateur := options.get("amateur"), str):
-        if draft_name is None and (_is_plain(config) or config.drafter == "auto" or _method(config).startswith("model")):
+        if draft_name is None and (plain or config.drafter == "auto" or _method(config).startswith("model")):
             draft_name, role = options.pop("amateur"), "amateur"
         else:
             options["amateur"] = _second(amateur, config)
             _share_vocabulary(target, tokenizer, options["amateur"], load.load_tokenizer(amateur), "amateur")
-    if draft_name is None and _method(config) in ("auto", "model"):
+    if draft_name is None and not plain and _method(config) in ("auto", "model"):
         draft_name = default_draft(name)
     draft, draft_tokenizer = None, None
     if draft_name is not None:
@@ -50,10 +53,6 @@ def load_models(config: EngineConfig) -> Models:
                 parts.limit_draft_vocabulary(draft, draft_tokenizer, config.draft_vocabulary)
     target.vocab_size = load.num_token_ids(tokenizer, target.vocab_size)
     return Models(target, tokenizer, draft, draft_tokenizer, options)
-
-
-def _is_plain(config: EngineConfig) -> bool:
-    return config.drafter is None or config.drafter == "none"
 
 
 def _method(config: EngineConfig) -> str:

@@ -32,7 +32,7 @@ from polydraft.integrations.transformers_distribution import ByRow, ProcessedDis
 from polydraft.models.folder import load_config
 from polydraft.models.hf import HFTarget
 from polydraft.models.load import load_model
-from polydraft.models.supported import check_supported
+from polydraft.models.supported import check_rolls_back
 
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "num_beams": (1, None),
@@ -119,7 +119,7 @@ class CustomGenerate:
         **model_kwargs: Any,
     ) -> Any:
         """What `generate` calls; arguments and result as those of its own loops."""
-        check_supported(model.config, generation_config.max_length, model)
+        check_rolls_back(model.config, generation_config.max_length, model)
         _check_config(generation_config)
         _check_inputs(model_kwargs)
         arguments = _arguments_of_generate(self)

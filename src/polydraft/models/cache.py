@@ -9,8 +9,8 @@ place; dropping the rest is only not moving the length. Nothing is ever concaten
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,14 +18,12 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-__all__ = ["CacheLayout", "SlotCache"]
+__all__ = ["LayerShape", "SlotCache"]
 
 
-@dataclass(frozen=True)
-class CacheLayout:
-    """What one token needs in every layer: heads and their widths, the same in all layers."""
+class LayerShape(NamedTuple):
+    """What one token needs in a layer: heads of keys and values, and their widths."""
 
-    num_layers: int
     num_heads: int
     key_width: int
     value_width: int
@@ -33,13 +31,13 @@ class CacheLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token's keys and values over all layers.
+        """Bytes of one token's keys and values.
 
         Example:
-            >>> CacheLayout(6, 2, 64, 64, torch.float32).bytes_per_token
-            6144
+            >>> LayerShape(2, 64, 64, torch.float32).bytes_per_token
+            1024
         """
-        return self.num_layers * self.num_heads * (self.key_width + self.value_width) * self.dtype.itemsize
+        return self.num_heads * (self.key_width + self.value_width) * self.dtype.itemsize
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -55,7 +53,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 class SlotCache(Cache):
     """A cache of transformers with a length of its own for every sequence.
 
-    layout: what a token needs.  num_slots: sequences at once.  num_columns: tokens of one sequence, scratch included.
+    layers: what a token needs in each.  num_slots: sequences at once.  num_columns: tokens of one sequence, scratch included.
     devices: of each layer, or one for all.
 
     Around a forward pass, `begin` says where its tokens go and `update` (called by every attention layer) writes them
@@ -63,15 +61,20 @@ class SlotCache(Cache):
     """
 
     def __init__(
-        self, layout: CacheLayout, num_slots: int, num_columns: int, devices: torch.device | Sequence[torch.device]
+        self,
+        layers: Sequence[LayerShape],
+        num_slots: int,
+        num_columns: int,
+        devices: torch.device | Sequence[torch.device],
     ) -> None:
         super().__init__(layers=[])
-        self.layout, self.num_columns = layout, num_columns
+        self.num_columns = num_columns
         self._pairs: list[tuple[Tensor, Tensor]] = []
-        """Keys and values, [layers, slots, columns, heads, width], of layers that follow each other on one device."""
-        for device, layers in groupby([devices] * layout.num_layers if isinstance(devices, torch.device) else devices):
-            place = (len(list(layers)), num_slots, num_columns, layout.num_heads)
-            keys, values = (_zeros((*place, width), layout.dtype, device) for width in (layout.key_width, layout.value_width))
+        """Keys and values, [layers, slots, columns, heads, width], of layers of one shape that follow each other on one device."""
+        places = [devices] * len(layers) if isinstance(devices, torch.device) else devices
+        for (shape, device), alike in groupby(zip(layers, places, strict=True)):
+            place = (len(list(alike)), num_slots, num_columns, shape.num_heads)
+            keys, values = (_zeros((*place, width), shape.dtype, device) for width in (shape.key_width, shape.value_width))
             self._pairs.append((keys, values))
         self._stacks = [stack for pair in self._pairs for stack in pair]
         self._by_layer = [(k.flatten(0, 1), v.flatten(0, 1)) for pair in self._pairs for k, v in zip(*pair, strict=True)]
@@ -174,6 +177,8 @@ class SlotCache(Cache):
                 stack[:, hole, : used[moved]] = stack[:, last, : used[moved]]
             self._row_of[moved] = hole
 
+    said_length = 0
+    """What models are told that ask for the length of the cache; positions are given to every pass, see `hf`."""
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Asked of caches without positions; ours are given to every pass."""
-        return 0
+        return self.said_length

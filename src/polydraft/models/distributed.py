@@ -22,7 +22,7 @@ from polydraft.models.hf import HFTarget
 from polydraft.models.memory import fitting_length
 from polydraft.models.ranks import Ranks
 from polydraft.models.slots import TREE_ROOM
-from polydraft.models.supported import check_supported
+from polydraft.models.supported import check_rolls_back
 
 __all__ = ["ShardedTarget"]
 
@@ -149,7 +149,7 @@ def _check(place: Path, num_ranks: int, device: torch.device, max_model_len: int
     if device.type == "cuda" and num_ranks > torch.cuda.device_count():
         raise InvalidInputError(f"{request}, and there are {torch.cuda.device_count()} GPUs; expected at most one rank for each.")
     config = load_config(place)
-    check_supported(config, max_model_len)
+    check_rolls_back(config, max_model_len)
     if not getattr(config, "base_model_tp_plan", None):
         raise IncompatibleError(
             f"{request} for a model of type {config.model_type!r}, for which transformers has no plan. Use a model of another kind, or one process."

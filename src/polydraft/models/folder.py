@@ -10,7 +10,7 @@ from polydraft.errors import InvalidInputError, ModelLoadError, first_line
 from polydraft.models.gguf import GgufFile
 from polydraft.models.gguf_parts import is_gguf
 from polydraft.models.hub import located
-from polydraft.models.supported import check_plain, check_supported, is_encoder_decoder
+from polydraft.models.supported import check_plain, is_encoder_decoder
 from polydraft.schema import CONFIG, fault, read_json
 
 __all__ = ["as_device", "as_dtype", "check_folder", "load_config", "load_module"]
@@ -117,37 +117,49 @@ def load_config(name: str | os.PathLike[str]) -> Any:
         raise ModelLoadError(f"the configuration of {str(name)!r} could not be read: {first_line(error)}.") from error
 
 
+def _auto_class(config: Any) -> Any:
+    """The class of transformers that loads a model of this configuration."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
+    from transformers.models.auto import modeling_auto
+
+    if is_encoder_decoder(config):
+        return AutoModelForSeq2SeqLM
+    if type(config) in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    if type(config) in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return AutoModelForImageTextToText  # its text model alone is run
+    raise ModelLoadError(
+        f"a model of type {config.model_type!r} was given, for which transformers has no causal language model. Use another model."
+    )
+
+
 def load_module(
     name: str | os.PathLike[str],
     *,
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     max_model_len: int | None = None,
-    plain: bool = False,
     **placement: Any,
 ) -> Any:
-    """A causal language model or an encoder-decoder of transformers, in evaluation mode, on its device.
+    """A causal language model or an encoder-decoder of transformers, in evaluation mode, on its device; of models of pictures and text, the whole.
 
     name: see `hub.located`.  dtype, device: see `as_dtype` and `as_device`.
-    plain: take models that cannot be rolled back too; they can only be decoded without drafts.
     placement: options of `from_pretrained` that say where which weights go, in place of the device.
 
     Raises:
-        ModelLoadError: the folder is missing, incomplete or corrupt, or the model is of a kind that cannot be rolled back.
+        ModelLoadError: the folder is missing, incomplete or corrupt, or the model is no language model that transformers knows.
+        CapacityError: `max_model_len` beyond the model's context.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
-
     place = as_device(device)
     number = as_dtype(dtype, place)
     folder = located(name)
-    check = check_plain if plain else check_supported
     if is_gguf(folder):
         file = GgufFile(folder)
-        check(file.transformers_config, max_model_len)
+        check_plain(file.transformers_config, max_model_len)
         return file.module().to(place, None if number == "auto" else number)
     config = load_config(folder)
-    check(config, max_model_len)
-    kind = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
+    check_plain(config, max_model_len)
+    kind = _auto_class(config)
     try:
         loaded: Any = kind.from_pretrained(
             folder, dtype=number, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **placement

@@ -2,30 +2,33 @@
 
     B  sequences of a call    N  nodes of the tree    X  auxiliary rows    T = N - since + X  rows of the pass
 
-The module is used as it is: it gets an explicit mask, explicit positions and a `SlotCache`. When a target is built, a
-branching tree is scored and compared with a plain pass, so that a model that ignores any of the three is refused.
+The module is used as it is: it gets an explicit mask for each kind of its layers, explicit positions and a `SlotCache`. When a target is
+built, a branching tree behind a prefix is scored and compared with a plain pass, so that a model that ignores any of the three is refused, see `proof`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from inspect import signature
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 from transformers.cache_utils import Cache
 
 from polydraft.core import AuxRows, Needs, Scores, TokenTree
 from polydraft.errors import CapacityError, IncompatibleError, ModelLoadError, PolydraftError
-from polydraft.models.cache import CacheLayout, SlotCache
+from polydraft.models.cache import LayerShape, SlotCache
 from polydraft.models.checkpoint import of_module
 from polydraft.models.grouped_attention import GROUPED
 from polydraft.models.memory import weight_bytes
+from polydraft.models.proof import NARROW, proof_text, prove_trees
+from polydraft.models.rotary import FixedRotary, fixed, fixed_rotary
 from polydraft.models.slots import TREE_ROOM, SlotModel, special_ids
-from polydraft.models.supported import check_supported, context_length
-from polydraft.models.tree_attention import node_mask
+from polydraft.models.supported import check_rolls_back, context_length
+from polydraft.models.tree_attention import column_positions, node_mask
+from polydraft.models.windows import narrowed, text_config, windows, within
 
 __all__ = ["HFTarget", "PassRecorder"]
 
@@ -57,15 +60,12 @@ class PassRecorder(Cache):
         return {layer: (k.shape, v.shape, k.dtype) for layer, (k, v) in self.states.items()}
 
 
-def _layout(shapes: Shapes) -> CacheLayout:
-    kinds = set(shapes.values())
-    if len(kinds) != 1 or sorted(shapes) != list(range(len(shapes))):
+def _layers(shapes: Shapes) -> list[LayerShape]:
+    if not shapes or sorted(shapes) != list(range(len(shapes))):
         raise ModelLoadError(
-            "the model's layers keep keys and values of different shapes, or share them; one shape for all layers is expected. "
-            "Use another model."
+            f"only the layers {sorted(shapes)} keep keys and values; each of the first layers is expected to. Use another model."
         )
-    keys, values, dtype = kinds.pop()
-    return CacheLayout(len(shapes), keys[1], keys[3], values[3], dtype)
+    return [LayerShape(keys[1], keys[3], values[3], dtype) for _, (keys, values, dtype) in sorted(shapes.items())]
 
 
 class HFTarget(SlotModel):
@@ -80,7 +80,7 @@ class HFTarget(SlotModel):
     The tensors that it returns are inference tensors: read them, clone them to change them in place.
 
     Raises:
-        ModelLoadError: a model whose cache cannot be rolled back (sliding window, recurrent, hybrid, encoder-decoder).
+        ModelLoadError: a model whose cache cannot be rolled back (recurrent, hybrid, encoder-decoder), or that does not follow masks.
         CapacityError: a cache larger than the free memory, or a context longer than the model's.
 
     Example:
@@ -96,6 +96,9 @@ class HFTarget(SlotModel):
         [5, 0]
     """
 
+    _said_length = 1 << 20
+    """Far from any: a model that takes positions from it shows in the proof (Llama 4 scales queries by them)."""
+
     def __init__(self, model: Any, *, max_model_len: int | None = None, max_num_seqs: int = 8) -> None:
         self._check(model, max_model_len)
         self.model, self.checkpoint = model.eval(), of_module(model)
@@ -105,7 +108,8 @@ class HFTarget(SlotModel):
         self.eos_token_ids, self.bos_token_id = special_ids(model)
         self._attention = self._choose_attention()
         self._keeps_logits = "logits_to_keep" in signature(model.forward).parameters
-        self._num_groups = 1
+        self._num_groups, self._windows = 1, dict[str, Any]()
+        self._rotaries: list[FixedRotary] = []
         try:
             self._build(max_model_len, max_num_seqs)
         except PolydraftError:
@@ -118,7 +122,7 @@ class HFTarget(SlotModel):
     # Building
 
     def _check(self, model: Any, max_model_len: int | None) -> None:
-        check_supported(model.config, max_model_len, model)
+        check_rolls_back(model.config, max_model_len, model)
         if getattr(model.config, "is_encoder_decoder", False):
             raise ModelLoadError(f"{type(model).__name__} was given, which has an encoder. Use models.seq2seq.Seq2SeqTarget.")
 
@@ -132,71 +136,90 @@ class HFTarget(SlotModel):
 
     @torch.inference_mode()
     def _build(self, max_model_len: int | None, max_num_seqs: int) -> None:
-        """Find the cache's shape with a plain pass over two tokens, allocate it, and prove that a tree gives the same logits."""
-        recorder = PassRecorder()
-        path = torch.tensor([[0, 2]], device=self.device)
+        """Find the cache's shape with a plain pass, allocate it, and prove that a tree gives the logits of its paths."""
+        recorder, path = PassRecorder(), torch.tensor([[0, 2]], device=self.device)
         ones = torch.ones_like(path)
         out = self.model(path, past_key_values=recorder, use_cache=True, attention_mask=ones, output_hidden_states=True)
-        plain: Tensor = out.logits
-        self.vocab_size: int = plain.shape[-1]
+        self.vocab_size: int = out.logits.shape[-1]
         self._num_states, head = len(out.hidden_states), self.model.get_output_embeddings()
-        self._plain_head = head is not None and torch.allclose(head(out.hidden_states[-1]), plain, rtol=1e-2, atol=1e-3)
-        layout = self._allocate(recorder, max_model_len, max_num_seqs)
+        self._plain_head = head is not None and torch.allclose(head(out.hidden_states[-1]), out.logits, rtol=1e-2, atol=1e-3)
+        layers = self._allocate(recorder, max_model_len, max_num_seqs)
         if self._attention == GROUPED:
             num_ranks = getattr(self.model, "tp_size", None) or 1  # each has its part of the heads
-            self._num_groups = max(1, self.model.config.get_text_config().num_attention_heads // (layout.num_heads * num_ranks))
-        if self.max_model_len >= path.shape[1]:
-            self._prove(plain.float())
+            self._num_groups = max(1, text_config(self.model.config).num_attention_heads // (layers[0].num_heads * num_ranks))
+        self._rotaries = fixed_rotary(self.model, self.max_model_len)
+        self._windows = self._shorter_windows()
+        text, wide = proof_text(self.vocab_size, self.max_model_len), self._windows
+        with narrowed(self.model, NARROW) if wide else nullcontext():
+            self._windows = self._shorter_windows() if wide else {}
+            with fixed(self._rotaries):
+                plain = self.model(torch.tensor([text], device=self.device), use_cache=False).logits[0]
+            self._prove(text, plain)
+        self._windows = wide
 
-    def _allocate(self, recorder: PassRecorder, max_model_len: int | None, max_num_seqs: int) -> CacheLayout:
-        layout = _layout(recorder.shapes)
+    def _shorter_windows(self) -> dict[str, Any]:
+        """By kind of layer, see `windows`; empty where none is shorter than a sequence: one mask then serves all."""
+        kinds = windows(self.model.config)
+        return kinds if any(w is not None and w.width < self.max_model_len for w in kinds.values()) else {}
+
+    def _allocate(self, recorder: PassRecorder, max_model_len: int | None, max_num_seqs: int) -> list[LayerShape]:
+        layers = _layers(recorder.shapes)
         columns = self.open_slots(
             max_model_len,
             max_num_seqs,
-            context=context_length(self.model.config) or 0,  # 0 only where max_model_len is given, see check_supported
-            bytes_per_token=layout.bytes_per_token,
+            context=context_length(self.model.config) or 0,  # 0 only where max_model_len is given, see check_rolls_back
+            bytes_per_token=sum(shape.bytes_per_token for shape in layers),
             device=self.device,
         )
-        self._cache = SlotCache(layout, self.max_num_seqs, columns, recorder.devices)
-        return layout
+        self._cache = SlotCache(layers, self.max_num_seqs, columns, recorder.devices)
+        self._cache.said_length = self._said_length
+        return layers
 
-    def _prove(self, plain: Float[Tensor, "1 2 V"]) -> None:
-        """Score the root 0 with the children 1 and 2: the row of 2 must be the one after [0, 2]."""
-        tree = TokenTree(torch.tensor([[0, 1, 2]]), torch.tensor([[-1, 0, 0]]))
-        scored = self.score([0], tree).logits[:, [0, 2]]
-        self.release([0])
+    def _prove(self, text: list[int], plain: Float[Tensor, "L V"]) -> None:
+        prove_trees(self, text, plain)
         self.passes = 0
-        tolerance = plain.abs().max().item() * (1e-3 if self.dtype in (torch.float32, torch.float64) else 5e-2)
-        error = (scored - plain).abs().max().item()
-        if not error <= tolerance:
-            raise ModelLoadError(
-                f"{type(self.model).__name__} gives other logits for a tree than for its paths (off by {error:.1e}, "
-                f"at most {tolerance:.1e} expected): it does not follow the mask, the positions or the cache. Use another model."
-            )
 
     # Passes
 
     @contextmanager
     def _own_attention(self) -> Iterator[None]:
-        """The grouped attention, for the length of a pass: the module is the caller's."""
+        """The grouped attention and fixed rotary positions, for the length of a pass: the module is the caller's."""
         config = self.model.config
         before, config._attn_implementation = config._attn_implementation, self._attention
         try:
-            yield
+            with fixed(self._rotaries):
+                yield
         finally:
             config._attn_implementation = before
 
-    def _forward(self, inputs: Tensor, mask: np.ndarray, positions: np.ndarray, **options: Any) -> Any:
-        """One pass of the module; its tokens go where `SlotCache.begin` said. inputs: [B, T] ids or [B, T, D] embeddings."""
-        self.passes += 1
+    def _bias(self, mask: Float32[np.ndarray, "B T C"]) -> Float[Tensor, "B 1 GT C"]:
         bias = torch.from_numpy(mask)[:, None]
         if self._num_groups > 1:
             bias = bias.repeat(1, 1, self._num_groups, 1)
+        return bias.to(self.device, self.dtype)
+
+    def _masks(self, mask: np.ndarray, positions: np.ndarray, columns: np.ndarray) -> Tensor | dict[str, Tensor]:
+        """What the module gets: one mask, or one for each kind of its layers."""
+        if not self._windows:
+            return self._bias(mask)
+        full = self._bias(mask)
+        masks = {
+            kind: full if window is None else self._bias(within(mask, positions, columns, window))
+            for kind, window in self._windows.items()
+        }
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _forward(self, inputs: Tensor, mask: np.ndarray, positions: np.ndarray, columns: np.ndarray, **options: Any) -> Any:
+        """One pass of the module; its tokens go where `SlotCache.begin` said.
+
+        inputs: [B, T] ids or [B, T, D] embeddings.  mask, positions, columns: as of `tree_attention`.
+        """
+        self.passes += 1
         embedded = {"inputs_embeds": inputs} if inputs.ndim == 3 else {"input_ids": inputs}
         with self._own_attention():
             return self.model(
                 **embedded,
-                attention_mask=bias.to(self.device, self.dtype),
+                attention_mask=self._masks(mask, positions, columns),
                 position_ids=torch.from_numpy(positions).to(self.device),
                 past_key_values=self._cache,
                 use_cache=True,
@@ -237,11 +260,12 @@ class HFTarget(SlotModel):
         tokens = torch.tensor([[*token_ids[slot], *[0] * (T - len(token_ids[slot]))] for slot in slots], device=self.device)
         chains = np.broadcast_to(np.arange(-1, T - 1), (len(slots), T)).copy()
         mask, positions = node_mask(self.lengths[slots], chains)
+        columns = column_positions(self.lengths[slots], chains)
         kept_rows = sorted(set(last_rows.values())) if self._keeps_logits else list(range(T))
         options = {"logits_to_keep": torch.tensor(kept_rows, device=self.device)} if self._keeps_logits else {}
         self._cache.begin(slots, self.lengths[slots], T)
         positions = np.minimum(positions, self.max_model_len - 1)
-        out = self._forward(tokens, mask, positions, output_hidden_states=bool(hidden), **options)
+        out = self._forward(tokens, mask, positions, columns, output_hidden_states=bool(hidden), **options)
         logits, row = self._logits(out), {slot: b for b, slot in enumerate(slots)}
         return [
             (logits[row[slot], kept_rows.index(end)], [out.hidden_states[layer][row[slot], : end + 1] for layer in hidden])
@@ -269,11 +293,13 @@ class HFTarget(SlotModel):
         if order != list(range(len(order))):
             return self._reordered(slots, order, tree, hidden, aux, since)
         self.check_tree(N, 0 if aux is None else aux.nodes.shape[1])
-        mask, positions = node_mask(self.lengths[slots], tree.parents.cpu().contiguous().numpy(), since, aux)
+        parents = tree.parents.cpu().contiguous().numpy()
+        mask, positions = node_mask(self.lengths[slots], parents, since, aux)
+        columns = column_positions(self.lengths[slots], parents, aux)
         self._check_positions(positions)
         inputs = self._inputs(tree.tokens[:, since:].to(self.device), aux)
         self._cache.begin(slots, self.lengths[slots] + since, mask.shape[1])
-        out = self._forward(inputs, mask, positions, **({"output_hidden_states": True} if hidden else {}))
+        out = self._forward(inputs, mask, positions, columns, **({"output_hidden_states": True} if hidden else {}))
         self.scored(slots, N)
         logits, M = self._logits(out), N - since
         return Scores(
@@ -326,7 +352,8 @@ class HFTarget(SlotModel):
         """
         options = {"logits_to_keep": 1} if self._keeps_logits else {}
         self.passes += 1
-        out = self.model(torch.tensor([list(token_ids)], device=self.device), use_cache=False, **options)
+        with fixed(self._rotaries):
+            out = self.model(torch.tensor([list(token_ids)], device=self.device), use_cache=False, **options)
         return out.logits[0, -1, : self.vocab_size].float()
 
     @torch.inference_mode()

@@ -20,26 +20,34 @@ from polydraft.models.gguf import GgufFile
 from polydraft.models.gguf_parts import is_gguf
 from polydraft.models.gguf_tokenizer import gguf_tokenizer
 from polydraft.models.hub import located
-from polydraft.models.plain import PlainTarget
-from polydraft.models.supported import check_supported, is_encoder_decoder
+from polydraft.models.own_cache import OwnCacheTarget
+from polydraft.models.rotary import unchanging_length
+from polydraft.models.supported import is_encoder_decoder
 from polydraft.models.tokenizer import ROLES, Tokenizer
 
 BACKENDS = settings(ModelConfig)["backend"].choices
-__all__ = ["check_same_context", "check_same_vocabulary", "encode", "load_model", "load_tokenizer", "num_token_ids"]
+__all__ = [
+    "check_same_context",
+    "check_same_vocabulary",
+    "encode",
+    "in_transformers",
+    "load_model",
+    "load_tokenizer",
+    "num_token_ids",
+]
 
 
-def load_model(name: str, *, plain: bool = False, as_draft: bool = False, **fields: Any) -> Target:
-    """A target (or draft) model: the Llama family compiled in float32 on a CPU, else through transformers.
+def load_model(name: str, *, as_draft: bool = False, **fields: Any) -> Target:
+    """A target (or draft) model: the Llama family compiled in float32 on a CPU, else through transformers, see `in_transformers`.
 
     name: a folder of `save_pretrained`, a GGUF file, a name of `polydraft models list` or `OWNER/NAME` of the Hugging Face hub; see
         `hub.located`.
-    plain: the model will be used without drafts: one whose cache cannot be rolled back is then taken as it is.
     as_draft: the model will draft: a file's blocks of more than four bits are rounded to four where no quantization is given.
     fields: of `config.ModelConfig`. Quantization and a KV cache in bfloat16 make another model of a target; on a draft model they cost nothing
         but acceptance. Products with blocks of integers take activations rounded to eight bits a block by default, as llama.cpp's do.
 
     Raises:
-        ModelLoadError: the folder is missing, incomplete, corrupt or of a kind that cannot be rolled back.
+        ModelLoadError: the folder is missing, incomplete, corrupt or no language model that is known.
         InvalidInputError: a dtype, device or backend that does not exist.
         IncompatibleError: backend="compiled" for a model that it does not cover; says why.
         CapacityError: the cache does not fit.
@@ -61,16 +69,13 @@ def load_model(name: str, *, plain: bool = False, as_draft: bool = False, **fiel
             name, "over several devices", chosen | {"backend": None if backend in ("auto", "transformers") else backend}
         )
         return _spread(place, config.tensor_parallel, config.device_map, dtype, device, options)
-    files = _files(place, dtype, device, backend)
+    files = _files(place, dtype, device, backend, max_model_len)
     if as_draft and config.quantization is None and files is not None and files.has_blocks:
         compiled["quantization"] = "int4"
-    if files is not None and (not plain or _rolls_back(files, max_model_len)):
+    if files is not None:
         return _with_sound_weights(CompiledLlama(files, **options, **compiled), files, place)
-    module = load_module(place, dtype=dtype, device=device, max_model_len=max_model_len, plain=plain)
-    if plain and not _rolls_back(module, max_model_len):
-        _refuse_choices(name, "its cache cannot be rolled back", chosen)
-        return PlainTarget(module, **options)
-    reason = CompiledLlama.why_unsupported(module)
+    module = load_module(place, dtype=dtype, device=device, max_model_len=max_model_len)
+    reason = CompiledLlama.why_unsupported(module, max_model_len)
     if reason is not None and backend == "compiled":
         raise IncompatibleError(f"backend='compiled' was asked for {name!r}, but {reason}. Use backend='transformers'.")
     if reason is None and backend in ("auto", "compiled"):
@@ -78,10 +83,41 @@ def load_model(name: str, *, plain: bool = False, as_draft: bool = False, **fiel
         model.checkpoint = None  # the module's memory is given back
         return model
     _refuse_choices(name, reason or "as asked", chosen)
+    if backend == "auto" and reason is not None and CompiledLlama.why_unsupported(module, 1) is None:
+        warnings.warn(f"{name!r} runs through transformers, which is slower than compiled: {reason}.", stacklevel=2)
+    return in_transformers(module, name, **options)
+
+
+def in_transformers(module: Any, name: str = "", **options: Any) -> Target:
+    """A module of transformers as a target: in a KV cache of ours where it follows masks, else in its own, see `own_cache`.
+
+    name: for what is said of it.  options: `max_model_len`, `max_num_seqs`.
+
+    Raises:
+        CapacityError: the cache does not fit.
+    """
     from polydraft.models.hf import HFTarget
     from polydraft.models.seq2seq import Seq2SeqTarget
 
-    return (Seq2SeqTarget if is_encoder_decoder(module.config) else HFTarget)(module, **options)
+    if is_encoder_decoder(module.config):
+        return Seq2SeqTarget(module, **options)
+    try:
+        target: HFTarget | OwnCacheTarget = HFTarget(module, **options)
+    except ModelLoadError:
+        target = OwnCacheTarget(module, **options)
+        if target.reads_again:
+            warnings.warn(
+                f"{name!r} reads its whole text again for each token, which is slow: logits in the cache of transformers differ from those without.",
+                stacklevel=3,
+            )
+    unchanging = unchanging_length(module.config)
+    if unchanging is not None and unchanging < target.max_model_len:
+        warnings.warn(
+            f"the rotary frequencies of {name!r} depend on the length of a text; those of max_model_len={target.max_model_len} are taken for all "
+            f"texts. Give max_model_len={unchanging} or less for those of short ones.",
+            stacklevel=3,
+        )
+    return target
 
 
 def _with_sound_weights(model: CompiledLlama, files: Checkpoint, place: Path) -> CompiledLlama:
@@ -130,21 +166,15 @@ def _refuse_choices(name: str, reason: str, chosen: dict[str, str | None]) -> No
             )
 
 
-def _files(place: Path, dtype: str | torch.dtype | None, device: str | torch.device | None, backend: str) -> Checkpoint | None:
+def _files(
+    place: Path, dtype: str | torch.dtype | None, device: str | torch.device | None, backend: str, max_model_len: int | None
+) -> Checkpoint | None:
     """The weights of a folder or a file where the compiled path is meant and covers them, and takes them from there; else None."""
     meant = as_device(device)
     if backend not in ("auto", "compiled") or meant.type != "cpu" or as_dtype(dtype, meant) != torch.float32:
         return None
     files = checkpoint.of_file(GgufFile(place)) if is_gguf(place) else checkpoint.of_folder(place)
-    return None if files is None or CompiledLlama.why_unsupported(files) else files
-
-
-def _rolls_back(module: Any, max_model_len: int | None) -> bool:
-    try:
-        check_supported(module.config, max_model_len, module)
-    except ModelLoadError:
-        return False
-    return True
+    return None if files is None or CompiledLlama.why_unsupported(files, max_model_len) else files
 
 
 def load_tokenizer(name: str) -> Tokenizer:

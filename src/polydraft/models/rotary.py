@@ -5,15 +5,27 @@ Position m turns the i-th pair of a head of width d by the angle m theta^(-2i/d)
     yarn    only pairs of few turns over the trained length are; cosines and sines grow by `attention_factor`
             (Peng et al. 2023, arXiv 2309.00071, section 3.2 and equation 15)
 Other kinds, and the options of some models' yarn, are computed by transformers.
+
+Two kinds depend on the length of a text: keys in a KV cache would be stale once it grows past the trained length.
+    longrope  other divisors of the frequencies beyond it (Ding et al. 2024, arXiv 2402.13753)
+    dynamic   theta grows with the length
+Both are taken here as for a text of `max_model_len` tokens, from the first token on, as llama.cpp and vLLM do.
 """
 
 import math
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["frequencies", "head_width", "rope_parameters"]
+from polydraft.models.windows import text_config
+
+__all__ = ["FixedRotary", "fixed", "fixed_rotary", "frequencies", "head_width", "rope_parameters", "unchanging_length"]
+
+CHANGING = ("dynamic", "longrope")
+"""Kinds that depend on the length of a text."""
 
 YARN = frozenset(
     {"rope_type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"}
@@ -80,3 +92,67 @@ def _yarn(config: Any, theta: float, rope: Any) -> tuple[Tensor, float]:
     if growth is None:
         growth = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
     return 1.0 / (factor * wavelengths) * (1 - extrapolated) + 1.0 / wavelengths * extrapolated, growth
+
+
+def unchanging_length(config: Any) -> int | None:
+    """Longest text whose frequencies do not depend on its length, or None if they never do.
+
+    Example:
+        >>> from transformers import LlamaConfig
+        >>> unchanging_length(LlamaConfig(max_position_embeddings=64, rope_parameters={"rope_type": "dynamic", "factor": 2.0}))
+        64
+    """
+    config = text_config(config)
+    ropes = rope_parameters(config)
+    limits = [
+        rope.get("original_max_position_embeddings")
+        or getattr(config, "original_max_position_embeddings", None)
+        or config.max_position_embeddings
+        for rope in [r for r in ropes.values() if isinstance(r, dict)] or [ropes]
+        if rope.get("rope_type", rope.get("type")) in CHANGING
+    ]
+    return min(limits, default=None)
+
+
+class FixedRotary(NamedTuple):
+    """A module of transformers that makes rotary positions, and its frequencies for texts of one length. kind: of layers, where it has several."""
+
+    module: Any
+    kind: str | None
+    frequencies: Tensor
+
+
+def fixed_rotary(model: Any, length: int) -> list[FixedRotary]:
+    """Those of a model whose frequencies depend on the length; none where texts of `length` tokens change nothing."""
+    unchanging = unchanging_length(model.config)
+    if unchanging is None or length <= unchanging:
+        return []
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rotaries: list[FixedRotary] = []
+    for module in model.modules():
+        types = getattr(module, "rope_type", None)
+        for kind, name in types.items() if isinstance(types, dict) else [(None, types)]:
+            if name in CHANGING:
+                options = {} if kind is None else {"layer_type": kind}
+                angles, _ = ROPE_INIT_FUNCTIONS[name](module.config, torch.device("cpu"), seq_len=length, **options)
+                rotaries.append(FixedRotary(module, kind, angles))
+    return rotaries
+
+
+@contextmanager
+def fixed(rotaries: Sequence[FixedRotary]) -> Iterator[None]:
+    """For the length of a pass, modules keep to their fixed frequencies; the modules are the caller's."""
+    before = []
+    for module, kind, angles in rotaries:
+        name = "inv_freq" if kind is None else f"{kind}_inv_freq"
+        own = getattr(module, name)
+        before.append((module, name, own, module.rope_type))
+        setattr(module, name, angles.to(own.device, own.dtype))
+        module.rope_type = "default" if kind is None else {**module.rope_type, kind: "default"}
+    try:
+        yield
+    finally:
+        for module, name, own, rope_type in reversed(before):
+            setattr(module, name, own)
+            module.rope_type = rope_type

@@ -24,7 +24,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from polydraft.errors import CapacityError, InvalidInputError, ModelLoadError
 from polydraft.models.hf import HFTarget, PassRecorder
-from polydraft.models.supported import check_supported, context_length
+from polydraft.models.proof import proof_text
+from polydraft.models.supported import check_rolls_back, context_length
 
 __all__ = ["Seq2SeqTarget"]
 
@@ -84,8 +85,10 @@ class Seq2SeqTarget(HFTarget):
 
     # Building
 
+    _said_length = 0  # positions that are looked up by it are put in from outside
+
     def _check(self, model: Any, max_model_len: int | None) -> None:
-        check_supported(model.config, max_model_len, model)
+        check_rolls_back(model.config, max_model_len, model)
         if not model.config.is_encoder_decoder:
             raise ModelLoadError(
                 f"{type(model).__name__} was given, which has no encoder; expected T5, BART or Marian. Use HFTarget."
@@ -105,7 +108,8 @@ class Seq2SeqTarget(HFTarget):
                 f"{type(self.model).__name__} has neither absolute positions nor relative biases that are known here. Use T5, BART or Marian."
             )
         self._bias_tables = [_by_distance(m) for m in self._biased]
-        source, path = torch.tensor([[0, 2]], device=self.device), torch.tensor([[0, 2]], device=self.device)
+        text = proof_text(self.model.config.vocab_size, max_model_len or RELATIVE_CONTEXT)
+        source, path = torch.tensor([[0, 2]], device=self.device), torch.tensor([text], device=self.device)
         out = self.model(input_ids=source, decoder_input_ids=path, output_hidden_states=True)
         states = out.decoder_hidden_states
         self.vocab_size: int = out.logits.shape[-1]
@@ -115,7 +119,7 @@ class Seq2SeqTarget(HFTarget):
         self._column_positions = np.tile(np.arange(self._cache.num_columns), (self.max_num_seqs, 1))
         banned, self._banned = self._banned, []
         self.encode([0], [source[0].tolist()])
-        self._prove(out.logits.float())
+        self._prove(text, out.logits[0])
         self._banned = banned
 
     # Sources
@@ -187,7 +191,7 @@ class Seq2SeqTarget(HFTarget):
 
     # Passes
 
-    def _forward(self, inputs: Tensor, mask: np.ndarray, positions: np.ndarray, **options: Any) -> Any:
+    def _forward(self, inputs: Tensor, mask: np.ndarray, positions: np.ndarray, columns: np.ndarray, **options: Any) -> Any:
         self.passes += 1
         slots, first_columns = self._cache.slots, self._cache.begins
         layers, sources = self._cross(slots)

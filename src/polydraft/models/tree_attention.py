@@ -9,7 +9,7 @@ from jaxtyping import Float32, Int64
 from polydraft.compiled_code import njit
 from polydraft.core import AuxRows
 
-__all__ = ["node_mask"]
+__all__ = ["column_positions", "node_mask"]
 
 
 @njit(cache=True)
@@ -67,3 +67,30 @@ def node_mask(
         _aux(mask, lengths, parents, aux.nodes.cpu().numpy(), aux.mask.cpu().numpy())
         positions[:, N - since :] = lengths[:, None] + aux.positions.cpu().numpy()
     return mask, positions
+
+
+@njit(cache=True)
+def _depths(columns: np.ndarray, lengths: np.ndarray, parents: np.ndarray) -> None:
+    for b in range(parents.shape[0]):
+        for n in range(parents.shape[1]):
+            m = parents[b, n]
+            columns[b, lengths[b] + n] = lengths[b] if m < 0 else columns[b, lengths[b] + m] + 1
+
+
+def column_positions(
+    lengths: Int64[np.ndarray, " B"], parents: Int64[np.ndarray, "B N"], aux: AuxRows | None = None
+) -> Int64[np.ndarray, "B C"]:
+    """Positions of what lies in the columns that `node_mask` is over; behind a shorter text's rows they mean nothing.
+
+    Example:
+        >>> column_positions(np.array([2]), np.array([[-1, 0, 0, 1]])).tolist()
+        [[0, 1, 2, 3, 3, 4]]
+    """
+    B, N = parents.shape
+    X = 0 if aux is None else aux.nodes.shape[1]
+    columns = np.tile(np.arange(int(lengths.max()) + N + X), (B, 1))
+    _depths(columns, lengths, parents)
+    if aux is not None:
+        at = (lengths + N)[:, None] + np.arange(X)
+        np.put_along_axis(columns, at, lengths[:, None] + aux.positions.cpu().numpy(), 1)
+    return columns

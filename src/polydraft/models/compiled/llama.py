@@ -31,7 +31,7 @@ from polydraft.models.compiled.proposals import CompiledProposals
 from polydraft.models.compiled.vectors import PANEL
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.slots import TREE_ROOM, special_ids
-from polydraft.models.supported import check_supported, context_length
+from polydraft.models.supported import check_rolls_back, context_length, narrowest_window
 from polydraft.threads import MAX_THREADS, Pool, default_threads
 
 __all__ = ["CompiledLlama"]
@@ -86,13 +86,13 @@ class CompiledLlama(CompiledProposals):
             raise InvalidInputError(
                 f"cache_dtype={cache_dtype!r} was given; expected one of {', '.join(map(repr, CACHE_DTYPES))}."
             )
-        reason = self.why_unsupported(model)
+        reason = self.why_unsupported(model, max_model_len)
         if reason:
             raise IncompatibleError(f"{type(model).__name__} cannot be compiled: {reason}. Use backend='transformers'.")
         source = _checkpoint_of(model)
         self.checkpoint = source
         config = source.config
-        check_supported(config, max_model_len)
+        check_rolls_back(config, max_model_len)
         self.name, self.vocab_size = str(config.name_or_path or type(model).__name__), int(config.vocab_size)
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.eos_token_ids, self.bos_token_id = special_ids(source)
@@ -194,11 +194,14 @@ class CompiledLlama(CompiledProposals):
         return self.pool.num_threads
 
     @staticmethod
-    def why_unsupported(model: Any) -> str | None:
-        """Why a model is not covered, or None if it is. model: as for the constructor."""
+    def why_unsupported(model: Any, max_model_len: int | None = None) -> str | None:
+        """Why a model is not covered, or None if it is. model, max_model_len: as for the constructor."""
         config = model.config
         if reason := why_not_family(config):
             return reason
+        window, longest = narrowest_window(config), max_model_len or context_length(config) or 0
+        if window is not None and window < longest:
+            return f"its window of {window} tokens is shorter than a sequence ({longest}); max_model_len={window} or less is compiled"
         if model.device.type != "cpu" or model.dtype != torch.float32:
             return f"it is {model.dtype} on {model.device}, and the compiled path is float32 on a CPU"
         if config.hidden_act != "silu" or getattr(config, "mlp_bias", False):

@@ -1,0 +1,83 @@
+"""Proof, when a model of transformers is built, that passes over a KV cache or a state give the logits of a pass over the whole text.
+
+Windows are narrowed for it, see `windows.narrowed`, so that a text of `LENGTH` tokens crosses them several times: at true widths it would
+take as long as a prompt of thousands of tokens, and the masks come from the same lines.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from polydraft.core import Outcome, Target, TokenTree
+from polydraft.errors import ModelLoadError
+
+__all__ = ["NARROW", "PREFIX", "check_close", "proof_text", "prove_trees", "tree_of"]
+
+LENGTH, PREFIX, ROOT_AND_DRAFTS, NARROW = 12, 5, 4, 3
+"""Tokens of the text, of what is read of it at once, of the path of a tree, and of a window."""
+
+
+def proof_text(vocab_size: int, max_model_len: int) -> list[int]:
+    """Token ids of the text; low ones, which no picture stands for.
+
+    Example:
+        >>> proof_text(100, 4)
+        [2, 5, 8, 11]
+    """
+    return [(2 + 3 * i) % vocab_size for i in range(min(LENGTH, max_model_len))]
+
+
+def tree_of(text: list[int], other: int) -> tuple[TokenTree, list[int]]:
+    """A tree whose path is the text, and the nodes of it. other: token of the siblings and of their children, which lie between them.
+
+    Example:
+        >>> tree, path = tree_of([5, 6, 7], other=9)
+        >>> tree.tokens.tolist(), tree.parents.tolist(), path
+        ([[5, 9, 9, 6, 9, 7]], [[-1, 0, 1, 0, 3, 3]], [0, 3, 5])
+    """
+    tokens, parents, path = [text[0]], [-1], [0]
+    for depth, token in enumerate(text[1:], 1):
+        above, sibling = path[-1], len(tokens)
+        tokens, parents = [*tokens, other], [*parents, above]
+        if depth < len(text) - 1:
+            tokens, parents = [*tokens, other], [*parents, sibling]
+        tokens, parents = [*tokens, token], [*parents, above]
+        path.append(len(tokens) - 1)
+    return TokenTree(torch.tensor([tokens]), torch.tensor([parents])), path
+
+
+def prove_trees(target: Target, text: list[int], plain: Float[Tensor, "L V"]) -> None:
+    """Read a prefix of the text, then rounds of a tree each, of whose paths a part is accepted. plain: logits of a pass over the text.
+
+    Raises:
+        ModelLoadError: other logits, by how much.
+    """
+    at = min(PREFIX, len(text) - 1)
+    found = [target.prefill([0], [text[:at]]).logits[0]] if at else []
+    expected = [plain[at - 1 : at]] if at else []
+    while at < len(text):
+        tree, path = tree_of(text[at : at + ROOT_AND_DRAFTS], other=text[0])
+        found.append(target.score([0], tree).logits[0, path])
+        expected.append(plain[at : at + len(path)])
+        accepted = path[1 : len(path) - (at == PREFIX)]  # all but the last, then all
+        outcome = Outcome(torch.tensor([accepted], dtype=torch.int64), torch.tensor([len(accepted)]), torch.tensor([0]))
+        target.commit([0], outcome)
+        at += 1 + len(accepted)
+    target.release([0])
+    check_close(torch.cat(found), torch.cat(expected), target, "trees of drafts")
+
+
+def check_close(found: Float[Tensor, "M V"], plain: Float[Tensor, "M V"], target: Target, what: str) -> None:
+    """Refuse logits that are not those of a plain pass.
+
+    Raises:
+        ModelLoadError: by how much they are off.
+    """
+    exact = target.dtype in (torch.float32, torch.float64)
+    tolerance = plain.abs().max().item() * (1e-3 if exact else 5e-2)
+    error = (found - plain.float()).abs().max().item()
+    if not error <= tolerance:
+        raise ModelLoadError(
+            f"{target.name or type(target).__name__} gives other logits for {what} than for its paths (off by {error:.1e}, at most "
+            f"{tolerance:.1e} expected): it does not follow the mask, the positions or the cache. Use another model."
+        )
