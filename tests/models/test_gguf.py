@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from polydraft.models.plain import PlainTarget
 from safetensors.torch import save_file
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -29,6 +28,7 @@ from polydraft.models.folder import load_module
 from polydraft.models.gguf import GgufFile
 from polydraft.models.gguf_folders import TRANSFORMERS_TYPES
 from polydraft.models.gguf_header import ARCHITECTURES, LAYOUTS, TYPES
+from polydraft.models.hf import HFTarget
 from polydraft.models.load import load_model, load_tokenizer
 from tests.models.gguf_files import logits, read_by_transformers, write, writer_arch
 from tests.support.closeness import assert_close
@@ -82,8 +82,8 @@ def test_a_file_of_every_type_has_the_logits_of_its_dequantised_weights(tmp_path
 def test_a_file_of_every_family_is_the_model_that_was_written(tmp_path, name):
     module = small(name)
     path = write(tmp_path / "m.gguf", module)
-    target = load_model(path, device="cpu", max_num_seqs=1, plain=True)
-    assert isinstance(target, PlainTarget if name.startswith("gemma") else CompiledLlama)
+    target = load_model(path, device="cpu", max_num_seqs=1)
+    assert isinstance(target, HFTarget if name.startswith("gemma") else CompiledLlama)
     for judge in (module, read_by_transformers(path)):
         assert_close(row(target), logits(judge, IDS))
     through = load_model(path, device="cpu", max_num_seqs=1, backend="transformers", max_model_len=16)
@@ -135,8 +135,10 @@ def test_factors_of_long_and_short_contexts_in_a_file_are_those_of_phi3(tmp_path
     read = GgufFile(path).module()
     for ids in (IDS, IDS * 8):
         assert_close(logits(read, ids), logits(module, ids))
-    with pytest.raises(ModelLoadError, match="rotary frequencies change once a sequence"):
-        load_model(path, device="cpu", max_num_seqs=1)
+    with pytest.warns(UserWarning, match=r"rotary frequencies .* depend on the length.*Give max_model_len=32 or less"):
+        target = load_model(path, device="cpu", max_num_seqs=1)
+    longest = (IDS * 64)[: target.max_model_len]
+    assert_close(target.prefill([0], [longest]).logits[0, 0], logits(module, longest))
     assert_close(row(load_model(path, device="cpu", max_num_seqs=1, max_model_len=32)), logits(module, IDS))
 
 
@@ -388,7 +390,7 @@ def test_the_folder_that_a_refused_file_advises_runs(tmp_path, architecture):
     writer.close()
     refused(path, f"'{architecture}'", "Give its safetensors folder, which runs through transformers")
     filled(hf.AutoModelForCausalLM.from_config(ADVISED[architecture])).save_pretrained(tmp_path / "folder")
-    target = load_model(str(tmp_path / "folder"), device="cpu", max_num_seqs=1, max_model_len=64, plain=True)
+    target = load_model(str(tmp_path / "folder"), device="cpu", max_num_seqs=1, max_model_len=64)
     assert row(target).isfinite().all()
 
 

@@ -8,7 +8,6 @@ import torch
 
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.load import load_model
-from polydraft.models.plain import PlainTarget
 from polydraft.tree import pad
 from tests.models.tree_rounds import outcome
 
@@ -25,7 +24,7 @@ NATS = 1e-3
 def model(request):
     """A target, and its cases: prompt, and ids and log-probabilities of what follows."""
     name, backend = request.param
-    target = load_model(str(FOLDER / f"{name}.gguf"), backend=backend, max_num_seqs=1, max_model_len=96, plain=True)
+    target = load_model(str(FOLDER / f"{name}.gguf"), backend=backend, max_num_seqs=1, max_model_len=96)
     assert isinstance(target, CompiledLlama) == (backend == "compiled")
     return target, json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))["cases"]
 
@@ -67,8 +66,6 @@ def test_a_text_in_pieces_has_them_token_by_token(model):
 
 def test_drafts_that_are_rejected_at_every_position_leave_them_as_they_are(model):
     target, cases = model
-    if isinstance(target, PlainTarget):
-        pytest.skip("it is decoded without drafts")
     for case in cases:
         target.release([0])
         *read, root = case["prompt"]

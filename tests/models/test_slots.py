@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
-from polydraft.models.plain import PlainTarget
 
 from polydraft.core import SamplingParams, TokenTree
 from polydraft.drafters.model.paths import ModelDrafter
@@ -15,15 +14,15 @@ from polydraft.engine.api import Engine
 from polydraft.models import checkpoint, load, pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.hf import HFTarget
+from polydraft.models.own_cache import OwnCacheTarget
 from polydraft.models.slots import TREE_ROOM, Slots, special_ids
 from polydraft.tree import pad
 from tests.engine.tables import TableModel
 from tests.models.tree_rounds import ARCHITECTURES, fresh, outcome, small_model
 from tests.support.closeness import assert_close
 
-KINDS = [HFTarget, CompiledLlama, PlainTarget]
+KINDS = [HFTarget, CompiledLlama, OwnCacheTarget]
 EVERY = pytest.mark.parametrize("kind", KINDS)
-WITH_TREES = pytest.mark.parametrize("kind", KINDS[:2])
 TEXT = [5, 9, 2, 7, 7, 1, 3, 8, 4, 6]
 
 
@@ -69,7 +68,7 @@ def test_a_copied_prefix_is_as_good_as_one_that_was_read(kind):
     assert_close(after(target, 0, 11), fresh(model, [*TEXT, 11])[-1])
 
 
-@WITH_TREES
+@EVERY
 def test_a_commit_takes_a_score_of_its_very_nodes(kind):
     _, target = made(kind)
     target.prefill([0, 1], [TEXT, TEXT])
@@ -92,7 +91,7 @@ def test_a_commit_takes_a_score_of_its_very_nodes(kind):
             target.commit([1], nothing)
 
 
-@WITH_TREES
+@EVERY
 def test_a_batch_is_committed_as_each_of_its_rows(kind):
     model, target = made(kind)
     target.prefill([2, 0], [TEXT[:3], TEXT])

@@ -65,8 +65,8 @@ class Engine(Loop):
         The KV cache entries of finished requests stay for requests with the same prefix, such as the next turn of a chat.
 
         Target and draft model have the same vocabulary, and are both causal models or both encoder-decoders (T5, BART, Marian), whose source the
-        prompt is; the drafters "tli" and "slem" take any two. A target whose cache cannot be rolled back (sliding window, recurrent, hybrid) is
-        decoded plainly: give drafter=None.
+        prompt is; the drafters "tli" and "slem" take any two. A target that takes no drafts is
+        decoded plainly and a warning says why; a drafter that is named is refused for it.
         A request that names a seed is decided from it and from its own steps, so that its text depends on nothing else that runs.
 
         Raises:

@@ -269,12 +269,13 @@ class OwnCacheTarget(SlotModel):
 
     def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
         """See `core.Target`; a state that has read the whole path is the slot's from now on."""
-        for slot, path, count in zip(slots, outcome.host[0].tolist(), outcome.host[1].tolist(), strict=True):
+        lengths = self.lengths[list(slots)].tolist()
+        super().commit(slots, outcome)
+        for slot, length, path, count in zip(slots, lengths, *(x.tolist() for x in outcome.host[:2]), strict=True):
             scored = self._trees.pop(slot)
-            text = self._texts[slot][: int(self.lengths[slot])] + [scored.tokens[n] for n in (0, *path[:count])]
+            text = self._texts[slot][:length] + [scored.tokens[n] for n in (0, *path[:count])]
             self._texts[slot] = text
             self._states[slot] = next((state for state in scored.states if state.token_ids == text), self._states[slot])
-        super().commit(slots, outcome)
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """There are no columns: what is committed is read again."""
