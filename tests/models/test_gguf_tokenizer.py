@@ -74,23 +74,23 @@ def types(tokens: list[str]) -> list[int]:
     ]
 
 
-def add_roles(writer, tokens: list[str]) -> None:
+def add_roles(writer, tokens: list[str], template=TEMPLATE) -> None:
     writer.add_token_list(tokens)
     writer.add_token_types(types(tokens))
     writer.add_bos_token_id(tokens.index("<|endoftext|>"))
     writer.add_eos_token_id(tokens.index("<end>"))
     writer.add_unk_token_id(tokens.index("<unk>"))
-    writer.add_chat_template(TEMPLATE)
+    writer.add_chat_template(template)
 
 
-def byte_level_file(path: Path, pre: str | None, *, add_bos: bool | None = None) -> Path:
+def byte_level_file(path: Path, pre: str | None, *, add_bos: bool | None = None, template=TEMPLATE) -> Path:
     tokens, merges = byte_level()
 
     def fill(writer):
         writer.add_tokenizer_model("gpt2")
         if pre is not None:
             writer.add_tokenizer_pre(pre)
-        add_roles(writer, tokens)
+        add_roles(writer, tokens, template)
         writer.add_token_merges(merges)
         if add_bos is not None:
             writer.add_add_bos_token(add_bos)

@@ -86,8 +86,9 @@ def _write_tokenizer(writer: Any, tokenizer: Any, vocab_size: int) -> None:
     if tokenizer.eos_token_id is not None:
         writer.add_eos_token_id(tokenizer.eos_token_id)
     writer.add_add_bos_token(False)
-    if tokenizer.chat_template:
-        writer.add_chat_template(tokenizer.chat_template)
+    if templates := tokenizer.chat_template:
+        named = [] if isinstance(templates, str) else [{"name": name, "template": text} for name, text in templates.items()]
+        writer.add_chat_template(named or templates)
 
 
 class LlamaCpp:

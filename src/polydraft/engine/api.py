@@ -28,6 +28,7 @@ from polydraft.engine.signatures import with_fields
 from polydraft.engine.speculation import CompileDrafts, Menu
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
+from polydraft.models.chat_template import template_of
 from polydraft.models.defaults import sampling_defaults
 from polydraft.models.encoding import Cuts, longest_token, num_bytes, token_ids
 from polydraft.models.memory import default_prefix_cache_bytes
@@ -341,7 +342,8 @@ class Engine(Loop):
         check_messages(messages)
         if self.tokenizer is None:
             raise InvalidInputError("a chat needs a tokenizer; build the engine with one, or use generate with token ids.")
-        if not getattr(self.tokenizer, "chat_template", None):
+        templates = getattr(self.tokenizer, "chat_template", None)
+        if not templates:
             raise IncompatibleError(
                 f"the tokenizer of {self.summary()['target']!r} has no chat template: the model was not trained to converse. "
                 "Use a chat model, give the engine's tokenizer a chat_template, or use generate."
@@ -350,6 +352,8 @@ class Engine(Loop):
         self._check_bytes([*(message.get("content") for message in messages), *options.values()])
         cuts = None if parse_special else Cuts(self.tokenizer, arguments)
         arguments_shown = arguments if cuts is None else cuts.put(arguments)
+        if isinstance(templates, Mapping):
+            arguments_shown["chat_template"] = template_of(templates, tools=bool(options.get("tools")))
         try:
             text = self.tokenizer.apply_chat_template(
                 arguments_shown.pop("messages"), tokenize=False, add_generation_prompt=True, **arguments_shown

@@ -11,7 +11,24 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["render"]
+__all__ = ["render", "template_of"]
+
+TOOL_USE = "tool_use"
+
+
+def template_of(templates: str | Mapping[str, str] | None, *, tools: bool) -> str | None:
+    """The one of a model's templates that writes a conversation: with tools that of their name, else the default; None where there is none.
+
+    templates: one alone, or by name.
+
+    Example:
+        >>> template_of({"default": "a", "tool_use": "b"}, tools=True), template_of({"rag": "c", "default": "a"}, tools=True)
+        ('b', 'a')
+    """
+    if templates is None or isinstance(templates, str):
+        return templates
+    names = (*([TOOL_USE] if tools else []), "default", *templates)
+    return next((templates[name] for name in names if name in templates), None)
 
 
 def render(template: str, messages: Sequence[Mapping[str, Any]], **names: Any) -> str:

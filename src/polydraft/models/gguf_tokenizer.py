@@ -15,6 +15,7 @@ __all__ = ["gguf_tokenizer"]
 
 CONTROL, USER_DEFINED = 3, 4
 """Types of tokens that are matched whole before text is split; the first are no text."""
+TEMPLATE = "tokenizer.chat_template"
 KEYS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
@@ -35,8 +36,16 @@ def gguf_tokenizer(file: GgufFile) -> BackendTokenizer | None:
     roles = {role: tokens[i] for role in ROLES if (i := special_id(file, KEYS[role])) is not None and i < len(tokens)}
     _add_whole_tokens(backend, tokens, file.metadata.get("tokenizer.ggml.token_type") or (), roles)
     _surround(backend, roles, add_bos, bool(file.metadata.get("tokenizer.ggml.add_eos_token", False)))
-    template = file.metadata.get("tokenizer.chat_template")
-    return BackendTokenizer(backend, roles, chat_template=template, add_bos_token=add_bos and "bos_token" in roles)
+    return BackendTokenizer(backend, roles, chat_template=_templates(file), add_bos_token=add_bos and "bos_token" in roles)
+
+
+def _templates(file: GgufFile) -> str | dict[str, str] | None:
+    """The chat template of a file, or those that it has, by name."""
+    default = file.metadata.get(TEMPLATE)
+    named = {key.removeprefix(f"{TEMPLATE}."): text for key, text in file.metadata.items() if key.startswith(f"{TEMPLATE}.")}
+    if not named:
+        return default
+    return named if default is None else {"default": default, **named}
 
 
 def _byte_level(file: GgufFile, tokens: list[str]) -> tuple[Any, bool]:

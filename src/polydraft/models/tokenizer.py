@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from polydraft.models.chat_template import render
+from polydraft.models.chat_template import render, template_of
 
 __all__ = ["ROLES", "BackendTokenizer", "Tokenizer"]
 
@@ -17,7 +17,7 @@ class Tokenizer(Protocol):
     """A tokenizer as the engine uses it: those of transformers are such, and `BackendTokenizer`.
 
     bos_token, ...: tokens of these roles and their ids, None where there is none.  all_special_ids: of tokens that are no text.
-    chat_template: Jinja source, or None; it may be set.  backend_tokenizer: of the `tokenizers` library; slow ones lack it.
+    chat_template: Jinja source, several by name, or None; it may be set.  backend_tokenizer: of the `tokenizers` library; slow ones lack it.
     """
 
     bos_token: str | None
@@ -28,7 +28,7 @@ class Tokenizer(Protocol):
     eos_token_id: int | None
     unk_token_id: int | None
     pad_token_id: int | None
-    chat_template: str | None
+    chat_template: str | dict[str, str] | None
 
     @property
     def all_special_ids(self) -> list[int]: ...
@@ -60,7 +60,12 @@ class BackendTokenizer:
     """
 
     def __init__(
-        self, backend: Any, roles: Mapping[str, str], *, chat_template: str | None = None, add_bos_token: bool = False
+        self,
+        backend: Any,
+        roles: Mapping[str, str],
+        *,
+        chat_template: str | dict[str, str] | None = None,
+        add_bos_token: bool = False,
     ) -> None:
         self.backend_tokenizer, self.chat_template, self.add_bos_token = backend, chat_template, add_bos_token
         self.bos_token, self.eos_token, self.unk_token, self.pad_token = (roles.get(role) for role in ROLES)
@@ -117,25 +122,29 @@ class BackendTokenizer:
         add_generation_prompt: bool = False,
         **names: Any,
     ) -> Any:
-        """A conversation as text, or its `input_ids`; names: what else the template sees, such as `tools`.
+        """A conversation as text, or its `input_ids`; names: what else the template sees, such as `tools`, for which there may be a template.
 
         Raises:
             ValueError: there is no template.
             jinja2.TemplateError: the template refuses these messages.
         """
-        if not self.chat_template:
+        template = template_of(self.chat_template, tools=bool(names.get("tools")))
+        if not template:
             raise ValueError("this tokenizer has no chat_template")
         tokens = {role: token for role in ROLES if (token := getattr(self, role)) is not None}
-        text = render(self.chat_template, messages, add_generation_prompt=add_generation_prompt, **tokens, **names)
+        text = render(template, messages, add_generation_prompt=add_generation_prompt, **tokens, **names)
         return self(text, add_special_tokens=False) if tokenize else text
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`, which transformers reads."""
+        """Write `tokenizer.json`, `tokenizer_config.json` and the chat templates, which transformers reads."""
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         self.backend_tokenizer.save(str(place / "tokenizer.json"))
         settings = {role: getattr(self, role) for role in ROLES if getattr(self, role) is not None}
         settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         (place / "tokenizer_config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False), encoding="utf-8")
-        if self.chat_template:
-            (place / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
+        named = {"default": self.chat_template} if isinstance(self.chat_template, str) else self.chat_template or {}
+        for name, template in named.items():
+            file = place / ("chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja")
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(template, encoding="utf-8")

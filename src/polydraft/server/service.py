@@ -16,6 +16,7 @@ from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine.asynchronous import AsyncEngine
 from polydraft.engine.output import StepOutput
 from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.models.chat_template import template_of
 from polydraft.params import SamplingParams, StructuredOutputs
 from polydraft.policy.fixed import FixedPolicy
 from polydraft.server import errors
@@ -68,7 +69,7 @@ class Service:
         built = self.engine.engine.summary()
         drafts = {name: built[name] for name in ("drafter", "drafters", "verifier", "lossless", "decoding")}
         drafts["verifiers"] = self.engine.engine.menu.rules()
-        return {"max_model_len": built["max_model_len"], "chat": bool(self._template), "speculation": drafts}
+        return {"max_model_len": built["max_model_len"], "chat": bool(self._template()), "speculation": drafts}
 
     async def completions(self, request: Request, body: CompletionRequest) -> Response:
         """Continue texts."""
@@ -172,14 +173,14 @@ class Service:
     def _tokenizer(self) -> Any:
         return self.engine.engine.tokenizer
 
-    @property
-    def _template(self) -> str:
-        return getattr(self._tokenizer, "chat_template", None) or ""
+    def _template(self, *, tools: bool = False) -> str:
+        """That a conversation is written by."""
+        return template_of(getattr(self._tokenizer, "chat_template", None), tools=tools) or ""
 
     @property
     def _call_format(self) -> CallFormat:
         """How the model writes calls; where its template says nothing, as it is told to."""
-        return format_of(self._template) or HERMES
+        return format_of(self._template(tools=True)) or HERMES
 
     def _decode(self, ids: Sequence[int]) -> str:
         most = self.engine.engine.target.vocab_size
@@ -204,7 +205,7 @@ class Service:
         if reserved := more.keys() & {"messages", "conversation", "tools", "tokenize", "add_generation_prompt", "parse_special"}:
             raise ApiError(400, f"chat_template_kwargs has {min(reserved)!r}, which is not for it.", param="chat_template_kwargs")
         offered = [function.described() for function in tools.functions] if tools else []
-        if (calls := format_of(self._template)) is not None:
+        if (calls := format_of(self._template(tools=bool(offered)))) is not None:
             more |= {"tools": offered} if offered else {}
             plain = with_ids(plain, calls)
         else:
