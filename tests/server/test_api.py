@@ -248,10 +248,11 @@ def test_tokens_there_and_back(served):
 @pytest.mark.parametrize(
     ("path", "change", "param"),
     [
-        ("completions", {"stop": [""]}, "stop.0"),
+        ("completions", {"stop": [5]}, "stop.0"),
         ("completions", {"stop": 5}, "stop"),
         ("completions", {"prompt": [[1], ["x"]]}, "prompt.1.0"),
-        ("completions", {"nothing": 1}, "nothing"),
+        ("completions", {"temprature": 1}, "temprature"),
+        ("completions", {"speculation": {"nothing": 1}}, "speculation.nothing"),
         ("chat/completions", {"messages": [{"role": "user"}]}, "messages.0.content"),
         ("chat/completions", {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
     ],
@@ -366,10 +367,10 @@ def test_a_streamed_response_comes_in_openais_events(served):
     ("change", "said"),
     [
         ({"previous_response_id": "resp-1"}, "previous_response_id"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"background": True}, "background"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input_text"),
         ({"max_output_tokens": 0}, "max_tokens=0"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
     ],
 )
 def test_what_a_response_cannot_have_is_refused(served, change, said, stream):

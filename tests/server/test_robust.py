@@ -43,8 +43,6 @@ def lives(served) -> bool:
         b'{"prompt": "\xff"}',
         b"[" * 100_000,
         b'{"a":' * 50_000,
-        b'{"prompt": "x", "temperature": NaN}',
-        b'{"prompt": "x", "temperature": 1e999}',
         b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}",
         b'{"prompt": "\\ud800"}',
         b'{"prompt": "x", "prompt": 5}',
@@ -56,6 +54,12 @@ def test_a_malformed_body_is_refused_in_openais_format(served, path, body):
     assert 400 <= found.status_code < 500
     assert set(found.json()["error"]) == {"message", "type", "param", "code"}
     assert "Traceback" not in found.text and "/site-packages/" not in found.text
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"1e999", b"-Infinity"])
+def test_numbers_without_bounds_are_refused(served, number):
+    found = served.http.post("/v1/completions", content=b'{"prompt": "x", "temperature": ' + number + b"}", headers=JSON)
+    assert found.status_code == 400 and found.json()["error"]["param"] == "temperature"
 
 
 def test_bodies_with_fields_of_wrong_types_never_break_it(served):

@@ -22,7 +22,7 @@ from polydraft.engine.loop import Inbox, Loop, step_overhead
 from polydraft.engine.output import StepOutput
 from polydraft.engine.parts import check_encoders, decoding, slots
 from polydraft.engine.pretrained import load_models
-from polydraft.engine.prompts import Prompt, as_ids, as_list, check_messages, check_params
+from polydraft.engine.prompts import Prompt, as_ids, as_list, check_messages, check_params, cut_behind
 from polydraft.engine.sequence import Result, Sample
 from polydraft.engine.signatures import with_fields
 from polydraft.engine.speculation import CompileDrafts, Menu
@@ -328,18 +328,21 @@ class Engine(Loop):
         """Give no more outputs to the inbox of a request; it runs on."""
         self._streams.pop(request_id, None)
 
-    def encode_chat(self, messages: Seq[Mapping[str, Any]], *, parse_special: bool = False, **options: Any) -> list[int]:
+    def encode_chat(
+        self, messages: Seq[Mapping[str, Any]], *, parse_special: bool = False, continued: bool = False, **options: Any
+    ) -> list[int]:
         """Token ids of a conversation that the model is to answer, through the tokenizer's own template.
 
-        messages: each with "role" (such as "system", "user" or "assistant") and "content"; the last one is not the assistant's.
+        messages: each with "role" (such as "system", "user" or "assistant") and "content"; the last one is not the assistant's, unless it is continued.
         parse_special: special tokens in messages are control tokens, so that a message can open a turn of another role; False: they are text.
+        continued: the last message is the beginning of the answer, whose role it has.
         options: what else the template is given, such as `tools` and `enable_thinking`.
 
         Raises:
             InvalidInputError: no messages, a message without role or content, or no tokenizer.
             IncompatibleError: a tokenizer without a chat template, or one that refuses these messages.
         """
-        check_messages(messages)
+        check_messages(messages, continued=continued)
         if self.tokenizer is None:
             raise InvalidInputError("a chat needs a tokenizer; build the engine with one, or use generate with token ids.")
         templates = getattr(self.tokenizer, "chat_template", None)
@@ -348,16 +351,20 @@ class Engine(Loop):
                 f"the tokenizer of {self.summary()['target']!r} has no chat template: the model was not trained to converse. "
                 "Use a chat model, give the engine's tokenizer a chat_template, or use generate."
             )
+        if continued and not messages[-1]["content"].strip():
+            messages, continued = messages[:-1], False
         arguments: dict[str, Any] = {"messages": [dict(message) for message in messages], **options}
         self._check_bytes([*(message.get("content") for message in messages), *options.values()])
         cuts = None if parse_special else Cuts(self.tokenizer, arguments)
         arguments_shown = arguments if cuts is None else cuts.put(arguments)
         if isinstance(templates, Mapping):
             arguments_shown["chat_template"] = template_of(templates, tools=bool(options.get("tools")))
+        shown = arguments_shown.pop("messages")
         try:
             text = self.tokenizer.apply_chat_template(
-                arguments_shown.pop("messages"), tokenize=False, add_generation_prompt=True, **arguments_shown
+                shown, tokenize=False, add_generation_prompt=not continued, **arguments_shown
             )
+            text = cut_behind(text, shown[-1]["content"]) if continued else text
         except Exception as error:  # a template is a program, and not ours
             raise IncompatibleError(
                 f"the chat template of {self.summary()['target']!r} refuses these messages: {error}. Change their roles or order."

@@ -23,7 +23,7 @@ def check_params(params: Any) -> None:
         )
 
 
-def check_messages(messages: Seq[Mapping[str, Any]]) -> None:
+def check_messages(messages: Seq[Mapping[str, Any]], *, continued: bool = False) -> None:
     if isinstance(messages, str) or not messages:
         raise InvalidInputError(
             f"messages={messages!r} were given; expected a list such as [{{'role': 'user', 'content': 'Hello'}}] with at least one."
@@ -31,8 +31,22 @@ def check_messages(messages: Seq[Mapping[str, Any]]) -> None:
     for number, message in enumerate(messages):
         if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
             raise InvalidInputError(f"message {number} is {dict(message)!r}; expected text for 'role' and for 'content'.")
-    if messages[-1]["role"] == "assistant":
+    if messages[-1]["role"] == "assistant" and not continued:
         raise InvalidInputError("the last message is the assistant's; expected one to answer. Append the user's next message.")
+
+
+def cut_behind(conversation: str, beginning: str) -> str:
+    """A conversation as a template wrote it, up to the end of its last message, which may have lost blanks around it.
+
+    Raises:
+        ValueError: the message is not in it.
+
+    Example:
+        >>> cut_behind("<user> Hi <assistant> Well, <end>", " Well, ")
+        '<user> Hi <assistant> Well, '
+    """
+    written = beginning if beginning in conversation else beginning.strip()
+    return conversation[: conversation.rindex(written) + len(written)]
 
 
 def as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:

@@ -93,6 +93,7 @@ class _Routes:
             ("/v1/completions", Service.completions, CompletionRequest),
             ("/v1/chat/completions", Service.chat, ChatRequest),
             ("/v1/responses", Service.responses, ResponsesRequest),
+            ("/v1/responses/input_tokens", Service.count_input, ResponsesRequest),
             ("/v1/messages", Service.messages, MessagesRequest),
             ("/v1/messages/count_tokens", Service.count_tokens, CountRequest),
             ("/tokenize", Service.tokenize, TokenizeRequest),

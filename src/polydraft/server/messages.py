@@ -10,33 +10,36 @@ from pydantic import Field
 from polydraft.engine.output import StepOutput
 from polydraft.params import SamplingParams
 from polydraft.server.answers import Answer
+from polydraft.server.bodies import Body, Unserved, hosted_left_out
 from polydraft.server.errors import ApiError
-from polydraft.server.protocol import Body, Call, Called, Function, Message, Sampled, Tools
+from polydraft.server.protocol import Call, Called, Function, JsonSchema, Message, ResponseFormat, Sampled, ToolName, Tools
 from polydraft.server.tools import CallParser, Piece
 
 __all__ = ["CountRequest", "MessageAnswer", "MessagesRequest"]
 
 
-class MessageBlock(Body):
-    ignored = ("cache_control", "citations")
-
-
-class TextBlock(MessageBlock):
+class TextBlock(Body):
     type: Literal["text"]
     text: str
 
 
-class ToolUse(MessageBlock):
+class ToolUse(Body):
     """A call that the model made before."""
 
     type: Literal["tool_use"]
     id: str
     name: str
     input: dict[str, Any]
-    ignored = (*MessageBlock.ignored, "caller", "toolset_name")
 
 
-class ToolResult(MessageBlock):
+class Thinking(Body):
+    """What the model thought before, for templates that take it; none of it where it comes encrypted."""
+
+    type: Literal["thinking", "redacted_thinking"]
+    thinking: str = ""
+
+
+class ToolResult(Body):
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | list[TextBlock] = ""
@@ -46,8 +49,8 @@ class ToolResult(MessageBlock):
 class Turn(Body):
     """One message. content: text or blocks; results of tools are the user's."""
 
-    role: Literal["user", "assistant"]
-    content: str | list[TextBlock | ToolUse | ToolResult]
+    role: Literal["user", "assistant", "system"]
+    content: str | list[TextBlock | ToolUse | ToolResult | Thinking]
 
     def messages(self) -> list[Message]:
         """As chats have it: results of tools each as a message of its own, before what else is said."""
@@ -61,16 +64,17 @@ class Turn(Body):
         called = [(b.id, Called(name=b.name, arguments=json.dumps(b.input))) for b in self.content if isinstance(b, ToolUse)]
         calls = [Call(id=name, function=call) for name, call in called]
         text = "".join(block.text for block in self.content if isinstance(block, TextBlock))
-        messages = [Message(role=self.role, content=text, tool_calls=calls or None)] if text or calls or not results else []
+        thought = "".join(block.thinking for block in self.content if isinstance(block, Thinking))
+        said = Message(role=self.role, content=text, tool_calls=calls or None, reasoning_content=thought or None)
+        messages = [said] if text or calls or not results else []
         return [*results, *messages]
 
 
 class InputTool(Body):
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    name: ToolName
     description: str | None = None
     input_schema: dict[str, Any]
     type: Literal["custom"] = "custom"
-    ignored = ("strict", "cache_control")
 
 
 class ToolChoice(Body):
@@ -81,19 +85,33 @@ class ToolChoice(Body):
     disable_parallel_tool_use: bool = False
 
 
+class WantedFormat(Body):
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(Body):
+    effort: str | None = None
+    format: WantedFormat | None = None
+
+
 class CountRequest(Sampled):
     """Of /v1/messages/count_tokens."""
 
     messages: Annotated[list[Turn], Field(min_length=1)]
     system: str | list[TextBlock] | None = None
-    tools: list[InputTool] | None = None
+    tools: Annotated[list[InputTool] | None, hosted_left_out("custom")] = None
     tool_choice: ToolChoice | None = None
     stop_sequences: list[str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     parse_special: bool = False
+    output_config: OutputConfig | None = None
+    output_format: WantedFormat | None = None
+    mcp_servers: Unserved = None
+    container: Unserved = None
     n: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    ignored = (*Sampled.ignored, "thinking", "cache_control")
+    form_field = "output_format"
 
     def conversation(self) -> list[Message]:
         """As chats have it."""
@@ -120,7 +138,18 @@ class CountRequest(Sampled):
 
     def template_options(self) -> dict[str, Any]:
         """What else the chat template is given."""
-        return self.chat_template_kwargs or {}
+        effort = self.output_config and self.output_config.effort
+        return ({"reasoning_effort": effort} if effort else {}) | (self.chat_template_kwargs or {})
+
+    def continues(self) -> bool:
+        last = self.messages[-1]
+        return last.role == "assistant" and not any(message.tool_calls for message in last.messages())
+
+    def wanted_format(self) -> ResponseFormat | None:
+        wanted = self.output_format or (self.output_config and self.output_config.format)
+        return (
+            ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=wanted.schema_)) if wanted else self.response_format
+        )
 
     def most_logprobs(self) -> int | None:
         return None

@@ -1,7 +1,6 @@
 """What clients send: OpenAI's fields, vLLM's for sampling beyond them, and `speculation`, which is ours.
 
-Fields that change nothing here (`user`, `metadata`, ...) are read and dropped; any other unknown one is refused, so that no client takes for
-done what was not.
+`bodies` says what becomes of other fields.
 """
 
 import json
@@ -10,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from polydraft import tree
-from polydraft.core import Budget
 from polydraft.params import WHOLE_CONTEXT, LogprobsMode, SamplingParams, StructuredOutputs
+from polydraft.server.bodies import Body, Requested, Seed, Stops, TopP, Unserved, hosted_left_out
 from polydraft.server.errors import ApiError
+from polydraft.server.speculation import RequestedSpeculation
 
 MOST_LOGPROBS = 20
 """Alternatives beside each token, at most."""
@@ -28,47 +27,7 @@ SAMPLING = (
 """Fields that are those of `SamplingParams`."""
 Ids = Annotated[list[int], Field(min_length=1)]
 Text = Annotated[str, Field(min_length=1)]
-
-
-class Body(BaseModel):
-    """ignored: fields that are read and dropped."""
-
-    ignored: ClassVar[tuple[str, ...]] = ()
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="null")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, body: Any) -> Any:
-        """A field that is null is as if it was not given."""
-        if not isinstance(body, dict):
-            return body
-        return {name: value for name, value in body.items() if value is not None and name not in cls.ignored}
-
-
-class RequestedSpeculation(Body):
-    """How one request is drafted for.
-
-    enabled: False decodes plainly.  depth, num_paths: a fixed size of its drafts; without them the server's policy.
-    drafter: one that the server was started with.  verifier: any rule that is exact for it.
-    seed_exact: the text is a function of the seed alone, whatever the load; refused where drafter, rule and size do not give that.
-    trace: tell the origin of each token, and the tree of each round.
-    """
-
-    enabled: bool = True
-    depth: Annotated[int, Field(ge=1, le=255)] | None = None
-    num_paths: Annotated[int, Field(ge=1, le=255)] | None = None
-    drafter: str | None = None
-    verifier: str | None = None
-    seed_exact: bool = False
-    trace: bool = False
-
-    def budget(self) -> Budget | None:
-        """The size that was asked for."""
-        if not self.enabled:
-            return Budget.fixed((-1,))
-        if self.depth is None and self.num_paths is None:
-            return None
-        return Budget.fixed(tree.paths(self.num_paths or 1, self.depth or 5))
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,256}$")]
 
 
 class StreamOptions(Body):
@@ -90,6 +49,17 @@ class TextPart(Body):
     text: str
 
 
+class RefusalPart(Body):
+    """What an assistant refused before is a part of what it said."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
 class Prediction(Body):
     """What the answer may be, such as the file that it is to change: drafts are looked up in it."""
 
@@ -97,7 +67,7 @@ class Prediction(Body):
     content: str | list[TextPart]
 
 
-def text_of(content: str | list[TextPart]) -> str:
+def text_of(content: str | Sequence[TextPart | RefusalPart]) -> str:
     """The text of a content, in parts or whole."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
@@ -109,18 +79,18 @@ class ResponseFormat(Body):
     json_schema: JsonSchema | None = None
 
 
-class Sampled(Body, ABC):
+class Sampled(Requested, ABC):
     """What completions and chats have in common; ranges are those of `SamplingParams`."""
 
     model: str | None = None
     temperature: float | None = None
-    top_p: float | None = None
+    top_p: TopP | None = None
     top_k: int | None = None
     min_p: float | None = None
     n: int | None = 1
-    stop: Text | list[Text] | None = None
+    stop: Annotated[Text | list[Text] | None, Stops] = None
     stop_token_ids: list[int] | None = None
-    seed: int | None = None
+    seed: Seed = None
     logit_bias: dict[str, float] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -139,16 +109,20 @@ class Sampled(Body, ABC):
     guided_grammar: Text | None = None
     speculation: RequestedSpeculation = Field(default_factory=RequestedSpeculation)
     prediction: Prediction | None = None
+    best_of: int | None = None
 
-    ignored = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity")
+    form_field: ClassVar[str] = "response_format"
+    """Where the form of the text is asked for."""
 
     def params(self, defaults: SamplingParams) -> SamplingParams:
         """The engine's parameters. defaults: those of fields that are not given.
 
         Raises:
             InvalidInputError: a value outside its range.
-            ApiError: biases that are not of token ids.
+            ApiError: biases that are not of token ids; several samples of which the best is asked for.
         """
+        if self.best_of not in (None, self.n or 1):
+            raise ApiError(400, "best_of is only taken where it equals n.", param="best_of")
         sampling = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
         return defaults.with_(
             **sampling,
@@ -164,20 +138,28 @@ class Sampled(Body, ABC):
         Raises:
             ApiError: several forms, or a type without its schema.
         """
-        response_format = self.response_format
+        response_format = self.wanted_format()
         schema = response_format.json_schema.schema_ if response_format and response_format.json_schema else None
         if response_format and (response_format.type == "json_schema") != (schema is not None):
-            raise ApiError(400, f"response_format has the type {response_format.type!r}; expected json_schema.schema beside 'json_schema' alone.", param="response_format")  # fmt: skip
+            raise ApiError(400, f"{self.form_field} has the type {response_format.type!r}; expected json_schema.schema beside 'json_schema' alone.", param=self.form_field)  # fmt: skip
         fields: dict[str, Any] = {"json": schema if schema is not None else self.guided_json, "regex": self.guided_regex}
         fields |= {"choice": self.guided_choice, "grammar": self.guided_grammar, "json_object": response_format is not None and response_format.type == "json_object"}  # fmt: skip
         forms = {name: value for name, value in fields.items() if value not in (None, False)}
         if len(forms) + (schema is not None and self.guided_json is not None) > 1:
-            raise ApiError(400, "several forms of the text were asked for; expected one of response_format and guided_*.", param="response_format")  # fmt: skip
+            raise ApiError(400, f"several forms of the text were asked for; expected one of {self.form_field} and guided_*.", param=self.form_field)  # fmt: skip
         return StructuredOutputs(**forms) if forms else None
+
+    def wanted_format(self) -> ResponseFormat | None:
+        """The form by its type, beside `guided_*`."""
+        return self.response_format
 
     def most_tokens(self) -> int:
         """Of each choice; a chat may fill the context."""
         return WHOLE_CONTEXT if self.max_tokens is None else self.max_tokens
+
+    def continues(self) -> bool:
+        """Whether the last message is the beginning of the answer."""
+        return False
 
     @abstractmethod
     def most_logprobs(self) -> int | None:
@@ -191,8 +173,7 @@ class CompletionRequest(Sampled):
     parse_special: bool = True
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     echo: bool | None = False
-    best_of: int | None = None
-    suffix: None = None
+    suffix: Unserved = None
 
     def prompts(self) -> list[str | list[int]]:
         """Each of them."""
@@ -220,7 +201,6 @@ class Call(Body):
     id: str | None = None
     type: Literal["function"] = "function"
     function: Called
-    ignored = ("index",)
 
 
 class Message(Body):
@@ -229,26 +209,20 @@ class Message(Body):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart]
+    content: str | list[TextPart | RefusalPart]
     name: str | None = None
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
-    ignored = ("refusal", "annotations", "audio")
-
     @model_validator(mode="before")
     @classmethod
     def _with_calls_alone(cls, body: Any) -> Any:
-        silent = isinstance(body, dict) and body.get("tool_calls") and body.get("content") is None
+        silent = isinstance(body, dict) and body.get("role") in ("assistant", "tool") and body.get("content") is None
         return {**body, "content": ""} if silent else body
 
     def plain(self) -> dict[str, Any]:
-        """As chat templates know it.
-
-        Raises:
-            ApiError: arguments of a call that are no JSON object.
-        """
+        """As chat templates know it."""
         content = text_of(self.content)
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
         if self.tool_calls:
@@ -261,23 +235,18 @@ class Message(Body):
 
 
 def _called(call: Called) -> dict[str, Any]:
+    """As templates know it; arguments that the model wrote and that are no JSON object stay text."""
     try:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
         arguments = None
-    if not isinstance(arguments, dict):
-        raise ApiError(
-            400,
-            f"the call of {call.name[:64]!r} has the arguments {call.arguments[:60]!r}; expected a JSON object.",
-            param="messages",
-        )
-    return {"name": call.name, "arguments": arguments}
+    return {"name": call.name, "arguments": arguments if isinstance(arguments, dict) else call.arguments}
 
 
 class Function(Body):
     """strict: arguments always follow the schema here."""
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -345,8 +314,18 @@ class ChatRequest(Sampled):
     """Of /v1/chat/completions. parse_special: special tokens in messages are control tokens, and not text."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool] | None, hosted_left_out("function")] = None
     tool_choice: Choice | NamedTool | None = None
+    functions: Unserved = None
+    function_call: Unserved = None
+    web_search_options: Unserved = None
+    audio: Unserved = None
+    modalities: list[Literal["text"]] | None = None
+    chat_template: Unserved = None
+    documents: Unserved = None
+    continue_final_message: bool = False
+    add_generation_prompt: bool = True
+    enable_thinking: bool | None = None
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
@@ -358,6 +337,13 @@ class ChatRequest(Sampled):
     def most_tokens(self) -> int:
         return super().most_tokens() if self.max_completion_tokens is None else self.max_completion_tokens
 
+    def continues(self) -> bool:
+        if not (self.add_generation_prompt or self.continue_final_message):
+            raise ApiError(
+                400, "add_generation_prompt is false; expected continue_final_message beside it.", param="add_generation_prompt"
+            )
+        return self.continue_final_message
+
     def offered_tools(self) -> Tools:
         """What may be called."""
         named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
@@ -366,8 +352,8 @@ class ChatRequest(Sampled):
 
     def template_options(self) -> dict[str, Any]:
         """What else the chat template is given."""
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return effort | (self.chat_template_kwargs or {})
+        named = {"reasoning_effort": self.reasoning_effort, "enable_thinking": self.enable_thinking}
+        return {name: value for name, value in named.items() if value is not None} | (self.chat_template_kwargs or {})
 
     def most_logprobs(self) -> int | None:
         if self.top_logprobs and not self.logprobs:

@@ -8,8 +8,20 @@ from pydantic import Field
 
 from polydraft.engine.output import StepOutput
 from polydraft.server.answers import Answer, traced
+from polydraft.server.bodies import Body, Unserved, hosted_left_out
 from polydraft.server.errors import ApiError
-from polydraft.server.protocol import Body, Call, Called, Choice, Function, Message, Sampled, Tools
+from polydraft.server.protocol import (
+    Call,
+    Called,
+    Choice,
+    Function,
+    JsonSchema,
+    Message,
+    RefusalPart,
+    ResponseFormat,
+    Sampled,
+    Tools,
+)
 from polydraft.server.tools import CallParser, Piece
 
 PART = {"type": "output_text", "annotations": list[Any](), "logprobs": list[Any]()}
@@ -20,15 +32,13 @@ class InputText(Body):
 
     type: Literal["input_text", "output_text"]
     text: str
-    ignored = ("annotations", "logprobs")
 
 
 class InputMessage(Message):
     """One of a conversation; those that were answered may be given back as they came."""
 
     type: Literal["message"] = "message"
-    content: str | list[InputText]  # pyright: ignore[reportIncompatibleVariableOverride]
-    ignored = (*Message.ignored, "id", "status", "phase")
+    content: str | list[InputText | RefusalPart]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class FunctionCall(Called):
@@ -36,7 +46,12 @@ class FunctionCall(Called):
 
     type: Literal["function_call"]
     call_id: str
-    ignored = ("id", "status")
+
+
+class ReasoningItem(Body):
+    """What the model thought before; it comes encrypted or in summary, and is not read."""
+
+    type: Literal["reasoning"]
 
 
 class FunctionCallOutput(Body):
@@ -45,7 +60,6 @@ class FunctionCallOutput(Body):
     type: Literal["function_call_output"]
     call_id: str
     output: str | list[InputText]
-    ignored = ("id", "status")
 
 
 class FunctionTool(Function):
@@ -59,15 +73,16 @@ class NamedFunction(Body):
 
 class Reasoning(Body):
     effort: str | None = None
-    ignored = ("summary",)
 
 
-class OutputFormat(Body):
-    type: Literal["text"]
+class OutputFormat(JsonSchema):
+    """As `response_format` of chats, with the schema beside its type."""
+
+    type: Literal["text", "json_object", "json_schema"]
 
 
 class OutputText(Body):
-    """How the answer is written: as text. JSON by a schema is asked for at /v1/chat/completions, or here with `guided_json`."""
+    """How the answer is written."""
 
     format: OutputFormat | None = None
 
@@ -77,10 +92,10 @@ class ResponsesRequest(Sampled):
 
     input: (
         Annotated[str, Field(min_length=1)]
-        | Annotated[list[InputMessage | FunctionCall | FunctionCallOutput], Field(min_length=1)]
+        | Annotated[list[InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem], Field(min_length=1)]
     )
     instructions: str | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Annotated[list[FunctionTool] | None, hosted_left_out("function")] = None
     tool_choice: Choice | NamedFunction | None = None
     parallel_tool_calls: bool = True
     reasoning: Reasoning | None = None
@@ -91,8 +106,12 @@ class ResponsesRequest(Sampled):
     n: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     max_tokens: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     response_format: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    previous_response_id: Unserved = None
+    conversation: Unserved = None
+    prompt: Unserved = None
+    background: Unserved = None
 
-    ignored = (*Sampled.ignored, "include", "truncation")
+    form_field = "text.format"
 
     def messages(self) -> list[Message]:
         """The conversation, with the instructions before it."""
@@ -103,7 +122,7 @@ class ResponsesRequest(Sampled):
             elif isinstance(item, FunctionCallOutput):
                 output = item.output if isinstance(item.output, str) else "".join(part.text for part in item.output)
                 messages.append(Message(role="tool", content=output, tool_call_id=item.call_id))
-            else:
+            elif isinstance(item, FunctionCall):
                 call = Call(id=item.call_id, function=Called(name=item.name, arguments=item.arguments))
                 if messages and messages[-1].role == "assistant":
                     messages[-1] = Message(
@@ -125,6 +144,13 @@ class ResponsesRequest(Sampled):
         """What else the chat template is given."""
         effort = {"reasoning_effort": self.reasoning.effort} if self.reasoning and self.reasoning.effort else {}
         return effort | (self.chat_template_kwargs or {})
+
+    def wanted_format(self) -> ResponseFormat | None:
+        wanted = self.text and self.text.format
+        if wanted is None:
+            return None
+        schema = JsonSchema(schema=wanted.schema_) if wanted.schema_ is not None else None
+        return ResponseFormat(type=wanted.type, json_schema=schema)
 
     def most_tokens(self) -> int:
         return super().most_tokens() if self.max_output_tokens is None else self.max_output_tokens
@@ -285,7 +311,8 @@ class Responses(Answer):
             "max_output_tokens": request.max_output_tokens,
             "temperature": self.params.temperature,
             "top_p": self.params.top_p,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": {"type": "text"}}
+            | (request.text.model_dump(by_alias=True, exclude_none=True) if request.text else {}),
             "output": []
             if running
             else [item for item in self._items if item["type"] == "message" or item["status"] == "completed"],

@@ -30,13 +30,13 @@ from polydraft.server.protocol import (
     CompletionRequest,
     DetokenizeRequest,
     Message,
-    RequestedSpeculation,
     Sampled,
     TokenizeRequest,
     Tools,
     text_of,
 )
 from polydraft.server.responses import Responses, ResponsesRequest
+from polydraft.server.speculation import RequestedSpeculation
 from polydraft.server.tools import HERMES, CallFormat, call_grammar, described, format_of, has_special_marks, with_ids
 from polydraft.server.tracing import traced
 
@@ -73,8 +73,6 @@ class Service:
 
     async def completions(self, request: Request, body: CompletionRequest) -> Response:
         """Continue texts."""
-        if body.best_of not in (None, body.n or 1):
-            raise ApiError(400, "best_of is only taken where it equals n.", param="best_of")
         if body.echo and body.logprobs is not None:
             raise ApiError(
                 400, "echo with logprobs asks for those of the prompt, which are not computed. Drop one.", param="echo"
@@ -108,8 +106,7 @@ class Service:
     ) -> Response:
         """An answer of a kind. param: where the messages stand in the request."""
         params, tools = self._params(body, 1, chat=True), body.offered_tools()
-        options = body.template_options()
-        ids = await self._encoded_chat(messages, body.parse_special, tools=tools, options=options, param=param)
+        ids = await self._conversation(body, messages, param)
         params = await unless_gone(request, self._with_tools(params, tools))
         if params is None:
             return Response(status_code=GONE)
@@ -151,9 +148,19 @@ class Service:
 
     async def count_tokens(self, request: Request, body: CountRequest) -> dict[str, Any]:
         """Tokens of a conversation in Anthropic's format."""
-        tools = body.offered_tools()
-        ids = await self._encoded_chat(body.conversation(), body.parse_special, tools=tools, options=body.template_options())
-        return {"input_tokens": len(ids)}
+        return {"input_tokens": len(await self._conversation(body, body.conversation(), "messages"))}
+
+    async def count_input(self, request: Request, body: ResponsesRequest) -> dict[str, Any]:
+        """Tokens of what a response would answer."""
+        ids = await self._conversation(body, body.messages(), "input")
+        return {"object": "response.input_tokens", "input_tokens": len(ids)}
+
+    async def _conversation(
+        self, body: ChatRequest | ResponsesRequest | CountRequest, messages: Sequence[Message], param: str
+    ) -> list[int]:
+        """Token ids of what an answer follows. param: where the messages stand in the request."""
+        options = {"tools": body.offered_tools(), "options": body.template_options(), "continued": body.continues()}
+        return await self._encoded_chat(messages, body.parse_special, param=param, **options)
 
     async def tokenize(self, request: Request, body: TokenizeRequest) -> dict[str, Any]:
         """Token ids of a text or a conversation."""
@@ -199,10 +206,20 @@ class Service:
         *,
         tools: Tools | None = None,
         options: Mapping[str, Any] | None = None,
+        continued: bool = False,
         param: str = "messages",
     ) -> list[int]:
         plain, more = [message.plain() for message in messages], dict(options or {})
-        if reserved := more.keys() & {"messages", "conversation", "tools", "tokenize", "add_generation_prompt", "parse_special"}:
+        if reserved := more.keys() & {
+            "messages",
+            "conversation",
+            "tools",
+            "tokenize",
+            "add_generation_prompt",
+            "continue_final_message",
+            "continued",
+            "parse_special",
+        }:
             raise ApiError(400, f"chat_template_kwargs has {min(reserved)!r}, which is not for it.", param="chat_template_kwargs")
         offered = [function.described() for function in tools.functions] if tools else []
         if (calls := format_of(self._template(tools=bool(offered)))) is not None:
@@ -211,7 +228,8 @@ class Service:
         else:
             plain = described(plain, offered)
         try:
-            return await asyncio.to_thread(self.engine.engine.encode_chat, plain, parse_special=parse_special, **more)
+            encode = partial(self.engine.engine.encode_chat, plain, parse_special=parse_special, continued=continued, **more)
+            return await asyncio.to_thread(encode)
         except IncompatibleError as error:  # it names the model by its path
             message = str(error).replace(str(self.engine.engine.summary()["target"]), self.name)
             raise ApiError(400, message, param=param) from error

@@ -1,0 +1,135 @@
+"""How bodies are read: known fields are checked, the rest is left out. What would change the answer and is not there is refused by name.
+
+Clients send more than any one server knows, and more with every release: a field that nobody here reads cannot change an answer. What other
+servers take and what would change it stands in `Unserved`; a name that is nearly one of ours is taken for a slip.
+"""
+
+import logging
+from collections.abc import Sequence
+from difflib import get_close_matches
+from functools import cache, lru_cache, partial
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ModelWrapValidatorHandler, model_validator
+from pydantic_core import PydanticCustomError
+from typing_extensions import Self
+
+from polydraft.server.errors import ApiError
+
+log = logging.getLogger("polydraft.server")
+T = TypeVar("T")
+LEAST_TOP_P = 1e-9
+"""Top-p 0 keeps the most likely token, as this does."""
+ALIKE = 0.9
+"""How alike two names are, as `difflib` has it, of which one is taken for the other misspelt."""
+OFF = (None, False, "", [], {})
+"""Values that ask for nothing."""
+
+
+@lru_cache(maxsize=1024)  # what was noted before is not noted again
+def note(what: str) -> None:
+    """Tell the log at debug level, once."""
+    log.debug("%s is not used here", what)
+
+
+class Body(BaseModel):
+    """Fields that are null are as if they were not given; those that are not known are left out."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, ser_json_inf_nan="null")
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_known_fields(cls, body: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(body, dict):
+            return handler(body)
+        made = handler({name: value for name, value in body.items() if value is not None})
+        if made.model_config.get("extra") == "ignore":
+            for name in body.keys() - cls._names():
+                note(f"the field {str(name)[:64]!r} of {cls.__name__}")
+        return made
+
+    @classmethod
+    @cache
+    def _names(cls) -> frozenset[str]:
+        return frozenset(field.alias or name for name, field in cls.model_fields.items())
+
+
+def _unserved(value: Any, off: Sequence[Any] = ()) -> None:
+    if value not in (*OFF, *off):
+        raise PydanticCustomError("unserved", "this would change the answer, and is not there. Leave it out.")
+
+
+Unserved = Annotated[None, BeforeValidator(_unserved)]
+"""A field that would change the answer; values that ask for nothing are taken."""
+UnlessOne = Annotated[None, BeforeValidator(partial(_unserved, off=(1,)))]
+
+
+class Requested(Body):
+    """What other servers take in requests and would change the answer."""
+
+    decoding: Unserved = None
+    use_beam_search: Unserved = None
+    bad_words: Unserved = None
+    allowed_token_ids: Unserved = None
+    logits_processors: Unserved = None
+    prompt_embeds: Unserved = None
+    truncate_prompt_tokens: Unserved = None
+    grammar: Unserved = None
+    json_schema: Unserved = None
+    mirostat: Unserved = None
+    dry_multiplier: Unserved = None
+    xtc_probability: Unserved = None
+    dynatemp_range: Unserved = None
+    top_a: Unserved = None
+    top_n_sigma: Unserved = None
+    repeat_penalty: UnlessOne = None
+    typical_p: UnlessOne = None
+    tfs_z: UnlessOne = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_slips(cls, body: Any) -> Any:
+        names = cls._names()
+        for name in body.keys() - names if isinstance(body, dict) else ():
+            if meant := get_close_matches(str(name)[:64], names, 1, ALIKE):
+                raise ApiError(400, f"{str(name)[:64]}: there is no such field; did you mean {meant[0]!r}?", param=str(name)[:64])
+        return body
+
+
+def _seed(value: Any) -> Any:
+    """A whole number in the range of seeds; -1 draws one."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value == -1:
+        return None
+    return value % 2**63 if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _stops(value: Any) -> Any:
+    """Without empty ones."""
+    if isinstance(value, list):
+        return [stop for stop in value if stop != ""] or None
+    return value if value != "" else None
+
+
+Seed = Annotated[int | None, BeforeValidator(_seed)]
+TopP = Annotated[float, AfterValidator(lambda value: value or LEAST_TOP_P)]
+Stops = BeforeValidator(_stops)
+
+
+def _without_hosted(tools: Any, kinds: Sequence[str]) -> Any:
+    """Tools without those that a host of models would run itself, or that are called with text: this server has none."""
+    if not isinstance(tools, list):
+        return tools
+
+    def is_other(tool: Any) -> bool:
+        return isinstance(tool, dict) and isinstance(tool.get("type"), str) and tool["type"] not in kinds
+
+    for tool in filter(is_other, tools):
+        note(f"a tool of the type {tool['type'][:64]!r}, which is left out,")
+    return [tool for tool in tools if not is_other(tool)]
+
+
+def hosted_left_out(kind: str) -> BeforeValidator:
+    """Of a list of tools: those of this kind stay."""
+    return BeforeValidator(partial(_without_hosted, kinds=(kind,)))
