@@ -14,7 +14,7 @@ def _as_written(arch, config, name, weight):
     """A weight as llama.cpp's converter changes it."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     part = name.split(".")[-2]
-    if arch in ("llama", "smollm3") and part in heads:
+    if arch in ("llama", "smollm3", "granite") and part in heads:
         halves = weight.reshape(heads[part], 2, weight.shape[0] // heads[part] // 2, -1)
         return halves.swapaxes(1, 2).reshape(weight.shape)
     return weight + 1 if arch.startswith("gemma") and "norm" in name else weight
@@ -52,6 +52,11 @@ def write(path, module, kind="F32", *, arch=None, tokenizer=None, rope_factors=N
     writer.add_rope_freq_base(ropes.get("rope_theta") or ropes["full_attention"]["rope_theta"])
     if getattr(config, "sliding_window", None) and arch in ("gemma2", "gemma3", "phi3"):
         writer.add_sliding_window(config.sliding_window)
+    if arch == "granite":
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     for key, value in settings.items():
         add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
         add(f"{arch}.{key.replace('__', '.')}", value)

@@ -28,7 +28,6 @@ from polydraft.models.folder import load_module
 from polydraft.models.gguf import GgufFile
 from polydraft.models.gguf_folders import TRANSFORMERS_TYPES
 from polydraft.models.gguf_header import ARCHITECTURES, LAYOUTS, TYPES
-from polydraft.models.hf import HFTarget
 from polydraft.models.load import load_model, load_tokenizer
 from tests.models.gguf_files import logits, read_by_transformers, write, writer_arch
 from tests.support.closeness import assert_close
@@ -83,7 +82,7 @@ def test_a_file_of_every_family_is_the_model_that_was_written(tmp_path, name):
     module = small(name)
     path = write(tmp_path / "m.gguf", module)
     target = load_model(path, device="cpu", max_num_seqs=1)
-    assert isinstance(target, HFTarget if name.startswith("gemma") else CompiledLlama)
+    assert isinstance(target, CompiledLlama)
     for judge in (module, read_by_transformers(path)):
         assert_close(row(target), logits(judge, IDS))
     through = load_model(path, device="cpu", max_num_seqs=1, backend="transformers", max_model_len=16)
@@ -107,6 +106,9 @@ FUSED_OR_UNROTATED = {
         **SIZES, **PHI3, rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.75}
     ),
     "smollm3": hf.SmolLM3Config(**{**SIZES, **PHI3, "num_hidden_layers": 5}),
+    "granite": hf.GraniteConfig(
+        **SIZES, embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.3, logits_scaling=2.0
+    ),
 }
 
 
@@ -116,10 +118,8 @@ def test_files_of_phi_and_smollm3_are_the_models_that_were_written(tmp_path, nam
     torch.manual_seed(0)
     module = filled(hf.AutoModelForCausalLM.from_config(FUSED_OR_UNROTATED[name]).eval())
     path = write(tmp_path / "m.gguf", module, kind)
-    compiled, read = name in ("phi3", "phi3 whose window holds all"), GgufFile(path).module()
-    exact = {"activations": "float32"} if compiled else {}
-    target = load_model(path, device="cpu", max_num_seqs=1, **exact)
-    assert isinstance(target, CompiledLlama) == compiled
+    target, read = load_model(path, device="cpu", max_num_seqs=1, activations="float32"), GgufFile(path).module()
+    assert isinstance(target, CompiledLlama)
     if kind == "F32":
         assert_close(logits(read, IDS), logits(module, IDS))
     assert_close(row(target), logits(read, IDS))
@@ -194,14 +194,16 @@ def test_the_scaling_of_positions_is_read_as_llama_cpp_does(tmp_path, name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_settings_are_those_that_transformers_reads_of_them(tmp_path, name):
     file = GgufFile(write(tmp_path / "m.gguf", small(name)))
-    for field in fields(CheckpointConfig):
-        theirs = getattr(file.transformers_config, field.name, None)
-        mine = getattr(file.config, field.name)
-        if field.name == "rope_parameters":
+    of_architecture, (*common, last) = file.config.of_architecture, (field.name for field in fields(CheckpointConfig))
+    assert last == "of_architecture"
+    for setting in [*common, *of_architecture]:
+        theirs, mine = getattr(file.transformers_config, setting, None), getattr(file.config, setting)
+        if setting == "rope_parameters":
             theirs = theirs.get("full_attention", theirs)
             theirs = {key: theirs[key] for key in mine}
-        if not (name.startswith("gemma") and field.name in ("hidden_act", "sliding_window")):
-            assert mine == theirs or (mine, theirs) == (False, None), field.name
+        if setting == "rope_local_base_freq":
+            theirs = file.transformers_config.rope_parameters["sliding_attention"]["rope_theta"]
+        assert mine == theirs, setting
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -12,7 +12,7 @@ from polydraft.tree import pad
 from tests.models.tree_rounds import outcome
 
 FOLDER = Path(__file__).parent / "oracle_gguf"
-COMPILED = {"phi3"}
+COMPILED = {"gemma2", "gemma3", "gemma3-rope", "granite", "phi3", "smollm3"}
 """Those that the compiled path runs; all others run through transformers alone."""
 MODELS = [(path.stem, way) for path in sorted(FOLDER.glob("*.gguf")) for way in ("transformers", "compiled")]
 MODELS = [(name, way) for name, way in MODELS if way == "transformers" or name in COMPILED]

@@ -12,7 +12,6 @@ from polydraft.core import Outcome, SamplingParams, TokenTree
 from polydraft.engine.api import Engine
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.hf import HFTarget
 from polydraft.models.load import load_model
 from polydraft.models.own_cache import PENDING, UNLIMITED, OwnCacheTarget
 from polydraft.tree import pad
@@ -86,7 +85,7 @@ def test_a_folder_of_a_type_that_takes_no_drafts_is_decoded_plainly_unless_a_dra
     small_model(CONFIGS["mamba"]).save_pretrained(tmp_path)
     save_words(tmp_path)
     with pytest.warns(
-        UserWarning, match=r"decoded plainly, without drafts: in transformers, Mamba.*several tokens.*qwen3 are compiled"
+        UserWarning, match=r"decoded plainly, without drafts: in transformers, Mamba.*several tokens.*others are compiled"
     ):
         engine = Engine.from_pretrained(str(tmp_path), draft_model=str(tmp_path / "nowhere"))
     assert engine.menu.default.drafter is None
@@ -95,13 +94,9 @@ def test_a_folder_of_a_type_that_takes_no_drafts_is_decoded_plainly_unless_a_dra
         Engine.from_pretrained(str(tmp_path), drafter="ngram")
 
 
-def test_a_window_shorter_than_the_context_is_drafted_for_and_a_longer_one_compiled(tmp_path):
+def test_a_model_with_windows_is_compiled_at_any_length(tmp_path):
     small_model(CONFIGS["mistral_window"]).save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match=r"slower than compiled: its window of 8 tokens.*max_model_len=8 or less is compiled"):
-        assert isinstance(load_model(str(tmp_path)), HFTarget)
-    assert isinstance(load_model(str(tmp_path), max_model_len=8), CompiledLlama)
-    with pytest.raises(IncompatibleError, match="its window of 8 tokens"):
-        load_model(str(tmp_path), backend="compiled")
+    assert isinstance(load_model(str(tmp_path)), CompiledLlama)
 
 
 def test_accepted_tokens_are_read_again_until_a_whole_path_is_accepted():

@@ -50,7 +50,7 @@ def drafter(named: str | Drafter | None, parts: Parts, options: Mapping[str, Any
         if named == "auto":
             warnings.warn(
                 f"{parts.target.name!r} is decoded plainly, without drafts: {parts.target.plain_reason}. Models of the types llama, mistral, "
-                "qwen2 and qwen3 are compiled, with drafts, which is faster.",
+                "qwen2, qwen3, gemma3 and others are compiled, with drafts, which is faster.",
                 stacklevel=2,
             )
         return None

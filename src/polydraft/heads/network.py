@@ -19,7 +19,8 @@ from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError
 from polydraft.heads.checkpoint import HeadCheckpoint
 from polydraft.heads.depth_compiled import DepthDistributions
-from polydraft.models.checkpoint import Checkpoint, why_not_family
+from polydraft.models.checkpoint import Checkpoint
+from polydraft.models.llama_layer import why_not_llama
 from polydraft.models.slots import SlotModel
 
 __all__ = ["DepthModel", "HeadModel", "HeadNetwork", "Material", "TargetSlots", "llama_checkpoint"]
@@ -85,7 +86,7 @@ def llama_checkpoint(target: Any, name: str) -> Checkpoint:
         IncompatibleError: a target of another family, or whose weights cannot be read any more.
     """
     checkpoint: Checkpoint | None = target.checkpoint
-    reason = "its layers cannot be had" if checkpoint is None else why_not_family(checkpoint.config)
+    reason = "its layers cannot be had" if checkpoint is None else why_not_llama(checkpoint.config)
     if checkpoint is None or reason:
         raise IncompatibleError(
             f"the drafter {name!r} was given a target of type {type(target).__name__}: {reason}; expected a model of the Llama family, whose "

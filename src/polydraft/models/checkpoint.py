@@ -18,10 +18,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from polydraft.models.compiled.architectures import ARCHITECTURES, LLAMA, LLAMA_FAMILY, Architecture
 from polydraft.models.config import CheckpointConfig
 from polydraft.models.folder import check_folder, load_config
 from polydraft.models.gguf import GgufFile
-from polydraft.models.rotary import frequencies, head_width, rope_parameters
+from polydraft.models.rotary import frequencies, head_width
 from polydraft.schema import read_json
 
 __all__ = [
@@ -29,15 +30,13 @@ __all__ = [
     "HEAD",
     "Checkpoint",
     "head_width",
-    "layer_shapes",
     "of_file",
     "of_folder",
     "of_module",
     "rotary",
-    "why_not_family",
+    "why_not_compiled",
 ]
 
-FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 NUMBERS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 
@@ -48,6 +47,7 @@ class Checkpoint:
     number format, whose values may not be there.  read: a weight by its name.  tied: the embedding is the head, too.
     device, dtype: of the module; files are read to a CPU, to be used as float32.
     rope_factors: [half of a head] by what the configuration's rotary frequencies are divided, where a file says so.
+    norm_offset: what is added to its norm weights.
     blocks, rows, forget: of a GGUF file, see there: a weight's blocks; some rows of it in float32; they are not needed in memory any more.
     """
 
@@ -59,9 +59,15 @@ class Checkpoint:
     device: torch.device
     dtype: torch.dtype
     rope_factors: Tensor | None = None
+    norm_offset: float = 0.0
     blocks: Callable[[str], tuple[str, np.ndarray]] | None = None
     rows: Callable[[str, slice], Tensor] | None = None
     forget: Callable[[Iterable[str], slice], None] = lambda names, rows: None
+
+    @property
+    def architecture(self) -> Architecture:
+        """What its layers are; configurations of heads that say nothing have Llama's."""
+        return ARCHITECTURES[getattr(self.config, "model_type", LLAMA.model_type)]
 
     @property
     def has_blocks(self) -> bool:
@@ -74,7 +80,21 @@ def of_module(module: Any) -> Checkpoint:
     weights = dict(module.named_parameters(remove_duplicate=False))
     tied = HEAD in weights and weights[HEAD] is weights.get(EMBEDDING)
     generation = getattr(module, "generation_config", None)
-    return Checkpoint(module.config, generation, weights, lambda name: weights[name].detach(), tied, module.device, module.dtype)
+    return Checkpoint(
+        module.config,
+        generation,
+        weights,
+        lambda name: weights[name].detach(),
+        tied,
+        module.device,
+        module.dtype,
+        norm_offset=_norm_offset(module.config),
+    )
+
+
+def _norm_offset(config: Any) -> float:
+    architecture = ARCHITECTURES.get(config.model_type)
+    return 0.0 if architecture is None else architecture.norm_offset
 
 
 def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
@@ -97,13 +117,14 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
     check_folder(folder)
     settings = read_json((folder / "config.json").read_bytes())
     own_config = CheckpointConfig.of_json(settings, str(name))
-    config = own_config if own_config is not None and own_config.model_type in FAMILY else load_config(name)
-    if config.model_type not in FAMILY or getattr(config, "quantization_config", None) is not None:
+    config = own_config if own_config is not None and own_config.model_type in LLAMA_FAMILY else load_config(name)
+    if config.model_type not in ARCHITECTURES or getattr(config, "quantization_config", None) is not None:
         return None
     try:
         files, shapes = _files(folder), _shapes(config)
         outlines = {name: _outline(files[name], name, shape) for name, shape in shapes.items()}
-        rotary(config, 1)
+        for rope in ARCHITECTURES[config.model_type].spec(config).rotaries:
+            rotary(config, 1, rope=rope)
         float(config.rms_norm_eps)
         if (HEAD in shapes) != (HEAD in files):
             return None
@@ -111,7 +132,16 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
     except Exception:  # whatever is odd about it, transformers' own loader has the words for it
         return None
     tied, cpu = HEAD not in shapes, torch.device("cpu")
-    return Checkpoint(config, generation, outlines, lambda name: _read(files[name], name), tied, cpu, torch.float32)
+    return Checkpoint(
+        config,
+        generation,
+        outlines,
+        lambda name: _read(files[name], name),
+        tied,
+        cpu,
+        torch.float32,
+        norm_offset=_norm_offset(config),
+    )
 
 
 def of_file(file: GgufFile) -> Checkpoint | None:
@@ -121,11 +151,11 @@ def of_file(file: GgufFile) -> Checkpoint | None:
         ModelLoadError: weights are missing, or there are others.
     """
     config = file.config
+    if config.model_type not in ARCHITECTURES:
+        return None
     try:
         shapes = _shapes(config)
     except ValueError:
-        return None
-    if config.model_type not in FAMILY:
         return None
     file.check_all_used(shapes)
     if any(file.shape(name) != shape for name, shape in shapes.items()):
@@ -135,9 +165,8 @@ def of_file(file: GgufFile) -> Checkpoint | None:
         for name, shape in shapes.items()
     }
     tied, cpu = HEAD not in shapes, torch.device("cpu")
-    return Checkpoint(
-        config, None, outlines, file.read, tied, cpu, torch.float32, file.rope_factors, file.blocks, file.rows, file.forget
-    )
+    offers = {"blocks": file.blocks, "rows": file.rows, "forget": file.forget}
+    return Checkpoint(config, None, outlines, file.read, tied, cpu, torch.float32, file.rope_factors, **offers)
 
 
 def _files(folder: Path) -> dict[str, Path]:
@@ -178,56 +207,32 @@ def _generation_ids(folder: Path) -> Any:
     return SimpleNamespace(eos_token_id=settings.get("eos_token_id"), bos_token_id=settings.get("bos_token_id"))
 
 
-def why_not_family(config: Any) -> str | None:
-    """Why a model is none of the Llama family with positions that do not change, or None if it is one."""
-    if config.model_type not in FAMILY:
-        return f"its type {config.model_type!r} is not one of {', '.join(sorted(FAMILY))}"
-    rope = rope_parameters(config)
-    if rope.get("rope_type", "default") in {"dynamic", "longrope"}:
-        return f"its rope scaling {rope['rope_type']!r} changes with the length"
-    return "it rotates only a part of each head" if rope.get("partial_rotary_factor", 1.0) != 1.0 else None
-
-
-def layer_shapes(config: Any, inputs: int | None = None) -> dict[str, tuple[int, ...]]:
-    """Of the weights of one layer, by name. inputs: width of what its attention reads, default the model's."""
-    h, inner, width = config.hidden_size, config.intermediate_size, head_width(config)
-    q, kv, inputs = config.num_attention_heads * width, config.num_key_value_heads * width, inputs or h
-    shapes = {
-        "input_layernorm": (h,),
-        "post_attention_layernorm": (h,),
-        "self_attn.q_proj": (q, inputs),
-        "self_attn.k_proj": (kv, inputs),
-        "self_attn.v_proj": (kv, inputs),
-        "self_attn.o_proj": (h, q),
-        "mlp.gate_proj": (inner, h),
-        "mlp.up_proj": (inner, h),
-        "mlp.down_proj": (h, inner),
-    }
-    return {f"{name}.weight": shape for name, shape in shapes.items()}
+def why_not_compiled(config: Any) -> str | None:
+    """Why a model's architecture is not compiled, or its positions change, or None."""
+    if config.model_type not in ARCHITECTURES:
+        return f"its type {config.model_type!r} is not one of {', '.join(sorted(ARCHITECTURES))}"
+    kinds = {rope.get("rope_type", "default") for rope in ARCHITECTURES[config.model_type].spec(config).rotaries}
+    changing = sorted(kinds & {"dynamic", "longrope"})
+    return f"its rope scaling {changing[0]!r} changes with the length" if changing else None
 
 
 def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
-    """Of the weights of a model without biases but those of Qwen2, by name."""
-    if config.model_type != "qwen2" and (getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False)):
+    """Of the weights of a model without biases but those of its architecture, by name."""
+    architecture, h = ARCHITECTURES[config.model_type], config.hidden_size
+    if not architecture.qkv_bias and (getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False)):
         raise ValueError(config.model_type)
-    h, width = config.hidden_size, head_width(config)
-    q, kv = config.num_attention_heads * width, config.num_key_value_heads * width
-    layer = layer_shapes(config)
-    if config.model_type == "qwen2":
-        layer |= {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,), "self_attn.v_proj.bias": (kv,)}
-    if config.model_type == "qwen3":
-        layer |= {"self_attn.q_norm.weight": (width,), "self_attn.k_norm.weight": (width,)}
+    layer = architecture.layer_shapes(config)
     layers = {f"model.layers.{i}.{name}": shape for i in range(config.num_hidden_layers) for name, shape in layer.items()}
     outer = {EMBEDDING: (config.vocab_size, h), "model.norm.weight": (h,)}
     return {**outer, **layers} if config.tie_word_embeddings else {**outer, **layers, HEAD: (config.vocab_size, h)}
 
 
 def rotary(
-    config: Any, columns: int, factors: Float[Tensor, " D2"] | None = None
+    config: Any, columns: int, factors: Float[Tensor, " D2"] | None = None, rope: Mapping[str, Any] | None = None
 ) -> tuple[Float[Tensor, "C D2"], Float[Tensor, "C D2"]]:
     """Cosines and sines of the family's rotary positions 0 .. columns-1, for the first half of a head: the second repeats it.
 
-    factors: frequencies are divided by them.
+    factors: frequencies are divided by them.  rope: rotary parameters, default the configuration's.
 
     Example:
         >>> from transformers import LlamaConfig
@@ -235,7 +240,7 @@ def rotary(
         >>> cos[0].tolist(), sin.shape
         ([1.0, 1.0], torch.Size([2, 2]))
     """
-    angles_of_one, growth = frequencies(config)
+    angles_of_one, growth = frequencies(config, rope)
     if factors is not None:
         angles_of_one = angles_of_one / factors
     angles = torch.arange(columns, dtype=torch.float32)[:, None] * angles_of_one

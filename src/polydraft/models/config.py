@@ -1,7 +1,7 @@
 """Settings of a model by the names of transformers' configurations, without transformers."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 __all__ = ["CheckpointConfig"]
@@ -31,10 +31,14 @@ class CheckpointConfig:
     bos_token_id: int | None
     eos_token_id: list[int] | None
     pad_token_id: int | None
-    sliding_window: int | None = None
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    hidden_act: str = "silu"
+    of_architecture: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Settings that only some architectures have; they are attributes, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        of_architecture = self.__dict__.get("of_architecture", {})
+        if name not in of_architecture:
+            raise AttributeError(f"{type(self).__name__} has no setting {name!r}")
+        return of_architecture[name]
 
     @classmethod
     def of_json(cls, settings: Mapping[str, Any], place: str) -> "CheckpointConfig | None":
@@ -55,12 +59,15 @@ class CheckpointConfig:
             return None
         eos = given["eos_token_id"]
         given["head_dim"] = given.get("head_dim") or given["hidden_size"] // given["num_attention_heads"]
+        given["of_architecture"] = {name: settings[name] for name in LLAMA_NAMES if settings.get(name) is not None}
         return cls(**given | {"name_or_path": place, "eos_token_id": [eos] if isinstance(eos, int) else eos})
 
 
 ID_NAMES = ("bos_token_id", "eos_token_id", "pad_token_id")
-NAMES = {field.name for field in fields(CheckpointConfig)} - {"name_or_path", *ID_NAMES}
-NEEDED = {field.name for field in fields(CheckpointConfig) if field.default is MISSING} - {"name_or_path", "head_dim"}
+LLAMA_NAMES = ("attention_bias", "hidden_act", "mlp_bias", "sliding_window")
+"""Settings that only some of the Llama family have."""
+NAMES = {field.name for field in fields(CheckpointConfig)} - {"name_or_path", "of_architecture", *ID_NAMES}
+NEEDED = NAMES - {"head_dim"} | {"bos_token_id", "eos_token_id"}
 PLAIN: dict[str, Any] = {f.name: f.type for f in fields(CheckpointConfig) if f.type in (int, float, str, bool, int | None)}
 """Settings whose types are no containers."""
 ROPE_TYPES = ("default", "linear")

@@ -16,55 +16,29 @@ import torch
 from torch import Tensor
 
 from polydraft.errors import first_line
+from polydraft.models.compiled.architectures import ARCHITECTURES, Architecture
 from polydraft.models.config import CheckpointConfig
-from polydraft.models.gguf_header import ARCHITECTURES, GgufHeader
+from polydraft.models.gguf_header import GgufHeader
 from polydraft.models.gguf_roles import end_ids, special_id
-from polydraft.models.gguf_rope import LONG_FACTORS, ORIGINAL_LENGTH, SHORT_FACTORS, rope_scaling
+from polydraft.models.gguf_rope import LONG_FACTORS, SHORT_FACTORS, rope_scaling
 
 __all__ = ["GgufFile"]
 
-COMPILED_AS = {"phi3": "mistral"}
-"""Architectures that are another one with the rows of some matrices below one another."""
-INTERLEAVED = ("llama", "smollm3")
-"""Whose files have the two halves of a rotation side by side in the rows of queries and keys."""
-PARTS = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.qkv_proj": "attn_qkv",
-    "mlp.gate_up_proj": "ffn_up",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-"""Files' names of what transformers' modules are called, without the layer."""
-GEMMA_PARTS = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
-"""Where the second and third Gemma differ."""
 ROPE_FACTORS = "rope_freqs.weight"
-GENERAL = ("model_type", "attention_bias", "mlp_bias", "hidden_act", "sliding_window")
-"""Settings that transformers' configurations of the architectures have of themselves."""
-GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
-"""Their 27B models scale queries by the width of the model over its heads, all others by the width of a head."""
+DESCRIBED = {a.gguf: a for a in ARCHITECTURES.values() if a.gguf is not None}
 
 
 class GgufFile(GgufHeader):
     """A model in a GGUF file; weights are read from the file when they are asked for. Raises as `GgufHeader`."""
 
+    @property
+    def described(self) -> Architecture:
+        """Its architecture."""
+        return DESCRIBED[self.architecture]
+
     @cached_property
     def config(self) -> CheckpointConfig:
-        """Its settings; those of Gemma's own kind are in `transformers_config` alone.
+        """Its settings, by the names of transformers' configurations.
 
         Raises:
             ModelLoadError: settings are missing, or ask for what the architecture is not read with.
@@ -76,7 +50,7 @@ class GgufFile(GgufHeader):
         hidden, heads = self.count("embedding_length"), self.count("attention.head_count")
         width = self.count("attention.key_length", hidden // heads)
         return CheckpointConfig(
-            model_type=COMPILED_AS.get(self.architecture, ARCHITECTURES[self.architecture]),
+            model_type=self.described.model_type,
             name_or_path=str(self.path),
             vocab_size=self.tensors["token_embd.weight"].shape[0],
             max_position_embeddings=self.count("context_length"),
@@ -92,8 +66,7 @@ class GgufFile(GgufHeader):
             bos_token_id=special_id(self, "bos"),
             eos_token_id=end_ids(self) or None,
             pad_token_id=special_id(self, "padding"),
-            sliding_window=self.number_or_none("attention.sliding_window") if self.architecture == "phi3" else None,
-            attention_bias=self.architecture == "llama" and "blk.0.attn_q.bias" in self.tensors,
+            of_architecture=self.described.gguf_settings(self),
         )
 
     @cached_property
@@ -106,25 +79,15 @@ class GgufFile(GgufHeader):
         from transformers import AutoConfig
 
         config = self.config
-        settings = {field.name: getattr(config, field.name) for field in fields(config) if field.name not in GENERAL}
-        if self.architecture == "llama":
-            settings["attention_bias"] = config.attention_bias
-        if self.architecture == "phi3":
-            settings["sliding_window"] = config.sliding_window
-            settings["original_max_position_embeddings"] = self.count(ORIGINAL_LENGTH, config.max_position_embeddings)
-        if self.architecture in GEMMA_27B_LAYERS:
-            largest = config.num_hidden_layers == GEMMA_27B_LAYERS[self.architecture]
-            settings["query_pre_attn_scalar"] = config.hidden_size // config.num_attention_heads if largest else config.head_dim
-            settings["sliding_window"] = self.number("attention.sliding_window")
-        if self.architecture == "gemma2":
-            settings["attn_logit_softcapping"] = self.number("attn_logit_softcapping", 50.0)
-            settings["final_logit_softcapping"] = self.number("final_logit_softcapping", 30.0)
+        settings = {field.name: getattr(config, field.name) for field in fields(config)}
+        settings |= settings.pop("of_architecture")
+        del settings["model_type"]
         try:
             rope = dict(settings.pop("rope_parameters"))
             theta, part = rope.pop("rope_theta"), rope.pop("partial_rotary_factor", None)
             settings |= {} if part is None else {"partial_rotary_factor": part}
             scaling = None if rope["rope_type"] == "default" else rope
-            return AutoConfig.for_model(ARCHITECTURES[self.architecture], **settings, rope_theta=theta, rope_scaling=scaling)
+            return AutoConfig.for_model(config.model_type, **settings, rope_theta=theta, rope_scaling=scaling)
         except Exception as error:  # transformers checks types and ranges
             raise self.refusal(f"its settings cannot be: {first_line(error)}", "Give another file of the model") from error
 
@@ -148,9 +111,7 @@ class GgufFile(GgufHeader):
         """
         stem, _, kind = name.rpartition(".")
         layer, part = re.fullmatch(r"model\.layers\.(\d+)\.(.+)|.+", stem).groups()  # pyright: ignore[reportOptionalMemberAccess]
-        part_name = self._fused[part][0] if part in self._fused else PARTS.get(part or stem, part or stem)
-        if self.architecture in GEMMA_27B_LAYERS:
-            part_name = GEMMA_PARTS.get(part, part_name)
+        part_name = self._fused[part][0] if part in self._fused else self.described.gguf_name(part or stem)
         full_name = f"{part_name}.{kind}" if layer is None else f"blk.{layer}.{part_name}.{kind}"
         if full_name not in self.tensors:
             raise self.refusal(f"it has no tensor {full_name!r}, which is {name!r} of transformers", "Copy or download it again")
@@ -159,17 +120,8 @@ class GgufFile(GgufHeader):
     @cached_property
     def _fused(self) -> dict[str, tuple[str, slice]]:
         """Of weights that lie below one another in a matrix of the file: its name, and their rows."""
-        if self.architecture != "phi3":
-            return {}
-        c = self.config
-        q, kv, inner = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim, c.intermediate_size
-        return {
-            "self_attn.q_proj": ("attn_qkv", slice(0, q)),
-            "self_attn.k_proj": ("attn_qkv", slice(q, q + kv)),
-            "self_attn.v_proj": ("attn_qkv", slice(q + kv, None)),
-            "mlp.gate_proj": ("ffn_up", slice(0, inner)),
-            "mlp.up_proj": ("ffn_up", slice(inner, None)),
-        }
+        rows = self.described.fused_rows(self.config)
+        return {part: (self.described.gguf_name(module), some) for part, (module, some) in rows.items()}
 
     def _rows(self, name: str) -> slice:
         """Rows of a weight in the file's matrix."""
@@ -195,7 +147,7 @@ class GgufFile(GgufHeader):
         """
         stored_name = self.own_name(name)
         kind, raw = self._blocks(stored_name)
-        if self.architecture not in INTERLEAVED or not (".attn_q." in stored_name or ".attn_k." in stored_name):
+        if not self.described.interleaved or not (".attn_q." in stored_name or ".attn_k." in stored_name):
             return kind, raw[self._rows(name)]
         heads = self.config.num_attention_heads if ".attn_q." in stored_name else self.config.num_key_value_heads
         rows = raw.reshape(
@@ -229,10 +181,7 @@ class GgufFile(GgufHeader):
     def read(self, name: str) -> Tensor:
         """A weight in float32, by transformers' name."""
         kind, blocks = self.blocks(name)
-        weight = _dequantised(kind, blocks)
-        return (
-            weight - 1 if self.architecture.startswith("gemma") and "norm" in name else weight
-        )  # kept with the one that is added
+        return _dequantised(kind, blocks)
 
     def module(self) -> Any:
         """The model as a module of transformers with float32 weights, on a CPU, in evaluation mode.
@@ -255,7 +204,7 @@ class GgufFile(GgufHeader):
                 raise self.refusal(
                     f"its {name!r} is of shape {self.shape(name)}; expected {tuple(weight.shape)}", "Give another file"
                 )
-            weight.data = self.read(name)
+            weight.data = self.read(name) - (self.described.norm_offset if "norm" in name else 0.0)
         if self.rope_factors is not None:
             network.model.rotary_emb.inv_freq /= self.rope_factors
         return network

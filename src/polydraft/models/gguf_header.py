@@ -36,6 +36,7 @@ ARCHITECTURES = {
     "gemma3": "gemma3_text",
     "phi3": "phi3",  # Phi-4, too
     "smollm3": "smollm3",
+    "granite": "granite",
 }
 """Those that are read, with transformers' names of them."""
 LAYOUTS = {

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from polydraft.models.checkpoint import Checkpoint
+from polydraft.models.compiled.architectures import LLAMA_FAMILY
+from polydraft.models.compiled.architectures.base import layer_windows
 from polydraft.models.rotary import frequencies, head_width
 
-__all__ = ["FeedForward", "KeyValues", "LlamaLayer", "Norm", "attend", "rms_norm", "target_layer"]
+__all__ = ["FeedForward", "KeyValues", "LlamaLayer", "Norm", "attend", "rms_norm", "target_layer", "why_not_llama"]
 
 
 class KeyValues(NamedTuple):
@@ -140,6 +142,13 @@ class LlamaLayer(nn.Module):
         """Have it add nothing."""
         nn.init.zeros_(self.self_attn.o_proj.weight)
         nn.init.zeros_(self.mlp.down_proj.weight)
+
+
+def why_not_llama(config: Any) -> str | None:
+    """Why a model's layers are none of these, or None."""
+    if config.model_type not in LLAMA_FAMILY:
+        return f"its type {config.model_type!r} is not one of {', '.join(sorted(LLAMA_FAMILY))}"
+    return "its layers have windows" if any(layer_windows(config)) else None
 
 
 def target_layer(checkpoint: Checkpoint, number: int) -> LlamaLayer:

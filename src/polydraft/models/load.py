@@ -69,13 +69,13 @@ def load_model(name: str, *, as_draft: bool = False, **fields: Any) -> Target:
             name, "over several devices", chosen | {"backend": None if backend in ("auto", "transformers") else backend}
         )
         return _spread(place, config.tensor_parallel, config.device_map, dtype, device, options)
-    files = _files(place, dtype, device, backend, max_model_len)
+    files = _files(place, dtype, device, backend)
     if as_draft and config.quantization is None and files is not None and files.has_blocks:
         compiled["quantization"] = "int4"
     if files is not None:
         return _with_sound_weights(CompiledLlama(files, **options, **compiled), files, place)
     module = load_module(place, dtype=dtype, device=device, max_model_len=max_model_len)
-    reason = CompiledLlama.why_unsupported(module, max_model_len)
+    reason = CompiledLlama.why_unsupported(module)
     if reason is not None and backend == "compiled":
         raise IncompatibleError(f"backend='compiled' was asked for {name!r}, but {reason}. Use backend='transformers'.")
     if reason is None and backend in ("auto", "compiled"):
@@ -83,8 +83,6 @@ def load_model(name: str, *, as_draft: bool = False, **fields: Any) -> Target:
         model.checkpoint = None  # the module's memory is given back
         return model
     _refuse_choices(name, reason or "as asked", chosen)
-    if backend == "auto" and reason is not None and CompiledLlama.why_unsupported(module, 1) is None:
-        warnings.warn(f"{name!r} runs through transformers, which is slower than compiled: {reason}.", stacklevel=2)
     return in_transformers(module, name, **options)
 
 
@@ -166,15 +164,13 @@ def _refuse_choices(name: str, reason: str, chosen: dict[str, str | None]) -> No
             )
 
 
-def _files(
-    place: Path, dtype: str | torch.dtype | None, device: str | torch.device | None, backend: str, max_model_len: int | None
-) -> Checkpoint | None:
+def _files(place: Path, dtype: str | torch.dtype | None, device: str | torch.device | None, backend: str) -> Checkpoint | None:
     """The weights of a folder or a file where the compiled path is meant and covers them, and takes them from there; else None."""
     meant = as_device(device)
     if backend not in ("auto", "compiled") or meant.type != "cpu" or as_dtype(dtype, meant) != torch.float32:
         return None
     files = checkpoint.of_file(GgufFile(place)) if is_gguf(place) else checkpoint.of_folder(place)
-    return None if files is None or CompiledLlama.why_unsupported(files, max_model_len) else files
+    return None if files is None or CompiledLlama.why_unsupported(files) else files
 
 
 def load_tokenizer(name: str) -> Tokenizer:

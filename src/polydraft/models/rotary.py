@@ -49,21 +49,22 @@ def rope_parameters(config: Any) -> Any:
     return getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
 
 
-def frequencies(config: Any) -> tuple[Tensor, float]:
-    """Angles per position, [half of a head], and the factor of cosines and sines.
+def frequencies(config: Any, rope: Any = None) -> tuple[Tensor, float]:
+    """Angles per position, [half of what is rotated of a head], and the factor of cosines and sines. rope: default the configuration's.
 
     Example:
         >>> from types import SimpleNamespace
         >>> frequencies(SimpleNamespace(head_dim=4, rope_parameters={"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}))
         (tensor([0.5000, 0.0500]), 1.0)
     """
-    rope = rope_parameters(config)
+    rope = rope_parameters(config) if rope is None else rope
     kind = rope.get("rope_type", rope.get("type", "default"))
     theta: Any = rope.get("rope_theta") or getattr(config, "rope_theta", None)
+    part = rope.get("partial_rotary_factor", 1.0)
     if kind == "default":
-        return 1.0 / _wavelengths(config, theta), 1.0
+        return 1.0 / _wavelengths(config, theta, part), 1.0
     if kind == "linear" and theta:
-        return 1.0 / _wavelengths(config, theta) / rope["factor"], 1.0
+        return 1.0 / _wavelengths(config, theta, part) / rope["factor"], 1.0
     if kind == "yarn" and theta and rope.keys() <= YARN and rope.get("factor"):
         return _yarn(config, theta, rope)
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -71,9 +72,9 @@ def frequencies(config: Any) -> tuple[Tensor, float]:
     return ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
 
 
-def _wavelengths(config: Any, theta: float) -> Tensor:
-    """Positions per radian, [half of a head]."""
-    width = head_width(config)
+def _wavelengths(config: Any, theta: float, part: float = 1.0) -> Tensor:
+    """Positions per radian, [half of the part of a head that is rotated]."""
+    width = int(head_width(config) * part)
     return theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
 
 

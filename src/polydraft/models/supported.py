@@ -8,9 +8,9 @@ from typing import Any
 
 from polydraft.errors import CapacityError, InvalidInputError, ModelLoadError
 from polydraft.models.slots import TREE_ROOM
-from polydraft.models.windows import FIELDS, text_config, windows
+from polydraft.models.windows import FIELDS, text_config
 
-__all__ = ["check_plain", "check_rolls_back", "context_length", "is_encoder_decoder", "narrowest_window"]
+__all__ = ["check_plain", "check_rolls_back", "context_length", "is_encoder_decoder"]
 
 PLAIN_DECODING = "`Engine.from_pretrained` and the command line run it in its own cache"
 NOT_CAUSAL = "Use transformers' `generate` for it, or another model"
@@ -58,17 +58,6 @@ def check_plain(config: Any, max_model_len: int | None = None) -> None:
     context = context_length(config)
     if max_model_len is not None and context is not None and max_model_len > context:
         raise CapacityError(f"max_model_len={max_model_len} was given; the model's context holds {context}. Give at most that.")
-
-
-def narrowest_window(config: Any) -> int | None:
-    """Tokens that the narrowest layer sees, or None if all layers see everything.
-
-    Example:
-        >>> from transformers import Gemma3TextConfig
-        >>> narrowest_window(Gemma3TextConfig(sliding_window=512))
-        512
-    """
-    return min((window.width for window in windows(config).values() if window is not None), default=None)
 
 
 def _built_in_window(config: Any) -> int | None:

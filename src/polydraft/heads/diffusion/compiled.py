@@ -44,7 +44,7 @@ def inject_states(model, fc, gain, slot, begin, states):
         multiply(work.normed, weights.qkv, layer, work.rounded, work.qkv, rows)
         bias, q_norm, k_norm = weights.bias[layer], weights.q_norm[layer], weights.k_norm[layer]
         for t in range(rows):
-            cos, sin = weights.cos[begin + t], weights.sin[begin + t]
+            cos, sin = weights.cos[0, begin + t], weights.sin[0, begin + t]
             place_heads(work.qkv[t], bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot, begin + t)
 
 
@@ -68,7 +68,8 @@ class CompiledDiffusion(DepthDistributions):
         files = Checkpoint(c, None, read, read.__getitem__, False, cpu, torch.float32)
         weights = packed_weights(files, columns, None if quantization == "float32" else quantization).weights
         H, G, D = c.num_attention_heads, c.num_key_value_heads, head_width(c)
-        sizes = Sizes(H, G, D, c.intermediate_size, self.arrays.sizes.outputs, np.float32(c.rms_norm_eps))
+        epsilon, scale = np.float32(c.rms_norm_eps), np.float32(D**-0.5)
+        sizes = Sizes(H, G, D, c.intermediate_size, self.arrays.sizes.outputs, epsilon, scale)
         slots = target.max_num_seqs
         memory = new_memory((c.num_hidden_layers, slots, G), D, columns, self._lengths)
         self.cache_bytes += memory.keys.nbytes + memory.values.nbytes

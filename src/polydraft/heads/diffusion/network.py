@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from polydraft.heads.checkpoint import HeadCheckpoint
 from polydraft.heads.network import DepthModel, HeadNetwork, Material
 from polydraft.heads.recipe import Batch, Figures, Recipe, fresh_config, unrolled
-from polydraft.models.checkpoint import layer_shapes
+from polydraft.models.compiled.architectures import LLAMA
 from polydraft.models.llama_layer import KeyValues, LlamaLayer, Norm
 from polydraft.models.slots import TREE_ROOM
 
@@ -51,7 +51,7 @@ class DiffusionCheckpoint(HeadCheckpoint):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the tensors that a drafter of this configuration has."""
-        h, layer = self.config.hidden_size, layer_shapes(self.config)
+        h, layer = self.config.hidden_size, LLAMA.layer_shapes(self.config)
         vectors = {"fc.weight": (h, len(self.layers) * h), "hidden_norm.weight": (h,), "norm.weight": (h,), "mask": (h,)}
         return vectors | {f"layers.{i}.{name}": s for i in range(self.config.num_hidden_layers) for name, s in layer.items()}
 

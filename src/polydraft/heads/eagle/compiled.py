@@ -27,8 +27,18 @@ from polydraft.heads.compiled import HEADS, CompiledHead
 from polydraft.heads.eagle.network import EagleCheckpoint
 from polydraft.models.checkpoint import head_width, rotary
 from polydraft.models.compiled.cache import SlotMemory, move_columns, new_memory, token_bytes, whole
-from polydraft.models.compiled.kernels import add, copy_row, rms_norm, swiglu
-from polydraft.models.compiled.layers import CHUNK, Sizes, Workspace, attend, cut_runs, multiply_shared, place_heads, workspace
+from polydraft.models.compiled.kernels import add, copy_row, gate, rms_norm
+from polydraft.models.compiled.layers import (
+    CHUNK,
+    ONE,
+    Sizes,
+    Workspace,
+    attend,
+    cut_runs,
+    multiply_shared,
+    place_heads,
+    workspace,
+)
 from polydraft.models.compiled.products import FORMATS, Packed, output_row, packed
 from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.models.slots import TREE_ROOM
@@ -118,14 +128,16 @@ def _run(model, rows, logits, done):
     runs = cut_runs(work.rows, rows, work.runs)
     for run in range(runs):
         for g in range(sizes.groups):
-            attend(sizes, memory, work, zero, work.runs[run], work.runs[run + 1], g, zero, sizes.heads // sizes.groups, zero)
+            attend(
+                sizes, memory, work, zero, zero, work.runs[run], work.runs[run + 1], g, zero, sizes.heads // sizes.groups, zero
+            )
     multiply_shared(work, work.mixed, weights.out, 0, work.rounded, work.update, rows)
-    add(work.x, work.update, zero, rows)
+    add(work.x, work.update, ONE, zero, rows)
     rms_norm(work.x, weights.mlp_norm, sizes.epsilon, work.normed, zero, rows)
     multiply_shared(work, work.normed, weights.gate_up, 0, work.rounded, work.gate_up, rows)
-    swiglu(work.gate_up, sizes.inner, work.act, zero, rows)
+    gate(work.gate_up, sizes.inner, sizes.activation, work.act, zero, rows)
     multiply_shared(work, work.act, weights.down, 0, work.rounded, work.update, rows)
-    add(work.x, work.update, zero, rows)
+    add(work.x, work.update, ONE, zero, rows)
     num_logits = zero
     for t in range(rows):
         copy_row(work.x[t], model.outputs[work.rows[t].slot, work.rows[t].column - work.rows[t].length])
@@ -159,7 +171,8 @@ class CompiledEagle(CompiledHead):
         config, tensors = head.config, head.tensors
         self.name, self.vocab_size, self.draft_ids = head.kind, target.vocab_size, head.ids[head.ids < target.vocab_size]
         h, width, H, G = config.hidden_size, head_width(config), config.num_attention_heads, config.num_key_value_heads
-        sizes = Sizes(H, G, width, config.intermediate_size, whole(len(self.draft_ids)), np.float32(config.rms_norm_eps))
+        epsilon, scale = np.float32(config.rms_norm_eps), np.float32(width**-0.5)
+        sizes = Sizes(H, G, width, config.intermediate_size, whole(len(self.draft_ids)), epsilon, scale)
         slots = max_num_seqs or target.max_num_seqs
         self.device, self.dtype, cpu = torch.device("cpu"), torch.float32, torch.device("cpu")
         bytes_per_token = token_bytes(G, width)

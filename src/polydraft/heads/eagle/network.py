@@ -35,7 +35,7 @@ from polydraft.core import Scores, Target, TokenTree
 from polydraft.heads.checkpoint import HeadCheckpoint, stored
 from polydraft.heads.network import HeadModel, HeadNetwork, Material
 from polydraft.heads.recipe import Batch, Figures, Recipe, fresh_config, unrolled
-from polydraft.models.checkpoint import layer_shapes
+from polydraft.models.compiled.architectures import LLAMA
 from polydraft.models.llama_layer import KeyValues, LlamaLayer, Norm, attend
 from polydraft.models.rotary import head_width, rope_parameters
 from polydraft.models.slots import TREE_ROOM
@@ -76,7 +76,7 @@ class EagleCheckpoint(HeadCheckpoint):
         h = self.config.hidden_size
         own_head = {"lm_head.weight": (len(self.ids), h)} if "lm_head.weight" in self.tensors else {}
         first = {"project.weight": (h, 2 * h)} if self.projects else {"fc.weight": (h, (len(self.layers) or 3) * h)}
-        layer = layer_shapes(self.config, h if self.projects else 2 * h) | {"hidden_norm.weight": (h,)}
+        layer = LLAMA.layer_shapes(self.config, h if self.projects else 2 * h) | {"hidden_norm.weight": (h,)}
         layer |= {"attention_norm.weight": (h,)} if self.projects else {}
         return {**first, "norm.weight": (h,), **own_head} | {f"midlayer.{name}": shape for name, shape in layer.items()}
 

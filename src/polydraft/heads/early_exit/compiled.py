@@ -19,8 +19,8 @@ from polydraft.heads.compiled import HEADS, CompiledHead, compiled
 from polydraft.heads.early_exit.network import ExitCheckpoint
 from polydraft.heads.network import TargetSlots
 from polydraft.models.compiled.cache import SlotMemory
-from polydraft.models.compiled.kernels import add, copy_row, rms_norm, swiglu
-from polydraft.models.compiled.layers import CHUNK, ModelArrays, Sizes, Workspace, cut_runs, multiply_shared, run_layer
+from polydraft.models.compiled.kernels import add, copy_row, gate, rms_norm, scale_row
+from polydraft.models.compiled.layers import CHUNK, NONE, ONE, ModelArrays, Sizes, Workspace, cut_runs, multiply_shared, run_layer
 from polydraft.models.compiled.products import FORMATS, Packed, output_row, packed
 from polydraft.models.compiled.rounding import rounded_bytes
 from polydraft.models.compiled.vectors import aligned
@@ -56,6 +56,7 @@ def _run(model, rows, logits, done):
     runs = cut_runs(work.rows, rows, work.runs)
     for t in range(rows):
         output_row(target.weights.embed, zero, work.rows[t].token, work.x[t])
+        scale_row(work.x[t], target.sizes.embedding_scale)
     for layer in range(model.layer):
         run_layer(target, layer, rows, runs)
     num_logits = zero
@@ -68,9 +69,9 @@ def _run(model, rows, logits, done):
     if len(model.mlp_norm) > 0:
         rms_norm(work.x, model.mlp_norm, sizes.epsilon, model.normed, zero, num_logits)
         multiply_shared(work, model.normed, model.gate_up, 0, model.rounded, model.inner, num_logits)
-        swiglu(model.inner, sizes.inner, model.act, zero, num_logits)
+        gate(model.inner, sizes.inner, sizes.activation, model.act, zero, num_logits)
         multiply_shared(work, model.act, model.down, 0, model.rounded, model.update, num_logits)
-        add(work.x, model.update, zero, num_logits)
+        add(work.x, model.update, ONE, zero, num_logits)
     rms_norm(work.x, model.norm, sizes.epsilon, model.normed, zero, num_logits)
     multiply_shared(work, model.normed, model.head, 0, model.rounded, logits[done:], num_logits)
     return done + num_logits
@@ -110,7 +111,7 @@ class CompiledExit(TargetSlots, CompiledHead):
 
         gate_up, down = matrix("gate_proj", "up_proj"), matrix("down_proj")
         self.weight_bytes = sum(x.nbytes for x in (gate_up, down, head) if x is not weights.head)
-        sizes = Sizes(0, 0, 0, inner, head.outputs, np.float32(epsilon))
+        sizes = Sizes(0, 0, 0, inner, head.outputs, np.float32(epsilon), NONE)
         shared = sizes, target.arrays.memory, target.arrays.work
         rooms = (aligned(CHUNK, width) for width in (h, gate_up.outputs, inner, down.outputs))
         rounded = aligned(CHUNK, rounded_bytes(max(h, inner)), dtype=np.uint8)

@@ -5,24 +5,26 @@ from numba.extending import overload
 
 from polydraft.compile_time import inner
 from polydraft.compiled_code import njit
-from polydraft.models.compiled.kernels import rms_norm
-from polydraft.models.compiled.layers import ModelArrays, cut_runs, inlined, multiply, run_head, run_layer
+from polydraft.models.compiled.kernels import rms_norm, scale_row
+from polydraft.models.compiled.layers import ModelArrays, cut_runs, finish_logits, inlined, multiply, run_head, run_layer
 from polydraft.models.compiled.products import output_row
 
 __all__ = ["compiled_pass", "describe", "draft_pass", "embed_rows", "head_rows"]
 
 
 @njit(cache=True, nogil=True)
-def embed_rows(weights, tokens, out):
+def embed_rows(weights, sizes, tokens, out):
     """Embeddings of some tokens."""
     for t in range(len(tokens)):
         output_row(weights.embed, 0, tokens[t], out[t])
+        scale_row(out[t], sizes.embedding_scale)
 
 
 @njit(cache=True, nogil=True)
 def head_rows(model, states, logits):
     """Logits of some states behind the final norm, at most as many as are in work at once."""
     multiply(states, model.weights.head, 0, model.work.rounded, logits, np.int64(len(states)))
+    finish_logits(model.sizes, logits, np.int64(len(states)))
 
 
 @inner
@@ -43,6 +45,7 @@ def _run_rows(model, rows, logits, done, hidden, taken, first):
     runs = cut_runs(work.rows, rows, work.runs)
     for t in range(rows):
         output_row(weights.embed, zero, work.rows[t].token, work.x[t])
+        scale_row(work.x[t], sizes.embedding_scale)
     for l in range(layers):
         if taken[l] >= 0:
             _copy(work.x, zero, rows, hidden[taken[l]], first)

@@ -13,7 +13,11 @@ from polydraft.compile_time import inner
 from polydraft.exponential import exp, fma
 from polydraft.models.compiled.vectors import FLOATS, LANES, VectorCode
 
-__all__ = ["add", "bfloat16_bits", "copy_row", "norm_part", "rms_norm", "soften", "swiglu"]
+__all__ = ["GELU", "SILU", "add", "bfloat16_bits", "cap", "copy_row", "gate", "norm_part", "rms_norm", "scale_row", "soften"]
+
+SILU, GELU = map(np.int64, range(2))
+"""Activations of a gated feed-forward: x sigmoid(x), and the tanh form of GELU."""
+_GELU_LINE, _GELU_CUBE = np.float32((8 / np.pi) ** 0.5), np.float32(0.044715)
 
 
 @inner
@@ -64,20 +68,41 @@ def copy_row(source: np.ndarray, target: np.ndarray) -> None:
 
 
 @inner
-def add(x: np.ndarray, y: np.ndarray, begin: int, end: int) -> None:
-    """x[t] += y[t]; rows of y may be longer."""
+def add(x: np.ndarray, y: np.ndarray, scale: np.float32, begin: int, end: int) -> None:
+    """x[t] += scale y[t]; rows of y may be longer."""
     for t in range(begin, end):
         for i in range(x.shape[1]):
-            x[t, i] += y[t, i]
+            x[t, i] += scale * y[t, i]
+
+
+@inner
+def scale_row(x: np.ndarray, scale: np.float32) -> None:
+    """x *= scale."""
+    if scale != np.float32(1.0):
+        for i in range(len(x)):
+            x[i] *= scale
 
 
 @inner(error_model="numpy")
-def swiglu(x: np.ndarray, n: int, out: np.ndarray, begin: int, end: int) -> None:
-    """out[t, i] = silu(x[t, i]) x[t, n + i]."""
+def cap(x: np.ndarray, begin: int, end: int, most: np.float32) -> None:
+    """x[begin : end] = most tanh(x / most): Gemma 2's soft caps (arXiv 2408.00118, section 2)."""
+    for i in range(begin, end):
+        x[i] = most - most * np.float32(2.0) / (np.float32(1.0) + exp(np.float32(2.0) * x[i] / most))
+
+
+@inner(error_model="numpy")
+def gate(x: np.ndarray, n: int, activation: int, out: np.ndarray, begin: int, end: int) -> None:
+    """out[t, i] = activation(x[t, i]) x[t, n + i]; GELU's tanh form (arXiv 1606.08415, section 2) is x sigmoid(2 z)."""
     for t in range(begin, end):
-        for i in range(n):
-            gate = x[t, i]
-            out[t, i] = gate / (np.float32(1.0) + exp(-gate)) * x[t, n + i]
+        if activation == SILU:
+            for i in range(n):
+                left = x[t, i]
+                out[t, i] = left / (np.float32(1.0) + exp(-left)) * x[t, n + i]
+        else:
+            for i in range(n):
+                left = x[t, i]
+                turn = _GELU_LINE * fma(_GELU_CUBE * left * left, left, left)
+                out[t, i] = left / (np.float32(1.0) + exp(-turn)) * x[t, n + i]
 
 
 def _by_lanes(start, join):
@@ -107,32 +132,36 @@ _sums = _by_lanes(0.0, lambda b, total, value: b.fadd(total, value))
 
 
 @inner(error_model="numpy")
-def soften(scores, base, seen, count, end, lanes, found):
+def soften(scores, start, base, seen, skipped, count, shift, end, lanes, found):
     """Scores of one query over columns -> weights, not yet divided by their sum, which is returned; 0 where it does not look.
 
-    It looks at columns 0 .. base-1 and at seen[:count], which lie between base and end; end is the row's last column plus 1.
+    It looks at columns start .. base-1 and at seen[skipped:count] - shift, which lie between base and end; end is the row's last column plus 1.
     Each weight is added in the lane of its position, so that the sum does not depend on which column a token lies in.
     lanes: [16] and found: [>= count], both for scratch.
     """
     top, whole = np.float32(-np.inf), base // 16 * 16
+    for c in range(start):
+        scores[c] = np.float32(-np.inf)
     _largest(scores, whole, lanes)
     for c in range(whole, base):
         top = scores[c] if scores[c] > top else top
     for k in range(16):
         top = lanes[k] if lanes[k] > top else top
-    for j in range(count):
-        found[j] = scores[seen[j]]
+    for j in range(skipped, count):
+        found[j] = scores[seen[j] - shift]
         top = found[j] if found[j] > top else top
-    for c in range(base):
+    for c in range(start):
+        scores[c] = np.float32(0.0)
+    for c in range(start, base):
         scores[c] = exp(scores[c] - top)
     for c in range(base, end):
         scores[c] = np.float32(0.0)
     _sums(scores, whole, lanes)
     for c in range(whole, base):
         lanes[c - whole] += scores[c]
-    for j in range(count):
+    for j in range(skipped, count):
         weight = exp(found[j] - top)
-        scores[seen[j]] = weight
+        scores[seen[j] - shift] = weight
         lanes[(base + j) & 15] += weight
     total = np.float32(0.0)
     for k in range(16):

@@ -12,7 +12,7 @@ from polydraft.compile_time import inner
 from polydraft.compiled_code import njit
 from polydraft.exponential import fma
 from polydraft.models.compiled.cache import SlotMemory, keep, whole
-from polydraft.models.compiled.kernels import add, norm_part, rms_norm, soften, swiglu
+from polydraft.models.compiled.kernels import SILU, add, cap, gate, norm_part, rms_norm, scale_row, soften
 from polydraft.models.compiled.products import Packed, call_product, matmul, matmul_to
 from polydraft.models.compiled.rounding import round_rows, rounded_bytes
 from polydraft.models.compiled.tiles import UNROLL
@@ -22,12 +22,15 @@ from polydraft.threads import share, shared_arguments, shared_code, sync
 
 __all__ = [
     "CHUNK",
+    "NONE",
+    "ONE",
     "ModelArrays",
     "Sizes",
     "Weights",
     "Workspace",
     "attend",
     "cut_runs",
+    "finish_logits",
     "model_arrays",
     "multiply",
     "multiply_shared",
@@ -58,6 +61,9 @@ CODE = 5
 """Place of an address in `Workspace.step`."""
 
 
+ONE, NONE = np.float32(1.0), np.float32(0.0)
+
+
 class Weights(NamedTuple):
     """All layers stacked: first axis = layer; absent parts are empty."""
 
@@ -65,7 +71,9 @@ class Weights(NamedTuple):
     head: Packed
     norm: np.ndarray  # [h]
     attention_norm: np.ndarray  # [L, h]
+    attention_out_norm: np.ndarray  # [L, h] or [L, 0]
     mlp_norm: np.ndarray  # [L, h]
+    mlp_out_norm: np.ndarray  # [L, h] or [L, 0]
     qkv: Packed
     bias: np.ndarray  # [L, (H + 2 G) D] or [L, 0]
     q_norm: np.ndarray  # [L, D] or [L, 0]
@@ -73,12 +81,17 @@ class Weights(NamedTuple):
     out: Packed
     gate_up: Packed
     down: Packed
-    cos: np.ndarray  # [columns, D / 2]
-    sin: np.ndarray  # [columns, D / 2]
+    cos: np.ndarray  # [rotaries, columns, half of the rotated numbers of a head]
+    sin: np.ndarray
+    rotaries: np.ndarray  # [L] which of them a layer has, or -1
+    windows: np.ndarray  # [L] tokens that a row attends to, itself included, or 0 for all
 
 
 class Sizes(NamedTuple):
-    """H heads of q, G heads of k and v, D their width, I the width between gate and down, outputs: V in whole panels."""
+    """H heads of q, G heads of k and v, D their width, I the width between gate and down, outputs: V in whole panels.
+
+    attention_scale: of scores.  activation: SILU or GELU.  caps: soft caps of scores and logits, 0 for none.
+    """
 
     heads: int
     groups: int
@@ -86,6 +99,13 @@ class Sizes(NamedTuple):
     inner: int
     outputs: int
     epsilon: np.float32
+    attention_scale: np.float32
+    embedding_scale: np.float32 = ONE
+    residual_scale: np.float32 = ONE
+    logit_scale: np.float32 = ONE
+    attention_cap: np.float32 = NONE
+    logit_cap: np.float32 = NONE
+    activation: int = SILU
 
 
 class Workspace(NamedTuple):
@@ -150,18 +170,24 @@ def place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot,
 
 
 @inner(error_model="numpy")
-def attend(sizes, memory, work, layer, first, last, g, head, heads, thread):
-    """Rows first .. last-1, all of one slot: softmax(q . keys / sqrt(D)) values, so many heads of group g, from `head` on, in one product."""
+def attend(sizes, memory, work, layer, window, first, last, g, head, heads, thread):
+    """Rows first .. last-1, all of one slot: softmax(scale q . keys) values, so many heads of group g, from `head` on, in one product.
+
+    window: tokens that a row attends to, itself included; 0 for all. Panels of columns that no row attends to are left out.
+    """
     D, G = sizes.width, sizes.groups
     slots, padded, offset = memory.keys.shape[1], memory.values.shape[3] * PANEL, (g * (sizes.heads // G) + head) * D
     columns, slot, end = memory.values.shape[4] * memory.together, work.rows[first].slot, np.int64(0)
     size = 4 // memory.together
     queries, scores, blend, totals = work.queries[thread], work.scores[thread], work.blend[thread], work.totals[thread]
-    inputs = queries.shape[1]
+    inputs, nearest = queries.shape[1], np.int64(0) if window == 0 else columns
     for t in range(first, last):
         end = max(end, work.rows[t].column + 1)
-    panels = (end + PANEL - 1) // PANEL
-    rows, scale = (last - first) * heads, np.float32(1.0 / np.sqrt(D))
+        if window > 0:
+            nearest = min(nearest, max(np.int64(0), work.rows[t].position + 1 - window), work.rows[t].length)
+    skipped_panels = nearest // PANEL
+    shift, panels = skipped_panels * PANEL, (end + PANEL - 1) // PANEL - skipped_panels
+    rows, scale = (last - first) * heads, sizes.attention_scale
     for t in range(first, last):
         for h in range(heads):
             r, begin = (t - first) * heads + h, offset + h * D
@@ -172,7 +198,7 @@ def attend(sizes, memory, work, layer, first, last, g, head, heads, thread):
         memory.product,
         queries.ctypes.data,
         4 * inputs,
-        memory.keys.ctypes.data + at * inputs,
+        memory.keys.ctypes.data + (at + size * shift) * inputs,
         size * inputs * PANEL,
         panels,
         inputs,
@@ -183,16 +209,29 @@ def attend(sizes, memory, work, layer, first, last, g, head, heads, thread):
     )
     for t in range(first, last):
         base, count = work.rows[t].length, work.rows[t].num_seen
+        start = np.int64(0) if window == 0 else max(np.int64(0), work.rows[t].position + 1 - window)
+        skipped, start = max(np.int64(0), start - base), max(np.int64(0), min(start, base) - shift)
         for h in range(heads):
             r = (t - first) * heads + h
+            if sizes.attention_cap > NONE:
+                cap(scores[r], np.int64(0), end - shift, sizes.attention_cap)
             totals[r] = soften(
-                scores[r], base, work.seen_columns[t], count, panels * PANEL, work.lanes[thread], work.scores_seen[thread]
+                scores[r],
+                start,
+                base - shift,
+                work.seen_columns[t],
+                skipped,
+                count,
+                shift,
+                panels * PANEL,
+                work.lanes[thread],
+                work.scores_seen[thread],
             )
     call_product(
         memory.product,
         scores.ctypes.data,
         4 * columns,
-        memory.values.ctypes.data + at * padded,
+        memory.values.ctypes.data + at * padded + size * shift * PANEL,
         size * columns * PANEL,
         padded // PANEL,
         panels * PANEL,
@@ -239,6 +278,14 @@ def multiply_shared(work, x, w, k, rounded, y, rows):
     share(work.sync, threads, code, np.int64(w.panels), _grain(w.panels, w.panel_bytes, threads))
 
 
+@inner
+def _join(work, out_norm, sizes, begin, end):
+    """x += what attention or feed-forward gave, normalised where the layer has a norm for it."""
+    for t in range(begin, end if len(out_norm) > 0 else begin):
+        norm_part(work.update[t], np.int64(0), out_norm, sizes.epsilon)
+    add(work.x, work.update, sizes.residual_scale, begin, end)
+
+
 @unowned
 def _do(arguments, begin, end, thread):
     """Items begin .. end-1 of a part of a pass: rows, panels of a matrix, or some heads of some rows of a slot."""
@@ -254,31 +301,44 @@ def _do(arguments, begin, end, thread):
         bias, q_norm, k_norm = weights.bias[layer], weights.q_norm[layer], weights.k_norm[layer]
         for t in range(begin, end):
             row = work.rows[t]
-            cos, sin = weights.cos[row.position], weights.sin[row.position]
+            rotary, half = weights.rotaries[layer], weights.cos.shape[2] if weights.rotaries[layer] >= 0 else 0
+            cos, sin = weights.cos[rotary, row.position, :half], weights.sin[rotary, row.position, :half]
             place_heads(work.qkv[t], bias, q_norm, k_norm, sizes, cos, sin, memory, layer, row.slot, row.column)
     elif part == ATTEND:
         heads, pieces = sizes.heads // sizes.groups, step[4]
         for unit in range(begin, end):
             run, g, piece = unit // pieces // sizes.groups, unit // pieces % sizes.groups, unit % pieces
             head, last = piece * heads // pieces, (piece + 1) * heads // pieces
-            attend(sizes, memory, work, layer, work.runs[run], work.runs[run + 1], g, head, last - head, thread)
+            attend(
+                sizes,
+                memory,
+                work,
+                layer,
+                weights.windows[layer],
+                work.runs[run],
+                work.runs[run + 1],
+                g,
+                head,
+                last - head,
+                thread,
+            )
     elif part == MIX:
         round_rows(work.mixed, work.mixed.shape[1], weights.out, work.rounded, begin, end)
     elif part == OUT:
         matmul(work.mixed, weights.out, layer, work.rounded, work.update, begin, end, rows)
     elif part == MIDDLE:
-        add(work.x, work.update, begin, end)
+        _join(work, weights.attention_out_norm[layer], sizes, begin, end)
         rms_norm(work.x, weights.mlp_norm[layer], sizes.epsilon, work.normed, begin, end)
         round_rows(work.normed, work.normed.shape[1], weights.gate_up, work.rounded, begin, end)
     elif part == GATE_UP:
         matmul(work.normed, weights.gate_up, layer, work.rounded, work.gate_up, begin, end, rows)
     elif part == GATE:
-        swiglu(work.gate_up, sizes.inner, work.act, begin, end)
+        gate(work.gate_up, sizes.inner, sizes.activation, work.act, begin, end)
         round_rows(work.act, work.act.shape[1], weights.down, work.rounded, begin, end)
     elif part == DOWN:
         matmul(work.act, weights.down, layer, work.rounded, work.update, begin, end, rows)
     elif part == LEAVE:
-        add(work.x, work.update, begin, end)
+        _join(work, weights.mlp_out_norm[layer], sizes, begin, end)
     else:
         matmul_to(work.normed, weights.head, np.int64(0), work.rounded, address, 4 * sizes.outputs, begin, end, rows)
 
@@ -347,6 +407,16 @@ def run_head(model, rows, logits):
     work, zero = model.work, np.int64(0)
     round_rows(work.normed, work.normed.shape[1], model.weights.head, work.rounded, zero, rows)
     run_parts(model, HEAD, HEAD + 1, zero, rows, zero, np.int64(logits.ctypes.data))
+    finish_logits(model.sizes, logits, rows)
+
+
+@inner
+def finish_logits(sizes, logits, rows):
+    """Scale and cap what the head gave."""
+    for t in range(rows):
+        scale_row(logits[t], sizes.logit_scale)
+        if sizes.logit_cap > NONE:
+            cap(logits[t], np.int64(0), len(logits[t]), sizes.logit_cap)
 
 
 def workspace(weights: Any, sizes: Sizes, columns: int, threads: int, widest: int = 0) -> Workspace:

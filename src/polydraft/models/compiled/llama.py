@@ -1,8 +1,7 @@
-"""The Llama family as one compiled call a pass, on a CPU.
+"""Causal language models as one compiled call a pass, on a CPU: what `architectures` describes, Llama and its kin.
 
-Llama, Mistral, Qwen2 and Qwen3, with grouped queries, biases of q, k and v, norms of q and k, and any rotary scaling that
-does not change with the length. Projections are fused (q, k, v; gate and up) and packed for `compiled.kernels`; the cache is
-allocated once. A pass takes the nodes of many trees, in slots with lengths of their own, as rows of one matrix.
+Grouped queries, windows, and any rotary scaling that does not change with the length. Projections are fused (q, k, v; gate and up) and packed
+for `compiled.kernels`; the cache is allocated once. A pass takes the nodes of many trees, in slots with lengths of their own, as rows of one matrix.
 The pass is in `compiled.forward`, how weights are taken in `compiled.weights`, whole proposals in `compiled.proposals`.
 
 A row's bits depend on its own tokens alone, not on the batch, the tree around it or the chunks of a prompt: the same
@@ -21,21 +20,24 @@ from torch import Tensor
 from polydraft.core import AuxRows, Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import checkpoint
-from polydraft.models.checkpoint import Checkpoint, head_width, why_not_family
+from polydraft.models.checkpoint import Checkpoint, head_width, why_not_compiled
+from polydraft.models.compiled.architectures import ARCHITECTURES
 from polydraft.models.compiled.cache import CACHE_DTYPES, move_columns, new_memory, token_bytes
 from polydraft.models.compiled.draft_vocabulary import DraftVocabulary
 from polydraft.models.compiled.forward import compiled_pass, embed_rows, head_rows
+from polydraft.models.compiled.kernels import GELU, SILU
 from polydraft.models.compiled.layers import CHUNK, ModelArrays, Sizes, model_arrays, workspace
 from polydraft.models.compiled.products import BYTES, FORMATS
 from polydraft.models.compiled.proposals import CompiledProposals
 from polydraft.models.compiled.vectors import PANEL
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.slots import TREE_ROOM, special_ids
-from polydraft.models.supported import check_rolls_back, context_length, narrowest_window
+from polydraft.models.supported import check_plain, context_length
 from polydraft.threads import MAX_THREADS, Pool, default_threads
 
 __all__ = ["CompiledLlama"]
 
+ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU}
 QUANTIZATIONS = (None, *(name for name in FORMATS if name != "float32"))
 
 
@@ -86,13 +88,13 @@ class CompiledLlama(CompiledProposals):
             raise InvalidInputError(
                 f"cache_dtype={cache_dtype!r} was given; expected one of {', '.join(map(repr, CACHE_DTYPES))}."
             )
-        reason = self.why_unsupported(model, max_model_len)
+        reason = self.why_unsupported(model)
         if reason:
             raise IncompatibleError(f"{type(model).__name__} cannot be compiled: {reason}. Use backend='transformers'.")
         source = _checkpoint_of(model)
         self.checkpoint = source
         config = source.config
-        check_rolls_back(config, max_model_len)
+        check_plain(config, max_model_len)
         self.name, self.vocab_size = str(config.name_or_path or type(model).__name__), int(config.vocab_size)
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.eos_token_ids, self.bos_token_id = special_ids(source)
@@ -110,8 +112,18 @@ class CompiledLlama(CompiledProposals):
         packed_model = packed_weights(source, columns, quantization, integers=activations != "float32")
         weights, self.weight_format, self.quantization_error, self.rounded_again = packed_model
         self.activations = "int8" if any(w.rounding == BYTES for w in (weights.qkv, weights.down, weights.head)) else "float32"
-        inner, epsilon = config.intermediate_size, np.float32(config.rms_norm_eps)
-        sizes = Sizes(config.num_attention_heads, groups, width, inner, weights.head.outputs, epsilon)
+        spec = source.architecture.spec(config)
+        sizes = Sizes(
+            config.num_attention_heads,
+            groups,
+            width,
+            config.intermediate_size,
+            weights.head.outputs,
+            np.float32(config.rms_norm_eps),
+            *(np.float32(getattr(spec, name)) for name in Sizes._fields[6:-1]),
+            ACTIVATIONS[spec.activation],
+        )
+        self._sees_all = not any(spec.windows)
         self.weight_bytes = sum(x.nbytes for x in (weights.head, weights.qkv, weights.out, weights.gate_up, weights.down))
         threads = default_threads(self.weight_bytes) if threads is None else threads
         self.arrays = model_arrays(weights, sizes, memory, workspace(weights, sizes, columns, threads))
@@ -194,18 +206,16 @@ class CompiledLlama(CompiledProposals):
         return self.pool.num_threads
 
     @staticmethod
-    def why_unsupported(model: Any, max_model_len: int | None = None) -> str | None:
-        """Why a model is not covered, or None if it is. model, max_model_len: as for the constructor."""
+    def why_unsupported(model: Any) -> str | None:
+        """Why a model is not covered, or None if it is. model: as for the constructor."""
         config = model.config
-        if reason := why_not_family(config):
+        if reason := why_not_compiled(config):
             return reason
-        window, longest = narrowest_window(config), max_model_len or context_length(config) or 0
-        if window is not None and window < longest:
-            return f"its window of {window} tokens is shorter than a sequence ({longest}); max_model_len={window} or less is compiled"
         if model.device.type != "cpu" or model.dtype != torch.float32:
             return f"it is {model.dtype} on {model.device}, and the compiled path is float32 on a CPU"
-        if config.hidden_act != "silu" or getattr(config, "mlp_bias", False):
-            return "its feed-forward is not a plain SiLU gate"
+        activation = ARCHITECTURES[config.model_type].spec(config).activation
+        if activation not in ACTIVATIONS or getattr(config, "mlp_bias", False):
+            return "its feed-forward is not a plain gate of SiLU or tanh GELU"
         if "model.layers.0.self_attn.o_proj.bias" in _checkpoint_of(model).outlines:
             return "its attention output has a bias"
         if config.num_attention_heads % config.num_key_value_heads:
@@ -249,14 +259,14 @@ class CompiledLlama(CompiledProposals):
 
     @property
     def offers(self) -> Needs:
-        """Hidden states of all layers, embeddings, the head, and auxiliary rows of token ids; of a draft vocabulary no head."""
+        """Hidden states of all layers, embeddings, the head, and auxiliary rows of token ids; of a draft vocabulary no head, with windows no such rows."""
         layers = tuple(range(len(self.arrays.weights.attention_norm) + 1))
-        return Needs(layers, True, self._vocabulary is None, True, True, True)
+        return Needs(layers, True, self._vocabulary is None, True, self._sees_all, True)
 
     def embed(self, token_ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
         """Embeddings of tokens, as layer 0 of `hidden`."""
         out = np.empty((token_ids.numel(), len(self.arrays.weights.norm)), np.float32)
-        embed_rows(self.arrays.weights, token_ids.reshape(-1).numpy(), out)
+        embed_rows(self.arrays.weights, self.arrays.sizes, token_ids.reshape(-1).numpy(), out)
         return torch.from_numpy(out).view(*token_ids.shape, -1)
 
     def head(self, hidden: Float[Tensor, "*shape D"]) -> Float[Tensor, "*shape V"]:

@@ -161,6 +161,7 @@ def packed_weights(model: Checkpoint, columns: int, quantization: str | None, *,
     Raises:
         CapacityError: less memory is free than the weights take.
     """
+    spec = model.architecture.spec(model.config)
     prefixes = [f"model.layers.{layer}." for layer in range(model.config.num_hidden_layers)]
     names = {part: [[f"{prefix}{n}.weight" for n in group] for prefix in prefixes] for part, group in MATRICES.items()}
     names["head"] = [[EMBEDDING if model.tied else HEAD]]
@@ -169,28 +170,38 @@ def packed_weights(model: Checkpoint, columns: int, quantization: str | None, *,
     if quantization is None:
         packer.choose_numbers(name for layers in names.values() for layer in layers for name in layer)
 
-    def stacked(*parts: str) -> np.ndarray:
+    def stacked(*parts: str, offset: float = 0.0) -> np.ndarray:
         """Of each layer, one below another; empty where a model has none."""
-        if f"{prefixes[0]}{parts[0]}" not in model.outlines:
+        if not parts or f"{prefixes[0]}{parts[0]}" not in model.outlines:
             return np.zeros((len(prefixes), 0), np.float32)
-        return torch.stack([torch.cat([model.read(f"{prefix}{part}").float() for part in parts]) for prefix in prefixes]).numpy()
+        vectors = [torch.cat([model.read(f"{prefix}{part}").float() for part in parts]) for prefix in prefixes]
+        return (torch.stack(vectors) + offset).numpy()
+
+    def norm(role: str) -> np.ndarray:
+        name = model.architecture.norms.get(role)
+        return stacked(*([] if name is None else [f"{name}.weight"]), offset=model.norm_offset)
 
     matrices = {part: packer.packed(layers) for part, layers in names.items()}
     embed = _embedding(model, packer, matrices["head"])
     size = sum(w.nbytes for w in matrices.values()) + (0 if embed is matrices["head"] else embed.nbytes)
     lost, whole = _run(packer, _name(model), size)
-    cos, sin = rotary(model.config, columns, model.rope_factors)
+    tables = [rotary(model.config, columns, model.rope_factors, rope) for rope in spec.rotaries]
+    cos, sin = (torch.stack(parts).numpy() for parts in zip(*tables, strict=True))
     weights = Weights(
         embed=embed,
-        norm=model.read("model.norm.weight").to(torch.float32, copy=True).numpy(),
-        attention_norm=stacked("input_layernorm.weight"),
-        mlp_norm=stacked("post_attention_layernorm.weight"),
+        norm=(model.read("model.norm.weight").float() + model.norm_offset).numpy(),
+        attention_norm=norm("attention_norm"),
+        attention_out_norm=norm("attention_out_norm"),
+        mlp_norm=norm("mlp_norm"),
+        mlp_out_norm=norm("mlp_out_norm"),
         bias=stacked(*(f"{name}.bias" for name in MATRICES["qkv"])),
-        q_norm=stacked("self_attn.q_norm.weight"),
-        k_norm=stacked("self_attn.k_norm.weight"),
+        q_norm=stacked("self_attn.q_norm.weight", offset=model.norm_offset),
+        k_norm=stacked("self_attn.k_norm.weight", offset=model.norm_offset),
         **matrices,
-        cos=cos.numpy(),
-        sin=sin.numpy(),
+        cos=cos,
+        sin=sin,
+        rotaries=np.array(spec.rotary_of_layer),
+        windows=np.array(spec.windows),
     )
     stored = ", ".join(sorted(set().union(*(w.formats for w in matrices.values()))))
     return PackedModel(weights, quantization or stored, (lost / whole) ** 0.5 if lost else 0.0, packer.rounded)

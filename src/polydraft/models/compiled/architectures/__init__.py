@@ -1,0 +1,17 @@
+"""The architectures that the compiled path runs, one a file, by model type. A new one is its file and a line here."""
+
+from polydraft.models.compiled.architectures.base import Architecture, ModelSpec
+from polydraft.models.compiled.architectures.gemma import GEMMA, GEMMA2, GEMMA3
+from polydraft.models.compiled.architectures.granite import GRANITE
+from polydraft.models.compiled.architectures.llama import LLAMA
+from polydraft.models.compiled.architectures.mistral import MISTRAL
+from polydraft.models.compiled.architectures.phi3 import PHI3
+from polydraft.models.compiled.architectures.qwen2 import QWEN2
+from polydraft.models.compiled.architectures.qwen3 import QWEN3
+from polydraft.models.compiled.architectures.smollm3 import SMOLLM3
+
+__all__ = ["ARCHITECTURES", "LLAMA", "LLAMA_FAMILY", "Architecture", "ModelSpec"]
+
+ARCHITECTURES = {a.model_type: a for a in (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, SMOLLM3, GRANITE, GEMMA, GEMMA2, GEMMA3)}
+LLAMA_FAMILY = frozenset(a.model_type for a in (LLAMA, MISTRAL, QWEN2, QWEN3))
+"""Those of Llama's own layers, up to biases and norms of heads."""

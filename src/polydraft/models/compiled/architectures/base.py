@@ -1,0 +1,153 @@
+"""What an architecture is, as data: what its tensors are called in both kinds of files, and what its layers compute beside their products.
+
+Every layer of the compiled path has the same parts, and an architecture says which of them it has and with what numbers:
+
+    x = x + residual_scale norm?(attention(norm(x)))      norms of queries and keys, biases, rotation, window, soft cap
+    x = x + residual_scale norm?(feed_forward(norm(x)))   activation(gate) up
+    logits = cap(logit_scale head(norm(x)))               x begins as embedding_scale times the token's embedding
+
+Settings are read by the names of transformers' configurations, whichever file they come from.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from polydraft.models.gguf_header import GgufHeader
+from polydraft.models.rotary import head_width, rope_parameters
+from polydraft.models.windows import windows
+
+__all__ = ["Architecture", "ModelSpec", "layer_windows", "one_rotary"]
+
+NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+"""Llama's norms of a layer: field of `layers.Weights` -> transformers' name."""
+GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+"""Files' names of what transformers' modules are called, without the layer."""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What one model computes beside the products with its weights.
+
+    windows: of each layer, tokens that a row attends to, itself included; 0 for all.
+    rotaries: rotary parameters as transformers names them.  rotary_of_layer: which of them a layer has, or -1 for none.
+    activation: transformers' name.  attention_cap, logit_cap: soft caps, 0 for none.
+    """
+
+    windows: tuple[int, ...]
+    rotaries: tuple[Mapping[str, Any], ...]
+    rotary_of_layer: tuple[int, ...]
+    attention_scale: float
+    activation: str = "silu"
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    attention_cap: float = 0.0
+    logit_cap: float = 0.0
+
+
+def layer_windows(config: Any) -> tuple[int, ...]:
+    """The window of each layer of a configuration, 0 where it sees everything.
+
+    Example:
+        >>> from transformers import MistralConfig
+        >>> layer_windows(MistralConfig(num_hidden_layers=2, sliding_window=64))
+        (64, 64)
+    """
+    by_kind = windows(config)
+    widths = {kind: 0 if window is None else window.width for kind, window in by_kind.items()}
+    kinds = getattr(config, "layer_types", None) or [next(iter(by_kind))] * config.num_hidden_layers
+    return tuple(widths[kind] for kind in kinds)
+
+
+def one_rotary(config: Any, **numbers: Any) -> ModelSpec:
+    """A model whose layers all rotate alike, as Llama's do. numbers: fields of `ModelSpec` that differ from Llama's."""
+    layers = config.num_hidden_layers
+    fields: dict[str, Any] = {
+        "windows": layer_windows(config),
+        "rotaries": (rope_parameters(config),),
+        "rotary_of_layer": (0,) * layers,
+        "attention_scale": head_width(config) ** -0.5,
+        "activation": getattr(config, "hidden_act", "silu"),
+    }
+    return ModelSpec(**{**fields, **numbers})
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One architecture; see this module's first lines.
+
+    model_type: of config.json.  gguf: `general.architecture` of GGUF files.
+    norms: field of `layers.Weights` -> transformers' name of a norm in a layer.  norm_offset: added to norm weights of folders; GGUF files hold the sum.
+    head_norms, qkv_bias: whether a layer has norms of queries and keys, and biases of its first product.
+    spec: from a configuration.
+    fused: whether q, k, v and gate, up are one matrix each.
+    gguf_names: where GGUF files name tensors otherwise than Llama's.  interleaved: whether they have the two halves of a rotation side by side
+    in the rows of queries and keys.  gguf_settings: of transformers' configuration, what such a file implies or names otherwise.
+    """
+
+    model_type: str
+    gguf: str | None
+    spec: Callable[[Any], ModelSpec] = one_rotary
+    norms: Mapping[str, str] = field(default_factory=lambda: NORMS)
+    norm_offset: float = 0.0
+    head_norms: bool = False
+    qkv_bias: bool = False
+    fused: bool = False
+    gguf_names: Mapping[str, str] = field(default_factory=dict[str, str])
+    interleaved: bool = False
+    gguf_settings: Callable[[GgufHeader], Mapping[str, Any]] = lambda file: {}
+
+    def gguf_name(self, module: str) -> str:
+        """A GGUF file's name of a module of transformers, both without the layer."""
+        return self.gguf_names.get(module) or GGUF_NAMES.get(module, module)
+
+    def fused_rows(self, config: Any) -> dict[str, tuple[str, slice]]:
+        """Of modules that lie below one another in a matrix: its module, and their rows in it."""
+        if not self.fused:
+            return {}
+        width, inner = head_width(config), config.intermediate_size
+        q, kv = config.num_attention_heads * width, config.num_key_value_heads * width
+        return {
+            "self_attn.q_proj": ("self_attn.qkv_proj", slice(0, q)),
+            "self_attn.k_proj": ("self_attn.qkv_proj", slice(q, q + kv)),
+            "self_attn.v_proj": ("self_attn.qkv_proj", slice(q + kv, None)),
+            "mlp.gate_proj": ("mlp.gate_up_proj", slice(0, inner)),
+            "mlp.up_proj": ("mlp.gate_up_proj", slice(inner, None)),
+        }
+
+    def layer_shapes(self, config: Any, inputs: int | None = None) -> dict[str, tuple[int, ...]]:
+        """Of the weights of one layer, by name. inputs: width of what its attention reads, default the model's."""
+        h, inner, width = config.hidden_size, config.intermediate_size, head_width(config)
+        q, kv, inputs = config.num_attention_heads * width, config.num_key_value_heads * width, inputs or h
+        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (h,) for name in self.norms.values()} | {
+            "self_attn.q_proj.weight": (q, inputs),
+            "self_attn.k_proj.weight": (kv, inputs),
+            "self_attn.v_proj.weight": (kv, inputs),
+            "self_attn.o_proj.weight": (h, q),
+            "mlp.gate_proj.weight": (inner, h),
+            "mlp.up_proj.weight": (inner, h),
+            "mlp.down_proj.weight": (h, inner),
+        }
+        if self.qkv_bias:
+            shapes |= {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,), "self_attn.v_proj.bias": (kv,)}
+        if self.head_norms:
+            shapes |= {"self_attn.q_norm.weight": (width,), "self_attn.k_norm.weight": (width,)}
+        return shapes

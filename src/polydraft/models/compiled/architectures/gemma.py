@@ -1,0 +1,83 @@
+"""Gemma, Gemma 2 and 3 (arXiv 2403.08295, 2408.00118, 2503.19786): a tanh GELU gate; from the second on norms before and behind
+attention and feed-forward, and windows in most layers.
+
+Norm weights of folders are stored less 1. Gemma 2 has soft caps and a window in every second layer; Gemma 3 norms of queries and keys, a window in
+five layers of six, and another rotary base there. Embeddings are multiplied by the root of the width.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from polydraft.models.compiled.architectures.base import Architecture, ModelSpec, one_rotary
+from polydraft.models.gguf_header import GgufHeader
+from polydraft.models.rotary import rope_parameters
+
+NORMS = {
+    "attention_norm": "input_layernorm",
+    "attention_out_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "mlp_out_norm": "post_feedforward_layernorm",
+}
+GGUF_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
+"""The 27B models scale queries by the width of the model over its heads, all others by the width of a head; files do not say it."""
+LOCAL_BASE = 10_000.0
+"""Rotary base of Gemma 3's layers with a window; files older than October 2025 do not have it."""
+
+
+def gemma_spec(config: Any) -> ModelSpec:
+    return one_rotary(config, activation="gelu_pytorch_tanh", embedding_scale=config.hidden_size**0.5)
+
+
+def gemma2_spec(config: Any) -> ModelSpec:
+    return one_rotary(
+        config,
+        activation=config.hidden_activation,
+        attention_scale=config.query_pre_attn_scalar**-0.5,
+        embedding_scale=config.hidden_size**0.5,
+        attention_cap=config.attn_logit_softcapping or 0.0,
+        logit_cap=config.final_logit_softcapping or 0.0,
+    )
+
+
+def gemma3_spec(config: Any) -> ModelSpec:
+    ropes, kinds = rope_parameters(config), (GLOBAL, LOCAL)
+    if GLOBAL not in ropes:  # those of a file
+        ropes = {GLOBAL: ropes, LOCAL: {"rope_type": "default", "rope_theta": config.rope_local_base_freq}}
+    rotaries, rotary_of_layer = tuple(ropes[kind] for kind in kinds), tuple(map(kinds.index, config.layer_types))
+    return replace(gemma2_spec(config), rotaries=rotaries, rotary_of_layer=rotary_of_layer)
+
+
+def gemma2_settings(file: GgufHeader) -> dict[str, Any]:
+    layers, heads = file.count("block_count"), file.count("attention.head_count")
+    width = file.count("embedding_length") // heads
+    largest = layers == LAYERS_OF_27B[file.architecture]
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": file.count("attention.sliding_window"),
+        "layer_types": [GLOBAL if layer % 2 else LOCAL for layer in range(layers)],
+        "query_pre_attn_scalar": width if largest else file.count("attention.key_length", width),
+        "attn_logit_softcapping": file.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": file.number("final_logit_softcapping", 30.0),
+    }
+
+
+def gemma3_settings(file: GgufHeader) -> dict[str, Any]:
+    return gemma2_settings(file) | {
+        "layer_types": [LOCAL if (layer + 1) % 6 else GLOBAL for layer in range(file.count("block_count"))],
+        "rope_local_base_freq": file.number("rope.freq_base_swa", LOCAL_BASE),
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+    }
+
+
+GEMMA = Architecture("gemma", "gemma", gemma_spec, norm_offset=1.0)
+GEMMA2 = Architecture("gemma2", "gemma2", gemma2_spec, NORMS, 1.0, gguf_names=GGUF_NAMES, gguf_settings=gemma2_settings)
+GEMMA3 = Architecture(
+    "gemma3_text", "gemma3", gemma3_spec, NORMS, 1.0, True, gguf_names=GGUF_NAMES, gguf_settings=gemma3_settings
+)

@@ -1,0 +1,15 @@
+"""Phi-3 and Phi-4 (arXiv 2404.14219): Llama with q, k, v and gate, up in one matrix each, a window in every layer, rotation of a part of each head."""
+
+from typing import Any
+
+from polydraft.models.compiled.architectures.base import Architecture
+from polydraft.models.gguf_header import GgufHeader
+from polydraft.models.gguf_rope import ORIGINAL_LENGTH
+
+
+def settings(file: GgufHeader) -> dict[str, Any]:
+    length = file.count(ORIGINAL_LENGTH, file.count("context_length"))
+    return {"sliding_window": file.number_or_none("attention.sliding_window"), "original_max_position_embeddings": length}
+
+
+PHI3 = Architecture("phi3", "phi3", fused=True, gguf_settings=settings)

@@ -1,0 +1,20 @@
+"""SmolLM3 (https://huggingface.co/blog/smollm3): Llama whose every fourth layer does not rotate (arXiv 2501.18795)."""
+
+from typing import Any
+
+from polydraft.models.compiled.architectures.base import Architecture, ModelSpec, one_rotary
+from polydraft.models.gguf_header import GgufHeader
+
+INTERVAL = 4
+"""Files do not say which layers rotate: the last of so many does not, as in llama.cpp."""
+
+
+def spec(config: Any) -> ModelSpec:
+    return one_rotary(config, rotary_of_layer=tuple(0 if rotates else -1 for rotates in config.no_rope_layers))
+
+
+def settings(file: GgufHeader) -> dict[str, Any]:
+    return {"no_rope_layers": [int((layer + 1) % INTERVAL > 0) for layer in range(file.count("block_count"))]}
+
+
+SMOLLM3 = Architecture("smollm3", "smollm3", spec, interleaved=True, gguf_settings=settings)
