@@ -109,6 +109,34 @@ def names(kind: str) -> list[str]:
     return [*TABLES[kind], *_plugins()[kind]]
 
 
+def check_name(kind: str, name: str) -> None:
+    """Refuse a verifier, drafter or decoding method that there is not; none is imported.
+
+    Raises:
+        UnknownNameError: with the nearest known name.
+
+    Example:
+        >>> check_name("verifier", "block")
+    """
+    if name not in TABLES[kind] and name not in _plugins()[kind]:
+        raise _unknown(kind, TABLES[kind], name)
+
+
+def check_drafter(named: str) -> None:
+    """The same of a drafter, perhaps with its kind, "model:chain".
+
+    Raises:
+        UnknownNameError: with the nearest known name.
+        InvalidInputError: a colon without a kind.
+    """
+    name, colon, kind = named.partition(":")
+    check_name("drafter", name)
+    if colon and not kind.strip(" ,"):
+        raise InvalidInputError(
+            f"the drafter {named!r} was given; expected a kind after the colon, or {name!r} alone. `polydraft methods` lists kinds."
+        )
+
+
 def _load(kind: str, table: dict[str, str], name: str) -> Any:
     plugins = _plugins().get(kind, {})
     if name in table:
@@ -116,12 +144,16 @@ def _load(kind: str, table: dict[str, str], name: str) -> Any:
         return getattr(import_module(module), attribute)
     if name in plugins:
         return plugins[name].load()
+    raise _unknown(kind, table, name)
+
+
+def _unknown(kind: str, table: dict[str, str], name: str) -> Exception:
     if kind == "verifier" and name in MADE:
-        raise InvalidInputError(
+        return InvalidInputError(
             f"the rule {name!r} was asked for by name alone; expected an object, as it is made for one codebook. "
             f"Make it with {MADE[name].partition(':')[0]}, or for pictures with polydraft.engine.images.neighbourhoods."
         )
-    raise unknown_name(kind, name, [*table, *plugins])
+    return unknown_name(kind, name, [*table, *_plugins().get(kind, {})])
 
 
 def made_rules() -> list[Any]:
@@ -193,12 +225,9 @@ def build_drafter(named: str, parts: Any, options: Mapping[str, Any]) -> Any:
         UnknownNameError: with the nearest known name.
         InvalidInputError: a colon without a kind, or an option that this drafter does not have; others as of its `build`.
     """
-    name, colon, kind = named.partition(":")
+    check_drafter(named)
+    name, _, kind = named.partition(":")
     drafter_class = drafter(name)
-    if colon and not kind.strip(" ,"):
-        raise InvalidInputError(
-            f"the drafter {named!r} was given; expected a kind after the colon, or {name!r} alone. `polydraft methods` lists kinds."
-        )
     drafter_options = {**({"kind": kind} if kind else {}), **options}
     option_names = _options(drafter_class.build, drafter_class)
     if option_names is not None and (unknown := sorted(set(drafter_options) - option_names)):

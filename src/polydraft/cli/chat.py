@@ -14,7 +14,7 @@ from polydraft.cli import options
 from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
-from polydraft.cli.start import build, weights
+from polydraft.cli.start import build, check, weights
 from polydraft.config import EngineConfig, SamplingConfig
 from polydraft.errors import IncompatibleError, InvalidInputError, PolydraftError
 
@@ -48,11 +48,11 @@ def chat(
     """Talk to a model; without --model to a small one, which is fetched once. One message a line; /help shows what else there is."""
     name = str(config.model or OFFERED)
     config = config.with_(model=name, max_num_seqs=1)
+    from polydraft.params import SamplingParams
+
+    check(config, SamplingParams(**sampling.chosen()))
     agree_on_downloads([config], yes=yes)
     with Preparation(f"loading {name} ...") as preparation:
-        from polydraft.core import SamplingParams
-
-        SamplingParams(**sampling.chosen())  # refused before anything is loaded
         engine = build(config, answers=True)
         preparation.say(f"{name}{weights(engine.summary())}")
     params = engine.default_params(chat=True).with_(**sampling.chosen())

@@ -15,7 +15,7 @@ from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.files import read_prompt
 from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
-from polydraft.cli.start import build, weights
+from polydraft.cli.start import build, check, weights
 from polydraft.config import OUTPUT, Config, SamplingConfig, setting
 from polydraft.errors import DrafterWarning, InvalidInputError
 
@@ -49,9 +49,11 @@ def generate(
 ) -> None:
     """Continue PROMPT: text on standard output, statistics on standard error."""
     text = read_prompt(prompt, file)
-    from polydraft.core import SamplingParams
+    from polydraft.engine.checks import check_prompt
+    from polydraft.params import SamplingParams
 
-    SamplingParams(**sampling.chosen())  # refused before anything is loaded
+    params = SamplingParams(**sampling.chosen())  # refused before anything is loaded
+    check_prompt(text)
     if sampling.logprobs is not None and not output.as_json:
         raise InvalidInputError(
             f"--logprobs {sampling.logprobs} was given without --json, which alone reports them. Add it, or drop both."
@@ -59,6 +61,7 @@ def generate(
     if output.trace is not None:
         _check_trace(output.trace, config.asynchronous)
         config = config.with_(drafter_options={"trace": True})
+    check(config, params)
     agree_on_downloads([config])
     with Preparation(f"loading {config.model or 'the embedded models'} ...") as preparation, warnings.catch_warnings():
         warnings.simplefilter("ignore", DrafterWarning)  # the statistics report it

@@ -20,7 +20,7 @@ from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
 from polydraft.cli.served_models import EMBEDDED, model_choices
-from polydraft.cli.start import build, check_threads, weights
+from polydraft.cli.start import build, check, check_threads, weights
 from polydraft.config import MODELS, Config, EngineConfig, ReplicaConfig, ServerConfig, flag, setting
 from polydraft.errors import InvalidInputError, PolydraftError
 
@@ -76,6 +76,8 @@ def serve(
     for choice in choices:
         typer.echo(f"serving {choice.name}: {_about(bool(served.model or served.models_dir), choice.place)}", err=True)
     configs = [config.with_(model=choice.place, draft_model=choice.draft) for choice in choices]
+    for each in configs:
+        check(each)
     agree_on_downloads(configs)
     name = choices[0].name
     if server.otlp_endpoint is not None:

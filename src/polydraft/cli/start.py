@@ -10,6 +10,7 @@ from polydraft.errors import InvalidInputError
 if TYPE_CHECKING:
     from polydraft.config import EngineConfig
     from polydraft.engine.api import Engine
+    from polydraft.params import SamplingParams
 
 
 def quiet() -> None:
@@ -49,6 +50,14 @@ def use_threads(number: int = 1) -> None:
 
     torch.set_num_threads(number)
     quiet()
+
+
+def check(config: "EngineConfig", params: "SamplingParams | None" = None) -> None:
+    """Refuse at once what names, headers and small files show. params: of the request. Raises as `check_threads` and `engine.checks.check`."""
+    check_threads(config.threads)
+    from polydraft.engine import checks
+
+    checks.check(config, params)
 
 
 def build(config: "EngineConfig", *, answers: bool = False) -> "Engine":

@@ -17,6 +17,7 @@ from typing_extensions import Unpack
 from polydraft.config import EngineConfig, SpeculationConfig
 from polydraft.core import Budget, EncoderDecoder, NamedDecoding, Request, SamplingParams, Target
 from polydraft.drafters.base import Parts
+from polydraft.engine.checks import check
 from polydraft.engine.fields import EngineFields, SpeculationFields
 from polydraft.engine.loop import Inbox, Loop, step_overhead
 from polydraft.engine.output import StepOutput
@@ -87,6 +88,7 @@ class Engine(Loop):
         """An engine on models by name; without a target on the embedded pair. compile_drafts: see `of`."""
         if config.model is None:
             config = config.with_(model=str(pair.target_folder()), draft_model=config.draft_model or str(pair.draft_folder()))
+        check(config)
         models, cache_bytes = load_models(config), config.prefix_cache_bytes
         speculation: dict[str, Any] = config.part(SpeculationConfig) | {
             "amateur": None,

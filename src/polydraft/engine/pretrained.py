@@ -43,7 +43,6 @@ def load_models(config: EngineConfig) -> Models:
     draft, draft_tokenizer = None, None
     if draft_name is not None:
         draft = _second(draft_name, config.with_(threads=1) if config.asynchronous else config, as_draft=role == "draft")
-        load.check_same_context(target.max_model_len, draft.max_model_len)
         draft_tokenizer = load.load_tokenizer(draft_name)
         if by_name.has_own_vocabulary(config.drafter):
             draft.vocab_size = load.num_token_ids(draft_tokenizer, draft.vocab_size)
@@ -51,6 +50,7 @@ def load_models(config: EngineConfig) -> Models:
             _share_vocabulary(target, tokenizer, draft, draft_tokenizer, role)
             if role == "draft":
                 parts.limit_draft_vocabulary(draft, draft_tokenizer, config.draft_vocabulary)
+        load.check_same_context(target.max_model_len, draft.max_model_len)
     target.vocab_size = load.num_token_ids(tokenizer, target.vocab_size)
     return Models(target, tokenizer, draft, draft_tokenizer, options)
 

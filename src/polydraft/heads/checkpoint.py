@@ -23,6 +23,7 @@ from torch import Tensor
 from polydraft.atomic import replacing
 from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
+from polydraft.heads.folders import kind_of
 from polydraft.models.checkpoint import rotary
 from polydraft.schema import HEAD, fault, read_json
 
@@ -54,8 +55,6 @@ DEFAULTS = {
     "hidden_act": "silu",
 }
 """What a head's configuration need not say; transformers' own defaults."""
-SIGNS = {"medusa_num_heads": "medusa"}
-"""Names in a published configuration that say its kind."""
 
 
 def probe(target: Target) -> Float[Tensor, "N h"]:
@@ -222,27 +221,6 @@ def _draft_ids(tensors: Mapping[str, Tensor], vocab_size: int) -> np.ndarray:
     if len(ids) == 0 or ids[0] < 0 or ids[-1] >= vocab_size or (np.diff(ids) <= 0).any():
         raise ModelLoadError(f"the head's map d2t leads out of the {vocab_size} tokens or is not rising. Get the file again.")
     return ids
-
-
-def kind_of(folder: str | Path) -> str:
-    """The drafter that a folder of weights is for, by what its configuration says; default EAGLE-3, whose layouts name no kind.
-
-    Raises:
-        ModelLoadError: no folder with a configuration.
-    """
-    path = Path(folder).expanduser() / "config.json"
-    if not path.is_file():
-        raise ModelLoadError(
-            f"{str(folder)!r} was given as a draft head and has no config.json; expected a folder that `polydraft train` wrote, or of a published head."
-        )
-    try:
-        settings = read_json(path.read_bytes())
-        whole = any(str(name).endswith("ForCausalLM") for name in settings.get("architectures") or ())
-        return settings.get("polydraft_head") or next(
-            (kind for sign, kind in SIGNS.items() if sign in settings), "model" if whole else "eagle"
-        )
-    except Exception as error:  # whatever the file holds
-        raise ModelLoadError(f"{str(path)!r} was given as a head's configuration, and cannot be read: {error!r}.") from error
 
 
 def shipped(target: Target) -> Path | None:

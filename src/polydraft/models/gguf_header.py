@@ -80,10 +80,11 @@ class Entry(NamedTuple):
 
 
 class TextList(NamedTuple):
-    """A list of texts of the metadata that was not read yet: where its first one begins, and how many there are."""
+    """A list of texts of the metadata that was not read yet: where its first one begins, how many there are, where the last one ends."""
 
     start: int
     length: int
+    end: int
 
 
 class GgufHeader:
@@ -224,7 +225,12 @@ class GgufHeader:
         if at > len(self._data):
             raise struct.error(f"{count} texts at {start}")
         self._at = at
-        return TextList(start, count)
+        return TextList(start, count, at)
+
+    def raw_strings(self, key: str) -> bytes:
+        """A list of texts as the file holds it; b"" where there is none of that name."""
+        entry = self.metadata.get(key)
+        return self._data[entry.start : entry.end] if isinstance(entry, TextList) else b""
 
     def strings(self, key: str) -> list[str]:
         """A list of texts of the metadata.
@@ -235,7 +241,7 @@ class GgufHeader:
         entry = self.metadata.get(key)
         if not isinstance(entry, TextList):
             raise self.refusal(f"its {key} is {entry!r}; expected a list of texts", "Give another file of the model")
-        texts, at, data = [], entry.start, self._data
+        texts, at, data = list[str](), entry.start, self._data
         for _ in range(entry.length):
             begin = at + LENGTH.size
             at = begin + LENGTH.unpack_from(data, at)[0]

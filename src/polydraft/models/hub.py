@@ -7,10 +7,10 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from polydraft.errors import ModelLoadError, first_line
-from polydraft.models.catalogue import MODELS, fetch, hub_answers
+from polydraft.models.catalogue import MODELS, cached, fetch, hub_answers
 from polydraft.models.gguf_parts import first_parts, is_gguf, model_title, parts_of
 
-__all__ = ["located"]
+__all__ = ["local", "located"]
 
 FILES_OF_A_MODEL = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 """That are fetched from a repository: no code and nothing that is unpickled."""
@@ -31,6 +31,26 @@ def located(name: str | os.PathLike[str]) -> Path:
         >>> located(pair.draft_folder()).name
         'draft'
     """
+    text = str(name)
+    if (path := local(name)) is not None:
+        return path
+    if text in MODELS:
+        return fetch(MODELS[text])
+    if match := None if isinstance(name, os.PathLike) else re.fullmatch(FILE_OF_REPOSITORY, text):
+        return _gguf_of_repository(match["repository"], match["revision"], match["file"])
+    return _snapshot(text)
+
+
+def local(name: str | os.PathLike[str]) -> Path | None:
+    """What `located` gives where it is here already; None where it has to be fetched, which this does not try.
+
+    Raises:
+        ModelLoadError: nothing is there that could be fetched.
+
+    Example:
+        >>> local("owner/name") is None
+        True
+    """
     text, path = str(name), Path(os.path.expanduser(name))
     if not text:
         raise ModelLoadError(
@@ -45,18 +65,17 @@ def located(name: str | os.PathLike[str]) -> Path:
     if path.exists():
         return parts_of(path)[0]
     if text in MODELS:
-        return fetch(MODELS[text])
+        return cached(MODELS[text])
     nearest = get_close_matches(text.lower(), MODELS, n=1, cutoff=0.6)
     if nearest and "/" not in text:
         raise ModelLoadError(f"there is no model {text!r}; did you mean {nearest[0]!r}? `polydraft models list` shows the names.")
-    if match := None if isinstance(name, os.PathLike) else re.fullmatch(FILE_OF_REPOSITORY, text):
-        return _gguf_of_repository(match["repository"], match["revision"], match["file"])
-    if isinstance(name, os.PathLike) or _is_path(text):
+    of_repository = not isinstance(name, os.PathLike) and re.fullmatch(FILE_OF_REPOSITORY, text)
+    if not of_repository and (isinstance(name, os.PathLike) or _is_path(text)):
         kind = "GGUF file" if is_gguf(text) else "model folder"
         raise ModelLoadError(
             f"{kind} {text!r} does not exist. Check the path; a folder of `save_pretrained` or a GGUF file is expected."
         )
-    return _snapshot(text)
+    return None
 
 
 def _is_path(name: str) -> bool:

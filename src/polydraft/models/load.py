@@ -20,6 +20,7 @@ from polydraft.models.gguf import GgufFile
 from polydraft.models.gguf_parts import is_gguf
 from polydraft.models.gguf_tokenizer import gguf_tokenizer
 from polydraft.models.hub import located
+from polydraft.models.matching import check_same_context, check_same_tokens
 from polydraft.models.own_cache import OwnCacheTarget
 from polydraft.models.rotary import unchanging_length
 from polydraft.models.supported import is_encoder_decoder
@@ -267,16 +268,8 @@ def check_same_vocabulary(target: Any, draft: Any, target_size: int, draft_size:
     Raises:
         IncompatibleError: naming the first token that differs, or the model that does not cover the vocabulary.
     """
-    ours, theirs = target.get_vocab(), draft.get_vocab()
-    if ours != theirs:
-        differing = [t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t)]
-        first = min(differing, key=lambda t: (min(v[t] for v in (ours, theirs) if t in v), t))
-        bridges = ", or drafter='tli' (common tokens) or 'slem' (through text)" if role == "draft" else ""
-        raise IncompatibleError(
-            f"target and {role} have different vocabularies: {len(differing)} tokens differ, the first is {first!r}, "
-            f"id {ours.get(first)} in the target and {theirs.get(first)} in the {role}. "
-            f"Use one trained with the target's tokenizer{bridges}."
-        )
+    ours = target.get_vocab()
+    check_same_tokens(ours, draft.get_vocab(), role=role)
     last = max(ours.values())
     for name, size in (("target", target_size), (role, draft_size)):
         if last >= size:
@@ -292,19 +285,3 @@ def check_same_vocabulary(target: Any, draft: Any, target_size: int, draft_size:
                 stacklevel=2,
             )
     return last + 1
-
-
-def check_same_context(target_length: int, draft_length: int) -> None:
-    """Refuse a draft with a shorter context than the target's `max_model_len`.
-
-    Raises:
-        IncompatibleError: with both lengths and what to lower.
-
-    Example:
-        >>> check_same_context(1024, 2048)
-    """
-    if draft_length < target_length:
-        raise IncompatibleError(
-            f"the draft's context holds {draft_length} tokens, the target's {target_length}. "
-            f"Use max_model_len <= {draft_length} for both."
-        )

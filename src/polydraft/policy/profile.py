@@ -11,7 +11,6 @@ import logging
 import os
 import platform
 import warnings
-import zlib
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,8 +25,9 @@ from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.policy.acceptance import FIRST, NEXT, UNKNOWN, UNKNOWN_SAMPLED
 from polydraft.policy.costs import KNOTS, Costs, Overhead, measured, no_overhead
 from polydraft.policy.marginal import Expected, foreseen
+from polydraft.policy.profile_file import changed, checksum, read_profile, unreadable
 from polydraft.processor import processor
-from polydraft.schema import PROFILE, fault, read_json
+from polydraft.schema import PROFILE, fault
 
 __all__ = ["Profile", "check_identity", "identity", "profile_of", "remember", "remembered"]
 
@@ -105,7 +105,7 @@ class Profile:
         """Write it as JSON with a checksum, whole or not at all; see `atomic.replacing` for the errors."""
         fields = self.to_dict()
         with replacing(path) as file:
-            file.write(json.dumps({"checksum": _checksum(fields), **fields}, indent=1).encode() + b"\n")
+            file.write(json.dumps({"checksum": checksum(fields), **fields}, indent=1).encode() + b"\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Profile":
@@ -114,24 +114,14 @@ class Profile:
         Raises:
             InvalidInputError: a file that cannot be read, is no profile, or was changed since.
         """
+        fields, whole = read_profile(path)
         try:
-            data = read_json(Path(path).read_bytes())
-            checksum = data.pop("checksum", None) if isinstance(data, dict) else None
-            profile = cls.from_dict(data)
-        except (OSError, ValueError) as error:  # of a profile that does not fit, too
-            raise InvalidInputError(
-                f"profile {str(path)!r} was given and cannot be read ({error}); make one with `polydraft tune --save FILE`."
-            ) from error
-        if checksum != _checksum(data):
-            raise InvalidInputError(
-                f"profile {str(path)!r} does not add up to its checksum: it was changed or damaged since it was written. "
-                "Make one with `polydraft tune --save FILE`."
-            )
+            profile = cls.from_dict(fields)
+        except InvalidInputError as error:
+            raise unreadable(path, error) from error
+        if not whole:
+            raise changed(path)
         return profile
-
-
-def _checksum(said: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(said, sort_keys=True).encode())
 
 
 def _model(model: Target | None) -> dict[str, Any] | None:

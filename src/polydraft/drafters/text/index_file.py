@@ -189,6 +189,19 @@ def load(path: str | Path, kind: str, **sizes: int) -> IndexFile:
     return IndexFile(arrays, about["vocab_size"], about["tokens_of"])
 
 
+def check_header(path: str | Path) -> None:
+    """Refuse a file that is no index, by its beginning. Raises as `load`."""
+    try:
+        with open(path, "rb") as file:
+            about, _, _ = _header(file)
+        if about["kind"] not in INDEXES:
+            raise _DamagedError(f"it is an index of the unknown kind {about['kind']!r}")
+    except (OSError, ValueError, _DamagedError) as error:
+        raise InvalidInputError(
+            f"{Path(path).name!r} was given as an index, but {_why(error)}. Make one with `polydraft index build`."
+        ) from error
+
+
 def _why(error: Exception) -> str:
     return f"it cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
 

@@ -1,0 +1,175 @@
+"""What a configuration asks for that cannot be, told from names, headers and small files alone: nothing is loaded, and torch is not imported.
+
+What only a loaded model shows is refused where it is loaded. A model that has to be downloaded first is not looked into.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from polydraft import registry
+from polydraft.config import EngineConfig
+from polydraft.errors import CapacityError, InvalidInputError, unknown_name
+from polydraft.models import hub, pair
+from polydraft.models.catalogue import default_draft
+from polydraft.models.gguf_header import GgufHeader
+from polydraft.models.gguf_parts import is_gguf
+from polydraft.models.matching import check_same_context, check_same_tokens
+from polydraft.params import SamplingParams
+from polydraft.schema import read_json
+
+__all__ = ["check", "check_prompt"]
+
+POLICIES = ("adaptive", "fixed")
+SHARING = ("auto", "model", "amusd")
+"""Drafters whose model has the target's vocabulary; others are asked once they are imported."""
+TOKENS = "tokenizer.ggml.tokens"
+
+
+def check(config: EngineConfig, params: SamplingParams | None = None) -> None:
+    """Refuse a configuration, and parameters of a request, that an engine would refuse once its models are loaded.
+
+    Raises:
+        UnknownNameError, InvalidInputError, ModelLoadError, IncompatibleError, CapacityError: each says what to do.
+
+    Example:
+        >>> check(EngineConfig(verifier="blok"))
+        Traceback (most recent call last):
+        polydraft.errors.UnknownNameError: unknown verifier 'blok'; did you mean 'block'? Known: ...
+    """
+    _check_names(config)
+    _check_files(config)
+    _check_models(config, params)
+
+
+def check_prompt(prompt: str) -> None:
+    """Refuse an empty text.
+
+    Raises:
+        InvalidInputError: it is empty.
+    """
+    if not prompt:
+        raise InvalidInputError("an empty prompt was given; expected at least one token. Give some text to continue.")
+
+
+def _check_names(config: EngineConfig) -> None:
+    for drafter in (config.drafter, *config.offered):
+        if isinstance(drafter, str) and drafter not in ("auto", "none"):
+            registry.check_drafter(drafter)
+    if isinstance(config.verifier, str) and config.verifier != "auto":
+        registry.check_name("verifier", config.verifier)
+    if isinstance(config.decoding, str):
+        registry.check_name("decoding", config.decoding)
+    if isinstance(config.policy, str) and config.policy not in POLICIES:
+        raise unknown_name("policy", config.policy, POLICIES)
+
+
+def _check_files(config: EngineConfig) -> None:
+    drafter = config.drafter.partition(":")[0] if isinstance(config.drafter, str) else ""
+    if isinstance(config.head, (str, Path)) and (drafter == "auto" or drafter in registry.RECIPES):
+        from polydraft.heads.folders import kind_of
+
+        kind_of(config.head)
+    if isinstance(config.index, (str, Path)) and drafter in (*registry.INDEXED, "mixture", "suffix"):
+        from polydraft.drafters.text.index_file import check_header
+
+        check_header(config.index)
+    if isinstance(config.profile, (str, Path)):
+        from polydraft.policy import profile_file
+
+        _, whole = profile_file.read_profile(config.profile)
+        if not whole:
+            raise profile_file.changed(config.profile)
+
+
+class _Outline(NamedTuple):
+    """What is known of a model before it is loaded. context: its longest sequence, or None.  place: a folder or a GGUF file."""
+
+    place: Path
+    context: int | None
+
+    def same_tokens(self, other: "_Outline") -> bool:
+        """Whether both hold the very same list of tokens."""
+        return _raw_tokens(self.place) == _raw_tokens(other.place) != b""
+
+
+def _check_models(config: EngineConfig, params: SamplingParams | None) -> None:
+    name = str(pair.target_folder()) if config.model is None else config.model
+    embedded_draft = str(pair.draft_folder()) if config.model is None else None
+    target, plain = _outline(name), config.drafter in (None, "none")
+    method = config.drafter.partition(":")[0] if isinstance(config.drafter, str) else ""
+    listed = (default_draft(name) or embedded_draft) if method in ("auto", "model") else None
+    draft_name = config.draft_model or listed
+    draft = None if draft_name is None else _outline(draft_name)
+    length = None if target is None else config.max_model_len or target.context
+    if draft is not None and target is not None and method in SHARING and not target.same_tokens(draft):
+        ours, theirs = _tokens(target.place), _tokens(draft.place)
+        if ours and theirs:
+            check_same_tokens(ours, theirs)
+    for outline in (target, draft):
+        if outline is not None and outline.context is not None and (config.max_model_len or 0) > outline.context:
+            raise CapacityError(
+                f"max_model_len={config.max_model_len} was given; the model's context holds {outline.context}. Give at most that."
+            )
+    if length is None:
+        return
+    if draft is not None and draft.context is not None and not plain:
+        check_same_context(length, draft.context)
+    if params is not None and (params.max_tokens or 0) >= length:
+        raise CapacityError(
+            f"max_tokens={params.max_tokens} was given; the context holds {length} tokens, the prompt's among them. Use fewer."
+        )
+
+
+def _outline(name: str) -> _Outline | None:
+    """None for a model that is not here yet, or of a kind that only transformers knows."""
+    place = hub.local(name)
+    if place is None:
+        return None
+    if is_gguf(place):
+        header = _header(place, place.stat().st_mtime_ns)
+        context = header.metadata.get(f"{header.architecture}.context_length")
+    else:
+        settings = _json(place / "config.json")
+        context = None if settings.get("is_encoder_decoder") else settings.get("max_position_embeddings")
+    return _Outline(place, context if isinstance(context, int) and context > 0 else None)
+
+
+@lru_cache(maxsize=4)
+def _header(place: Path, _changed: int) -> GgufHeader:
+    return GgufHeader(place)
+
+
+def _json(file: Path) -> Mapping[str, Any]:
+    """What a file says that may be missing or damaged, which is for its loader to refuse."""
+    try:
+        said = read_json(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, Mapping) else {}
+
+
+def _raw_tokens(place: Path) -> bytes:
+    """The tokens as they lie in a file, b"" without such."""
+    if is_gguf(place):
+        return _header(place, place.stat().st_mtime_ns).raw_strings(TOKENS)
+    file = place / "tokenizer.json"
+    return file.read_bytes() if file.is_file() else b""
+
+
+def _tokens(place: Path) -> Mapping[str, int]:
+    """Ids by token, none where the files do not say them all."""
+    if is_gguf(place):
+        header = _header(place, place.stat().st_mtime_ns)
+        with suppress(UnicodeDecodeError):
+            return {token: i for i, token in enumerate(header.strings(TOKENS))} if TOKENS in header.metadata else {}
+        return {}
+    said = _json(place / "tokenizer.json")
+    model, added = said.get("model"), said.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
+    if not isinstance(vocabulary, Mapping) or not isinstance(added, list):
+        return {}
+    whole = [token for token in added if isinstance(token, Mapping) and isinstance(token.get("content"), str) and "id" in token]
+    return {**vocabulary, **{token["content"]: token["id"] for token in whole}}

@@ -1,0 +1,104 @@
+"""What cannot be is refused from names, headers and small files, before anything is loaded."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from polydraft.config import EngineConfig
+from polydraft.engine import pretrained
+from polydraft.engine.api import Engine
+from polydraft.engine.checks import check
+from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError, UnknownNameError
+from polydraft.models import catalogue, pair
+from polydraft.params import SamplingParams
+from polydraft.policy.profile import Profile
+
+GGUF = Path(__file__).parents[1] / "models" / "oracle_gguf"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_loaded(monkeypatch):
+    monkeypatch.setattr(pretrained.load, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"drafter": "modle"}, UnknownNameError, "did you mean 'model'"),
+        ({"drafter": "model:"}, InvalidInputError, "expected a kind after the colon"),
+        ({"offered": ("ngrm",)}, UnknownNameError, "did you mean 'ngram'"),
+        ({"verifier": "blok"}, UnknownNameError, "did you mean 'block'"),
+        ({"decoding": "gidance"}, UnknownNameError, "did you mean 'guidance'"),
+        ({"policy": "adaptiv"}, UnknownNameError, "did you mean 'adaptive'"),
+        ({"head": "nowhere"}, ModelLoadError, "has no config.json"),
+        ({"index": "nowhere", "drafter": "trigram"}, InvalidInputError, "was given as an index"),
+        ({"profile": "nowhere"}, InvalidInputError, "cannot be read"),
+        ({"model": "no/such/folder"}, ModelLoadError, "does not exist"),
+        ({"max_model_len": 2000}, CapacityError, "the model's context holds 1024"),
+    ],
+    ids=str,
+)
+def test_an_option_is_refused_before_anything_is_loaded(options, error, said):
+    with pytest.raises(error, match=said):
+        Engine.from_config(EngineConfig(**options))
+
+
+def test_more_tokens_than_the_context_holds_are_refused():
+    check(EngineConfig(), SamplingParams(max_tokens=1023))
+    with pytest.raises(CapacityError, match="max_tokens=1024 was given; the context holds 1024"):
+        check(EngineConfig(), SamplingParams(max_tokens=1024))
+
+
+def test_a_profile_that_was_changed_is_refused(tmp_path):
+    file = tmp_path / "profile.json"
+    Profile.assumed().save(file)
+    check(EngineConfig(profile=file))
+    said = json.loads(file.read_text())
+    file.write_text(json.dumps({**said, "about": {"machine": "another"}}))
+    with pytest.raises(InvalidInputError, match="does not add up to its checksum"):
+        check(EngineConfig(profile=file))
+
+
+@pytest.fixture
+def other(tmp_path):
+    """The embedded draft with one token spelt in another way and half the context."""
+    folder = shutil.copytree(pair.draft_folder(), tmp_path / "other")
+    words = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    (folder / "tokenizer.json").write_text(words.replace("<|endoftext|>", "<|end|>"), encoding="utf-8")
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(settings | {"max_position_embeddings": 512}), encoding="utf-8")
+    return str(folder)
+
+
+def test_two_vocabularies_are_told_before_two_contexts(other):
+    said = "2 tokens differ, the first is '<|endoftext|>', id 0 in the target and None in the draft"
+    with pytest.raises(IncompatibleError, match=re.escape(said)):
+        check(EngineConfig(draft_model=other))
+    check(EngineConfig(draft_model=other, drafter="slem", max_model_len=512))
+    with pytest.raises(IncompatibleError, match="the draft's context holds 512 tokens, the target's 1024"):
+        check(EngineConfig(draft_model=other, drafter="slem"))
+
+
+def test_the_headers_of_two_gguf_files_tell_two_vocabularies():
+    check(EngineConfig(model=f"{GGUF}/phi3.gguf", draft_model=f"{GGUF}/phi3-longrope.gguf", max_model_len=32))
+    with pytest.raises(IncompatibleError, match="target and draft have different vocabularies"):
+        check(EngineConfig(model=f"{GGUF}/phi3.gguf", draft_model=f"{GGUF}/gemma2.gguf", max_model_len=32))
+
+
+def test_a_model_that_is_not_here_yet_is_not_looked_into(monkeypatch, tmp_path):
+    monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path))
+    monkeypatch.setattr(catalogue, "fetch", lambda model: pytest.fail("it was fetched"))
+    check(EngineConfig(model="smollm2-135m-instruct"))
+    check(EngineConfig(model="owner/name"))
+
+
+def test_checks_import_neither_torch_nor_numba():
+    asked = "import sys; from polydraft.config import EngineConfig; from polydraft.engine.checks import check; check(EngineConfig()); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    assert "polydraft.engine.checks" in loaded
+    assert not {"torch", "numba", "transformers"} & set(loaded)
