@@ -1,4 +1,4 @@
-"""`python -m studies.bench_picture REPORT.json`: the picture of what `polydraft bench --json REPORT.json` measured, beside it."""
+"""`python -m studies.bench_picture REPORT.json`: the picture of what `polydraft bench --report REPORT.json` measured, beside it."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def picture(report: dict[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
-def main(report: Annotated[Path, typer.Argument(help="File of `polydraft bench --json`.")]) -> None:
+def main(report: Annotated[Path, typer.Argument(help="File of `polydraft bench --report`.")]) -> None:
     """Draw tokens per second of every contender into a PNG of the same name."""
     out = report.with_suffix(".png")
     picture(json.loads(report.read_text(encoding="utf-8")), out)

@@ -153,7 +153,7 @@ QUANTIZATIONS = ("int8", "int4", "bfloat16", "bfloat16-dot")
 class PairConfig(Config):
     """Which models."""
 
-    model: str | None = setting("Target model: a folder, FILE.gguf, a name of `polydraft models list`, OWNER/NAME or OWNER/NAME:Q4_K_M", str, objects="Path", unset="the embedded pair", panel=MODELS)
+    model: str | None = setting("Target model: a folder, FILE.gguf, a name of `polydraft models list`, OWNER/NAME, OWNER/NAME:Q4_K_M, or embedded, the pair inside the package", str, objects="Path", unset="the embedded pair", panel=MODELS)
     draft_model: str | None = setting("Draft model: a smaller model with the same vocabulary, named like --model", str, objects="Path", unset="the one listed with the target, if any", panel=MODELS)
 
     def __post_init__(self) -> None:
@@ -206,7 +206,7 @@ class SpeculationConfig(Config):
         super().__post_init__()
         if self.lead_cap is not None and not self.asynchronous:
             raise InvalidInputError(
-                f"lead_cap={self.lead_cap} was given without --asynchronous (asynchronous=True), whose option it is. Add it, or drop lead_cap."
+                f"lead_cap={self.lead_cap} was given without asynchronous=True, whose option it is. Add it, or drop lead_cap."
             )
 
     @property

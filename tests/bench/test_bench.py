@@ -164,7 +164,7 @@ def test_a_run_in_which_nobody_could_be_measured_is_an_error_with_the_reasons():
 
 def test_the_command_writes_json_and_table_of_which_a_study_draws_a_picture(tmp_path):
     file = tmp_path / "bench.json"
-    asked = ["bench", "--quick", "--no-peers", "--max-tokens", "6", "--json", str(file), "--way", "model:chain+block@1x3"]
+    asked = ["bench", "--quick", "--no-peers", "--max-tokens", "6", "--report", str(file), "--way", "model:chain+block@1x3"]
     result = CliRunner().invoke(app, asked)
     assert result.exit_code == 0, result.output
     report = json.loads(file.read_text())
@@ -180,7 +180,7 @@ def test_the_command_writes_json_and_table_of_which_a_study_draws_a_picture(tmp_
 
 def test_the_command_measures_the_path_for_gpus_on_the_device_that_it_is_told(tmp_path):
     file = tmp_path / "bench.json"
-    asked = ["bench", "--quick", "--no-peers", "--max-tokens", "4", "--json", str(file), "--way", "model@2x2", "--batch", "2"]
+    asked = ["bench", "--quick", "--no-peers", "--max-tokens", "4", "--report", str(file), "--way", "model@2x2", "--batch", "2"]
     result = CliRunner().invoke(app, [*asked, "--device", "cpu", "--backend", "transformers"])
     assert result.exit_code == 0, result.output
     report = json.loads(file.read_text())

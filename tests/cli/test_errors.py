@@ -12,7 +12,8 @@ from polydraft.models import pair
 
 def refuse(*given: str, stdin: bytes | None = None) -> str:
     """What is said on standard error."""
-    found: Result = CliRunner().invoke(app, ["generate", *given], input=stdin)
+    model = () if "--model" in given else ("--model", "embedded")
+    found: Result = CliRunner().invoke(app, ["generate", *given, *model], input=stdin)
     assert found.exit_code == EXIT_STATUS, found.output
     assert found.stdout == ""
     assert "Traceback" not in found.stderr
@@ -28,28 +29,35 @@ def line(*given: str, stdin: bytes | None = None) -> str:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (["--temperature", "-1"], "temperature=-1.0 was given; expected a finite number >= 0"),
-        (["--temperature", "nan"], "temperature=nan was given"),
-        (["--top-p", "0"], "top_p=0.0 was given; expected a number in (0, 1]"),
-        (["--top-p", "1.5"], "top_p=1.5 was given"),
-        (["--top-k", "-2"], "top_k=-2 was given; expected an integer >= -1"),
-        (["--min-p", "2"], "min_p=2.0 was given"),
-        (["--max-tokens", "0"], "max_tokens=0 was given; expected an integer >= 1"),
-        (["--n", "0"], "n=0 was given"),
-        (["--n", "1000000"], "n=1000000 was given; expected an integer in [1, "),
+        (["--temperature", "-1"], "--temperature -1.0 was given; expected a finite number >= 0"),
+        (["--temperature", "nan"], "--temperature nan was given"),
+        (["--top-p", "0"], "--top-p 0.0 was given; expected a number in (0, 1]"),
+        (["--top-p", "1.5"], "--top-p 1.5 was given"),
+        (["--top-k", "-2"], "--top-k -2 was given; expected an integer >= -1"),
+        (["--min-p", "2"], "--min-p 2.0 was given"),
+        (["--max-tokens", "0"], "--max-tokens 0 was given; expected an integer >= 1"),
+        (["--n", "0"], "--n 0 was given"),
+        (["--n", "1000000"], "--n 1000000 was given; expected an integer in [1, "),
         (["--stop", ""], "expected non-empty strings"),
         (["--logprobs", "3"], "--logprobs 3 was given without --json"),
-        (["--logprobs", "999999", "--json"], "logprobs=999999 was given; expected an integer in [0, 1000] or None"),
+        (["--logprobs", "999999", "--json"], "--logprobs 999999 was given; expected an integer in [0, 1000]. 0 reports"),
         (["--head", "p.py"], "'p.py' was given as a draft head and has no config.json; expected a folder"),
         (
             ["--head", "p.py", "--drafter", "ngram"],
             "the draft head 'p.py' was given to the drafter 'ngram', which reads none. Leave the head out",
         ),
         (["--model", ""], "an empty name of a model was given"),
+        (["--drafter", "none", "--depth", "4"], "--drafter none and --depth 4 were given; without drafts --depth says nothing"),
+        (["--drafter", "none", "--draft-model", "x"], "--drafter none and --draft-model x were given"),
+        (["--profile", "x", "--depth", "4"], "--profile x and --depth 4 were given, of which only one can hold"),
+        (["--asynchronous", "--num-paths", "2"], "--asynchronous and --num-paths 2 were given"),
+        (["--json", "--show"], "--show and --json were given"),
+        (["--no-stream", "--show"], "--show and --no-stream were given"),
+        (["--lead-cap", "3"], "--lead-cap 3 was given without --asynchronous, whose option it is"),
         (["--threads", "10000"], "--threads 10000 was given; expected 1 to "),
         (["--draft-model", "a", "--draft-model", "b"], "--draft-model was given 2 times; expected it once"),
-        (["--depth", "0"], "depth=0 was given; expected at least 1"),
-        (["--num-paths", "0"], "num_paths=0 was given; expected at least 1"),
+        (["--depth", "0"], "--depth 0 was given; expected at least 1"),
+        (["--num-paths", "0"], "--num-paths 0 was given; expected at least 1"),
         (["--num-paths", "100000", "--depth", "50"], "up to 5000000 drafted tokens a step; expected at most 255"),
         (["--drafter", "mixture:"], "'mixture:' was given; expected a kind after the colon"),
         (["--verifier", "blok"], "unknown verifier 'blok'; did you mean 'block'?"),
@@ -125,10 +133,11 @@ def test_a_draft_with_another_vocabulary_is_refused(folder):
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (["--minutes", "nan"], "minutes=nan were given; expected at least 1"),
-        (["--minutes", "inf"], "minutes=inf were given"),
-        (["--unroll", "-2"], "unroll=-2 was given; expected a whole number of at least 1"),
-        (["--draft-vocab", "0"], "draft_vocab=0 was given"),
+        (["--resume"], "--resume was given and --out"),
+        (["--minutes", "nan"], "--minutes nan were given; expected at least 1"),
+        (["--minutes", "inf"], "--minutes inf were given"),
+        (["--unroll", "-2"], "--unroll -2 was given; expected a whole number of at least 1"),
+        (["--draft-vocab", "0"], "--draft-vocab 0 was given"),
         (["--size", "layers=0"], "layers=0 was given; expected a whole number of at least 1"),
         (["--data", "rand.bin"], "rand.bin' was given as plain text and is none: byte 0x"),
         (["--data", "empty.jsonl"], "empty.jsonl' has no usable line"),

@@ -13,9 +13,9 @@ from polydraft.cli.main import EXIT_STATUS, app
 from polydraft.errors import InvalidInputError
 
 MEASURING = (
-    ("bench", "--json"),
+    ("bench", "--report"),
     ("tune", "--save"),
-    ("tune", "--json"),
+    ("tune", "--report"),
     ("tune", "--picture"),
     ("index build CORPUS", "--out"),
 )

@@ -7,6 +7,8 @@ from polydraft.cli.main import app
 
 RUNNER = CliRunner()
 SHORT = [
+    "--model",
+    "embedded",
     "--max-tokens",
     "16",
     "--seed",
@@ -40,8 +42,14 @@ def test_json_holds_text_and_statistics():
     assert whole["engine"]["lossless"] is True
 
 
+def test_details_of_the_banner_are_for_those_who_ask():
+    brief, whole = (generate("def quicksort(", *more).stderr.splitlines()[0] for more in ((), ("--verbose",)))
+    assert brief.startswith("embedded in bfloat16; drafter model, verifier ") and "," not in brief.partition("verifier")[2]
+    assert whole.startswith(f"{brief}; context of 1024 tokens, batch of 1, KV cache of ")
+
+
 def test_text_goes_to_stdout_and_the_rest_to_stderr():
-    found = generate("def quicksort(")
+    found = generate("def quicksort(", "--verbose")
     assert "tokens/s" not in found.stdout
     assert "16 tokens, " in found.stderr
     assert "context of 1024 tokens" in found.stderr
@@ -71,7 +79,8 @@ def test_show_adds_the_prompt_and_a_legend_and_no_control_codes_without_a_termin
 
 
 def test_race_gives_the_same_text_with_and_without_drafts():
-    without = generate("import os\n", "--verifier", "race", "--drafter", "none").stdout
+    plain = [option for option in SHORT if option not in ("--depth", "4")]
+    without = run("generate", "import os\n", "--verifier", "race", "--drafter", "none", *plain).stdout
     assert generate("import os\n", "--verifier", "race", "--drafter", "model:coupled").stdout == without
     assert generate("import os\n", "--verifier", "race", "--drafter", "ngram").stdout == without
 
@@ -89,13 +98,27 @@ def test_json_has_null_for_the_log_probability_of_a_banned_token():
 
 
 def test_stop_text_ends_the_output():
-    whole = json.loads(run("generate", "import os\nimport ", "--stop", "\n", "--temperature", "0", "--json").stdout)
+    whole = json.loads(
+        run("generate", "import os\nimport ", "--model", "embedded", "--stop", "\n", "--temperature", "0", "--json").stdout
+    )
     assert whole["samples"][0]["finish_reason"] == "stop"
     assert "\n" not in whole["text"]
 
 
 def test_asynchronous_drafting_gives_the_same_race_and_a_trace(tmp_path):
-    given = "generate", "def quicksort(", "--max-tokens", "16", "--seed", "5", "--verifier", "race", "--ignore-eos"
+    given = (
+        "generate",
+        "def quicksort(",
+        "--model",
+        "embedded",
+        "--max-tokens",
+        "16",
+        "--seed",
+        "5",
+        "--verifier",
+        "race",
+        "--ignore-eos",
+    )
     plain = run(*given, "--drafter", "none")
     found = run(*given, "--asynchronous", "--lead-cap", "6", "--trace", str(tmp_path / "trace.json"))
     assert found.stdout == plain.stdout
@@ -108,12 +131,12 @@ def test_asynchronous_drafting_gives_the_same_race_and_a_trace(tmp_path):
     ("options", "said"),
     [
         (["--lead-cap", "3"], "without --asynchronous"),
-        (["--asynchronous", "--lead-cap", "0"], "lead_cap=0"),
+        (["--asynchronous", "--lead-cap", "0"], "--lead-cap 0"),
         (["--asynchronous", "--trace", "nowhere/trace.json"], "no folder"),
-        (["--asynchronous", "--drafter", "ngram"], "drafter='ngram'"),
+        (["--asynchronous", "--drafter", "ngram"], "--drafter ngram"),
     ],
 )
 def test_asynchronous_options_that_do_not_fit_are_refused(options, said):
-    found = RUNNER.invoke(app, ["generate", "def", *options])
+    found = RUNNER.invoke(app, ["generate", "def", "--model", "embedded", *options])
     assert found.exit_code != 0
     assert said in str(found.exception) + found.output

@@ -41,7 +41,7 @@ def test_an_index_is_built_from_a_folder_and_used_by_generate(drafter, corpus, t
     assert "text index of 3 files" in found.stdout
     made = TextIndex.load(tmp_path / "i")
     assert (made.vocab_size, made.tokens_of) == (2048, fingerprint(load.load_tokenizer(str(pair.target_folder()))))
-    given = ["generate", "for i in range(", "--drafter", drafter, "--index", str(tmp_path / "i")]
+    given = ["generate", "for i in range(", "--model", "embedded", "--drafter", drafter, "--index", str(tmp_path / "i")]
     given += ["--depth", "4", "--max-tokens", "8", "--json"]
     used = CliRunner().invoke(app, given)
     assert used.exit_code == 0, used.output
@@ -90,7 +90,9 @@ def test_an_unknown_kind_is_refused_with_the_nearest(corpus, tmp_path):
 
 def test_a_foreign_file_is_refused_by_generate(tmp_path):
     (tmp_path / "i").write_text("x", encoding="utf-8")
-    found = CliRunner().invoke(app, ["generate", "x", "--drafter", "trigram", "--index", str(tmp_path / "i")])
+    found = CliRunner().invoke(
+        app, ["generate", "x", "--model", "embedded", "--drafter", "trigram", "--index", str(tmp_path / "i")]
+    )
     assert found.exit_code == EXIT_STATUS
     assert "was given as a text index" in found.stderr
 
@@ -100,6 +102,8 @@ def test_a_mixture_is_given_its_sources_and_an_index_on_the_command_line(corpus,
     given = [
         "generate",
         "for i in range(",
+        "--model",
+        "embedded",
         "--drafter",
         "mixture:suffix,trigram,retrieval",
         "--index",

@@ -48,7 +48,7 @@ def test_a_terminal_shows_one_line_that_is_gone_afterwards(capsys, monkeypatch):
 
 @pytest.mark.parametrize("way", [["--stream"], ["--json"]])
 def test_generate_tells_of_what_it_compiles_and_its_output_stays_clean(monkeypatch, way):
-    run = [*("generate", "def f(x):", "--max-tokens", "4", "--seed", "1", "--drafter", "none"), *way]
+    run = [*("generate", "def f(x):", "--max-tokens", "4", "--seed", "1", "--drafter", "none", "--model", "embedded"), *way]
     quiet = CliRunner().invoke(app, run)
     find = load.load_tokenizer
     monkeypatch.setattr(load, "load_tokenizer", lambda name: compile_one() or find(name))  # of target and draft

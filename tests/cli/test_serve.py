@@ -40,7 +40,7 @@ def test_bad_input_ends_with_one_line(tmp_path):
     for origin in ("not a url", "https://example.org/", "example.org", "https://EXAMPLE.org", ""):
         assert f"--cors {origin!r} was given; expected an origin such as https://example.org" in refusal("--cors", origin)
     assert "192.0.2.1" in refusal("--host", "192.0.2.1")
-    assert "Lower max_model_len" in refusal(*SMALL, "--max-num-seqs", "100000000")
+    assert "Lower --max-model-len" in refusal(*SMALL, "--max-num-seqs", "100000000")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "Give a free port" in refusal("--port", str(taken.getsockname()[1]))
 
@@ -78,7 +78,7 @@ def test_models_of_options_and_of_a_folder_are_served_by_name(tmp_path):
     choices = model_choices(["one=a/b.gguf", "embedded"], tmp_path, ["small=draft.gguf"])
     assert choices == [
         ("one", "a/b.gguf", None),
-        ("embedded", None, None),
+        ("embedded", "embedded", None),
         ("folder", str(tmp_path / "folder"), None),
         ("small", str(tmp_path / "small.gguf"), "draft.gguf"),
     ]

@@ -44,7 +44,7 @@ def test_every_field_has_a_setting_and_its_default(kind):
         (ModelConfig, {"max_num_seqs": None}, "max_num_seqs=None was given"),
         (ModelConfig, {"quantization": "int3"}, "quantization='int3' was given; expected one of 'int8', 'int4'"),
         (SpeculationConfig, {"depth": 0}, "expected at least 1, a whole number. For plain decoding use drafter=None"),
-        (SpeculationConfig, {"lead_cap": 3}, "lead_cap=3 was given without --asynchronous"),
+        (SpeculationConfig, {"lead_cap": 3}, "lead_cap=3 was given without asynchronous=True"),
         (ServerConfig, {"port": 65536}, "expected a whole number in [0, 65535]"),
         (ServerConfig, {"timeout": float("nan")}, "timeout=nan was given; expected at least 0.1, a number"),
     ],

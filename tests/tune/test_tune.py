@@ -161,7 +161,7 @@ def test_only_shapes_that_drafter_and_verifier_have_in_common_are_run():
 def test_the_command_writes_a_profile_that_generate_reads(tmp_path):
     profile_file, found_file, drawn = tmp_path / "p.json", tmp_path / "t.json", tmp_path / "t.png"
     threads = str(min(2, usable_cores()))
-    options = ["--quick", "--threads", threads, "--save", str(profile_file), "--json", str(found_file), "--picture", str(drawn)]
+    options = ["--quick", "--threads", threads, "--save", str(profile_file), "--report", str(found_file), "--picture", str(drawn)]
     told = CliRunner().invoke(app, ["tune", *options])
     assert told.exit_code == 0, told.output
     found = json.loads(found_file.read_text(encoding="utf-8"))
@@ -171,8 +171,23 @@ def test_the_command_writes_a_profile_that_generate_reads(tmp_path):
     assert drawn.stat().st_size > 1000
     profile = json.loads(profile_file.read_text(encoding="utf-8"))
     assert profile["about"]["identity"]["machine"][-1] == int(threads)
-    given = ["generate", "x = 1", "--max-tokens", "8", "--seed", "1", "--threads", threads, "--profile", str(profile_file)]
+    given = [
+        "generate",
+        "x = 1",
+        "--model",
+        "embedded",
+        "--max-tokens",
+        "8",
+        "--seed",
+        "1",
+        "--threads",
+        threads,
+        "--profile",
+        str(profile_file),
+    ]
     texts = [CliRunner().invoke(app, given) for _ in range(2)]
     assert texts[0].exit_code == 0 and texts[0].stdout == texts[1].stdout
-    refused = CliRunner().invoke(app, ["generate", "x", "--profile", str(pair.draft_folder() / "config.json")])
+    refused = CliRunner().invoke(
+        app, ["generate", "x", "--model", "embedded", "--profile", str(pair.draft_folder() / "config.json")]
+    )
     assert refused.exit_code == 2 and "polydraft tune" in refused.stderr

@@ -1,5 +1,6 @@
 """`polydraft bench`: this library and its peers on the same models and prompts, in one interleaved run."""
 
+import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import typer
 
 from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.files import check_output, read_lines, say_written
-from polydraft.cli.options import MeasurementOptions, Only, configured
+from polydraft.cli.options import AsJson, MeasurementOptions, Only, configured
 from polydraft.cli.progress import bars
 from polydraft.cli.start import use_threads
 from polydraft.config import Config, EngineConfig, setting
@@ -38,10 +39,13 @@ def bench(
     config: Annotated[EngineConfig, Only("model", "draft_model", "device", "dtype", "backend")],
     measurement: MeasurementOptions,
     options: BenchOptions,
-    json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures, and beside it a .md table.")] = None,
+    as_json: AsJson = False,
+    report_file: Annotated[
+        Path | None, typer.Option("--report", help="File for all figures, JSON, and beside it a .md table.")
+    ] = None,
 ) -> None:
     """Measure this library against its peers: same models, prompts and threads, one interleaved run, outputs checked."""
-    check_output("--json", json_file)
+    check_output("--report", report_file)
     agree_on_downloads([config])
     use_threads(measurement.threads)
     from polydraft.bench import report as reports
@@ -63,13 +67,13 @@ def bench(
         batch_size=options.batch,
         peers=options.peers,
     )
-    with closing(suite), bars("measuring") as step:
+    with closing(suite), bars("measuring", hidden=as_json) as step:
         prompts = measurement.prompts
         ids = suite.prompts(3 if measurement.quick else 6) if prompts is None else suite.encoded(read_lines("--prompts", prompts))
         repetitions = 1 if measurement.quick else measurement.repetitions
         total = len(suite.contenders) * (1 + len(ids) * repetitions)
         figures = suite.run(ids, max_tokens=measurement.max_tokens, repetitions=repetitions, progress=partial(step, total))
     report = reports.as_dict(figures)
-    typer.echo(reports.markdown(report))
-    if json_file is not None:
-        say_written(reports.write(report, json_file))
+    typer.echo(json.dumps(report) if as_json else reports.markdown(report))
+    if report_file is not None:
+        say_written(reports.write(report, report_file))

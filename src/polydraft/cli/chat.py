@@ -14,8 +14,8 @@ from polydraft.cli import options
 from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
-from polydraft.cli.start import build, check, weights
-from polydraft.config import EngineConfig, SamplingConfig
+from polydraft.cli.start import build, check, loaded
+from polydraft.config import SamplingConfig
 from polydraft.errors import IncompatibleError, InvalidInputError, PolydraftError
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["chat"]
 
-OFFERED = "smollm2-135m-instruct"
-"""What is talked to where no model is named."""
 FENCE = '"""'
 ROOM = 64
 """Tokens that an answer has at least, where the conversation is longer than the context: older messages make way for them."""
@@ -37,24 +35,22 @@ HELP = f"""/reset forgets the conversation, /stats tells what it cost, /save FIL
 @configured
 def chat(
     *,
-    config: Annotated[
-        EngineConfig, Only(without=options.ENGINE_OF_REQUESTS, unset={"model": "a small chat model, downloaded once"})
-    ],
-    sampling: Annotated[SamplingConfig, Only("max_tokens", "temperature", "top_p", "seed", max_tokens=512)],
+    config: options.Engine,
+    sampling: Annotated[SamplingConfig, Only(without=("n", "logprobs"), max_tokens=512)],
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     show: Annotated[bool, typer.Option(help="Accepted draft tokens in colour.")] = True,
+    verbose: options.Verbose = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Download without a question.")] = False,
 ) -> None:
-    """Talk to a model; without --model to a small one, which is fetched once. One message a line; /help shows what else there is."""
-    name = str(config.model or OFFERED)
-    config = config.with_(model=name, max_num_seqs=1)
+    """Talk to a model. One message a line; /help shows what else there is."""
+    name, config = str(config.model), config.with_(max_num_seqs=1)
     from polydraft.params import SamplingParams
 
     check(config, SamplingParams(**sampling.chosen()))
     agree_on_downloads([config], yes=yes)
     with Preparation(f"loading {name} ...") as preparation:
         engine = build(config, answers=True)
-        preparation.say(f"{name}{weights(engine.summary())}")
+        preparation.say(loaded(engine, name, verbose=verbose))
     params = engine.default_params(chat=True).with_(**sampling.chosen())
     start = [] if system is None else [{"role": "system", "content": system}]
     engine.encode_chat([*start, {"role": "user", "content": "?"}])  # no template is told before the first message

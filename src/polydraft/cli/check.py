@@ -8,7 +8,7 @@ import typer
 
 from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.files import read_lines
-from polydraft.cli.options import MeasurementOptions, Only, configured
+from polydraft.cli.options import JSON_HELP, MeasurementOptions, Only, configured
 from polydraft.cli.progress import bars
 from polydraft.cli.start import build, use_threads
 from polydraft.cli.tables import grid, output
@@ -49,7 +49,7 @@ class CheckOptions(Config):
     rounds: int = setting("Number of tested steps; more find smaller faults", int, 2000, low=30)
     seed: int = setting("First random seed", int, 0, low=0)
     self_test: bool = setting("Search for known mistakes, which the check has to find", bool, False, flag="--self-test")
-    as_json: bool = setting("One JSON object", bool, False, flag="--json", panel=OUTPUT)
+    as_json: bool = setting(JSON_HELP, bool, False, flag="--json", panel=OUTPUT)
 
 
 @configured

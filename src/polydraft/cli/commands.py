@@ -1,8 +1,9 @@
 """What all commands share: help by panels, options that hold once, and how errors look to a user."""
 
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from errno import EDQUOT, EFBIG, ENOSPC, EPIPE
 from typing import Any, NoReturn
@@ -35,6 +36,13 @@ class Command(TyperCommand):
             raise InvalidInputError(f"{twice.opts[0]} was given {options.count(twice)} times; expected it once. Drop the others.")
         return super().parse_args(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PolydraftError as error:
+            options = {p.name: p.opts[0] for p in self.params if p.param_type_name == "option"}
+            raise type(error)(in_options(str(error), options)) from error
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Plain text by panels: the library that draws boxes takes longer to import than all the rest."""
         panels = dict[str, list[tuple[str, str]]]()
@@ -65,6 +73,33 @@ class Commands(Group):
     def invoke(self, ctx: Any) -> Any:
         with _in_one_line():
             return super().invoke(ctx)
+
+
+def in_options(message: str, options: Mapping[str, str]) -> str:
+    """An error of the library in the words of the command line. options: by field.
+
+    Example:
+        >>> in_options("depth=0 was given; expected 1. For plain decoding use drafter=None.", {"depth": "--depth", "drafter": "--drafter"})
+        '--depth 0 was given; expected 1. For plain decoding use --drafter none.'
+        >>> in_options("max_tokens=0 was given; expected an integer >= 1, -1 or None.", {"max_tokens": "--max-tokens"})
+        '--max-tokens 0 was given; expected an integer >= 1 or -1.'
+    """
+
+    def option(match: re.Match[str]) -> str:
+        name, value = match["name"], match["value"]
+        if name not in options:
+            return match[0]
+        if value is None:
+            return options[name] if "_" in name else match[0]
+        text = "none" if value == "None" and name == "drafter" else value.strip("'")
+        return f"no {options[name]}" if text == "None" else options[name] if text == "True" else f"{options[name]} {text}"
+
+    said = re.sub(
+        r"(?<![\w'\"/.-])(?P<name>[a-z]\w*)(?:=(?P<value>'[^']*'|\"[^\"]*\"|\([^)]*\)|-?\w+(?:\.\d+)?(?:e[+-]?\d+)?))?(?![\w=])",
+        option,
+        message,
+    )
+    return re.sub(r", (-?\d+) or None\b", r" or \1", said).replace(" or None", "").replace("None or ", "")
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polydraft import __version__
+from polydraft.cli.options import AsJson
 from polydraft.cli.start import use_threads
 from polydraft.cli.tables import grid, output
 
@@ -34,7 +35,7 @@ SEED_EXACT = ("race without drafts", "race")
 
 
 def demo(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, measurements only.")] = False,
+    as_json: AsJson = False,
     num_prompts: Annotated[int, typer.Option("--prompts", min=1, help="Number of held-out files to continue.")] = 6,
     max_tokens: Annotated[int, typer.Option(min=1, help="Number of new tokens of each continuation.")] = 64,
     repetitions: Annotated[int, typer.Option(min=1, help="Number of repetitions of all prompts; fewer on a slow machine.")] = 3,

@@ -15,7 +15,7 @@ from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.files import read_prompt
 from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
-from polydraft.cli.start import build, check, weights
+from polydraft.cli.start import build, check, loaded
 from polydraft.config import OUTPUT, Config, SamplingConfig, setting
 from polydraft.errors import DrafterWarning, InvalidInputError
 
@@ -30,9 +30,12 @@ class Output(Config):
     """What is printed, and how."""
 
     chat: bool = setting("Chat template around PROMPT, which is a message", bool, False, flag="--chat", panel=OUTPUT)
-    as_json: bool = setting("One JSON object", bool, False, flag="--json", panel=OUTPUT)
+    as_json: bool = setting(options.JSON_HELP, bool, False, flag="--json", panel=OUTPUT)
     show: bool = setting("Accepted draft tokens in colour", bool, False, flag="--show", panel=OUTPUT)
     stream: bool = setting("Text as it is generated", bool, True, panel=OUTPUT)
+    verbose: bool = setting(
+        "Context, batch, KV cache and activations of what was loaded, too", bool, False, flag="--verbose", panel=OUTPUT
+    )
     trace: Path | None = setting(
         "File for ui.perfetto.dev: when each worker of asynchronous drafting did what", Path, panel=OUTPUT
     )
@@ -58,15 +61,16 @@ def generate(
         raise InvalidInputError(
             f"--logprobs {sampling.logprobs} was given without --json, which alone reports them. Add it, or drop both."
         )
+    _check_output(output, sampling.n)
     if output.trace is not None:
         _check_trace(output.trace, config.asynchronous)
         config = config.with_(drafter_options={"trace": True})
     check(config, params)
     agree_on_downloads([config])
-    with Preparation(f"loading {config.model or 'the embedded models'} ...") as preparation, warnings.catch_warnings():
+    with Preparation(f"loading {config.model} ...") as preparation, warnings.catch_warnings():
         warnings.simplefilter("ignore", DrafterWarning)  # the statistics report it
         engine = build(config.with_(max_num_seqs=max(1, min(sampling.n, 8))), answers=True)
-        preparation.say(_limits(engine))
+        preparation.say(loaded(engine, str(config.model), verbose=output.verbose))
         params = engine.default_params(chat=output.chat).with_(**sampling.chosen())
         prompt_ids = engine.encode_chat([{"role": "user", "content": text}]) if output.chat else engine.encode(text)
         if output.as_json:
@@ -82,6 +86,13 @@ def generate(
         drafter.trace.save(output.trace)
 
 
+def _check_output(output: Output, num_samples: int) -> None:
+    """Colour is for one text that is streamed to a person."""
+    others = {"--json": output.as_json, "--no-stream": not output.stream, f"-n {num_samples}": num_samples > 1}
+    if output.show and (other := next((name for name, given in others.items() if given), None)):
+        raise InvalidInputError(f"--show and {other} were given; colours are of one text while it is streamed. Drop one of them.")
+
+
 def _check_trace(file: Path, asynchronous: bool) -> None:
     if not asynchronous:
         raise InvalidInputError(
@@ -89,18 +100,6 @@ def _check_trace(file: Path, asynchronous: bool) -> None:
         )
     if not file.parent.is_dir():
         raise InvalidInputError(f"--trace {str(file)!r} was given, but there is no folder {str(file.parent)!r}. Make it first.")
-
-
-def _limits(engine: "Engine") -> str:
-    summary = engine.summary()
-    size = "" if summary["cache_bytes"] is None else f", KV cache {summary['cache_bytes'] / 1e6:.1f} MB"
-    size += " when full, allocated as texts grow" if size and summary["cache_grows"] else ""
-    drafts = "no drafts" if summary["drafter"] is None else f"drafter {summary['drafter']}"
-    distribution = "" if summary["decoding"] == "the target distribution" else f", lossless to {summary['decoding']}"
-    return (
-        f"{summary['target']}{weights(summary)}: context of {summary['max_model_len']} tokens, batch of {summary['max_num_seqs']}{size}; "
-        f"{drafts}, verifier {summary['verifier']}{'' if summary['lossless'] else ' (not lossless)'}{distribution}"
-    )
 
 
 def _statistics(sample: "Sample") -> str:

@@ -1,10 +1,11 @@
 """`polydraft methods`: every registered verifier, drafter and decoding method."""
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from polydraft.cli.options import AsJson
 from polydraft.cli.tables import grid, output
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def table() -> list[dict[str, Any]]:
 
 
 def methods(
-    as_json: Annotated[bool, typer.Option("--json", help="JSON list.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List verifiers, drafters and decoding methods: paper, year, which drafts they are exact for, whether they are lossless, and to what."""
     if as_json:

@@ -31,8 +31,15 @@ class Only:
         return {n: (specs[n], self.defaults.get(n, specs[n].default)) for n in self.names or specs}
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.", rich_help_panel=OUTPUT)]
-Engine = Annotated[EngineConfig, Only(without=ENGINE_OF_REQUESTS)]
+DEFAULT_MODEL = "smollm2-135m-instruct"
+"""Of `generate`, `chat` and `serve`: a chat model of 98 MB that is downloaded once."""
+JSON_HELP = "JSON on standard output, and nothing else there"
+AsJson = Annotated[bool, typer.Option("--json", help=f"{JSON_HELP}.", rich_help_panel=OUTPUT)]
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", help="Context, batch, KV cache and activations of what was loaded, too.", rich_help_panel=OUTPUT),
+]
+Engine = Annotated[EngineConfig, Only(without=ENGINE_OF_REQUESTS, model=DEFAULT_MODEL)]
 Models = Annotated[EngineConfig, Only("model", "draft_model")]
 
 

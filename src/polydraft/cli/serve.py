@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polydraft.cli.chat import OFFERED
 from polydraft.cli.downloads import agree_on_downloads
-from polydraft.cli.options import Only, configured
+from polydraft.cli.options import DEFAULT_MODEL, Only, configured
 from polydraft.cli.progress import Preparation
-from polydraft.cli.served_models import EMBEDDED, model_choices
+from polydraft.cli.served_models import model_choices
 from polydraft.cli.start import build, check, check_threads, weights
 from polydraft.config import MODELS, Config, EngineConfig, ReplicaConfig, ServerConfig, flag, setting
 from polydraft.errors import InvalidInputError, PolydraftError
@@ -43,7 +42,7 @@ class Served(Config):
         "Target model, named as for `polydraft generate`, or NAME=TARGET; may be repeated, and each is loaded at its first request",
         list,
         (),
-        unset="the small chat model where it was downloaded, else the embedded pair",
+        unset=DEFAULT_MODEL,
         panel=MODELS,
     )
     models_dir: Path | None = setting("Folder of further models: .gguf files and model folders", Path, panel=MODELS)
@@ -67,14 +66,16 @@ def serve(
     server: ServerConfig,
     replicas: ReplicaConfig,
 ) -> None:
-    """Serve a model over HTTP as OpenAI's API does; without --model the small chat model where it was fetched, else (or with --model embedded) the embedded pair."""
-    names = list(served.model) or ([] if served.models_dir else [_default() or EMBEDDED])
+    """Serve a model over HTTP as OpenAI's API does."""
+    names = list(served.model) or ([] if served.models_dir else [DEFAULT_MODEL])
     choices = model_choices(names, served.models_dir, served.draft_model)
     if server.served_model_name is not None:
         choices[0] = choices[0]._replace(name=server.served_model_name)
     origins = tuple(map(_origin, server.cors))
     for choice in choices:
-        typer.echo(f"serving {choice.name}: {_about(bool(served.model or served.models_dir), choice.place)}", err=True)
+        typer.echo(
+            f"serving {choice.name}: {choice.place}{'' if served.model or served.models_dir else ', the default model'}", err=True
+        )
     configs = [config.with_(model=choice.place, draft_model=choice.draft) for choice in choices]
     for each in configs:
         check(each)
@@ -203,22 +204,6 @@ def _replicas(
                 typer.echo(f"the update failed, and what can goes on: {error}", err=True)
     finally:
         shutdown()
-
-
-def _default() -> str | None:
-    from polydraft.models.catalogue import MODELS, cached
-
-    return OFFERED if cached(MODELS[OFFERED]) is not None else None
-
-
-def _about(named: bool, place: str | None) -> str:
-    """A model in words. named: whether an option names it."""
-    text = place or "the pair of small models inside the package"
-    if named:
-        return text
-    return "no --model was given" + (
-        "; the chat model was fetched before" if place else f", and no chat model was fetched: {text}"
-    )
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -7,17 +7,14 @@ from typing import NamedTuple
 from polydraft.errors import InvalidInputError
 from polydraft.models.gguf_parts import first_parts, model_title
 
-__all__ = ["EMBEDDED", "ModelChoice", "model_choices"]
-
-EMBEDDED = "embedded"
-"""What --model may say for the pair of small models inside the package."""
+__all__ = ["ModelChoice", "model_choices"]
 
 
 class ModelChoice(NamedTuple):
-    """name: that clients give.  place: as of `Engine.from_pretrained`, None for the embedded pair.  draft: of its draft model."""
+    """name: that clients give.  place: as of `Engine.from_pretrained`.  draft: of its draft model."""
 
     name: str
-    place: str | None
+    place: str
     draft: str | None = None
 
 
@@ -36,7 +33,7 @@ def model_choices(models: Sequence[str], models_dir: Path | None, draft_models: 
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise InvalidInputError(f"two models are named {twice!r}; expected different names. Give one as --model NAME=MODEL.")
     drafts = dict(_draft(text, names) for text in draft_models)
-    return [ModelChoice(name, None if place == EMBEDDED else place, drafts.get(name)) for name, place in named]
+    return [ModelChoice(name, place, drafts.get(name)) for name, place in named]
 
 
 def model_name(place: str) -> str:

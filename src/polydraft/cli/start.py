@@ -3,8 +3,10 @@
 import os
 import sys
 import warnings
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from polydraft.config import flag
 from polydraft.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -55,9 +57,39 @@ def use_threads(number: int = 1) -> None:
 def check(config: "EngineConfig", params: "SamplingParams | None" = None) -> None:
     """Refuse at once what names, headers and small files show. params: of the request. Raises as `check_threads` and `engine.checks.check`."""
     check_threads(config.threads)
+    _check_contradictions(config)
     from polydraft.engine import checks
 
     checks.check(config, params)
+
+
+def _check_contradictions(config: "EngineConfig") -> None:
+    """Refuse options of which one leaves nothing to the other.
+
+    Raises:
+        InvalidInputError: naming both.
+    """
+    drafting = ("depth", "num_paths", "head", "index", "profile", "asynchronous", *(() if config.decoding else ("draft_model",)))
+    plain = config.drafter in (None, "none")
+    if plain and (named := _named(config, drafting)):
+        raise InvalidInputError(
+            f"--drafter none and {named[0]} were given; without drafts {named[0].split()[0]} says nothing. Drop one of them."
+        )
+    for taken, others in ALONE.items():
+        if (first := _named(config, [taken])) and (named := _named(config, others)):
+            raise InvalidInputError(f"{first[0]} and {named[0]} were given, of which only one can hold. Drop one of them.")
+
+
+ALONE = {"profile": ("depth", "num_paths"), "asynchronous": ("profile", "num_paths")}
+"""Options beside which others say nothing: a profile is for draft shapes that are chosen, and asynchronous drafts are one path."""
+
+
+def _named(config: "EngineConfig", names: Iterable[str]) -> list[str]:
+    """Those of these fields that were given, as options."""
+    values = {name: getattr(config, name) for name in names}
+    return [
+        flag(name) if value is True else f"{flag(name)} {value}" for name, value in values.items() if value not in (None, False)
+    ]
 
 
 def build(config: "EngineConfig", *, answers: bool = False) -> "Engine":
@@ -70,10 +102,24 @@ def build(config: "EngineConfig", *, answers: bool = False) -> "Engine":
     return Engine.from_config(config, compile_drafts=compile_drafts if answers else None)
 
 
-def weights(built: dict[str, Any]) -> str:
-    """Formats of the weights and of the activations, where the compiled path has them."""
+def loaded(engine: "Engine", name: str, *, verbose: bool = False) -> str:
+    """What was built, in a line: what decides the distribution, and how it is drafted. verbose: limits and memory, too."""
+    summary = engine.summary()
+    drafts = "no drafts" if summary["drafter"] is None else f"drafter {summary['drafter']}, verifier {summary['verifier']}"
+    lossy = "" if summary["lossless"] else " (not lossless)"
+    distribution = "" if summary["decoding"] == "the target distribution" else f", lossless to {summary['decoding']}"
+    line = f"{name}{weights(summary, verbose=verbose)}; {drafts}{lossy}{distribution}"
+    if not verbose:
+        return line
+    size = "" if summary["cache_bytes"] is None else f", KV cache of {summary['cache_bytes'] / 1e6:.1f} MB"
+    size += " when full, allocated as texts grow" if size and summary["cache_grows"] else ""
+    return f"{line}; context of {summary['max_model_len']} tokens, batch of {summary['max_num_seqs']}{size}; {summary['target']}"
+
+
+def weights(built: dict[str, Any], *, verbose: bool = True) -> str:
+    """Formats of the weights, and with `verbose` of the activations, where the compiled path has them."""
     if built["weight_format"] is None:
         return ""
     again = "".join(f"; {to} made from {', '.join(formats)}: another model" for to, formats in built["rounded_again"].items())
-    rounded = ", 8-bit activations (float32 with --exact)" if built["activations"] == "int8" else ""
+    rounded = ", 8-bit activations (float32 with --exact)" if built["activations"] == "int8" and verbose else ""
     return f" in {built['weight_format']}{rounded}{again}"

@@ -1,6 +1,7 @@
 """`polydraft train`: from a checkpoint to a draft head for it."""
 
 import ctypes
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from polydraft.cli.progress import Preparation
 from polydraft.cli.start import build, use_threads
 from polydraft.config import Config, EngineConfig, setting
 from polydraft.errors import InvalidInputError
+from polydraft.models.pair import EMBEDDED
 
 __all__ = ["train"]
 
@@ -65,6 +67,10 @@ def train(
         raise InvalidInputError(
             f"--out {str(out)!r} holds something already. Give --resume to go on with it, or name another folder."
         )
+    if options.resume and not (out.exists() and any(out.iterdir())):
+        raise InvalidInputError(
+            f"--resume was given and --out {str(out)!r} holds nothing to go on with. Drop --resume, or name that folder."
+        )
     files = [file for path in options.data for file in (_in_folder(path) if path.is_dir() else [path])]
     for path in files:
         if not path.is_file():
@@ -96,7 +102,7 @@ def train(
         )
     typer.echo(
         f"{out}: {kind} of {card['tokens']:,} tokens; of its first drafts on texts it has not seen {card['acceptance'][0]:.0%} are kept at "
-        f"temperature 1, {card['agreement'][0]:.0%} are the most likely token. Use it: polydraft generate {registry.recipe(kind).option} {out}"
+        f"temperature 1, {card['agreement'][0]:.0%} are the most likely token. Use it: polydraft generate --model {shlex.quote(config.model or EMBEDDED)} {registry.recipe(kind).option} {out}"
     )
 
 

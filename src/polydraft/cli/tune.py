@@ -2,17 +2,20 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.files import check_output, read_lines, say_written
-from polydraft.cli.options import MeasurementOptions, Only, configured
+from polydraft.cli.options import AsJson, MeasurementOptions, Only, configured
 from polydraft.cli.progress import bars
 from polydraft.cli.start import build, use_threads
 from polydraft.cli.tables import grid, output
 from polydraft.config import EngineConfig
+
+if TYPE_CHECKING:
+    from polydraft.tune.tune import Tuning
 
 
 @configured
@@ -21,15 +24,15 @@ def tune(
     config: Annotated[EngineConfig, Only("model", "draft_model", "drafter", "verifier", "threads")],
     measurement: Annotated[MeasurementOptions, Only(without=("threads",), repetitions=4)],
     save: Annotated[Path | None, typer.Option(help="File for the profile, for `generate --profile FILE`.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
+    as_json: AsJson = False,
+    report_file: Annotated[Path | None, typer.Option("--report", help="File for all figures, JSON.")] = None,
     picture: Annotated[Path | None, typer.Option(help="File for a plot of speed over depth and paths, PNG.")] = None,
 ) -> None:
     """Print seconds by rows, acceptance by confidence, predicted and measured speeds of draft shapes, and a recommendation."""
     check_output("--save", save)
-    check_output("--json", json_file)
+    check_output("--report", report_file)
     check_output("--picture", picture, picture=True)
     use_threads(config.threads or 1)
-    from polydraft.confidence import BINS
     from polydraft.core import SamplingParams
     from polydraft.models import pair
     from polydraft.policy.profile import remember
@@ -39,7 +42,7 @@ def tune(
     engine = build(config.with_(max_num_seqs=4))
     texts = [p.text for p in pair.prompts()[:6]] if measurement.prompts is None else read_lines("--prompts", measurement.prompts)
     quick, max_tokens = measurement.quick, measurement.max_tokens
-    with bars("running draft shapes") as step:
+    with bars("running draft shapes", hidden=as_json) as step:
         report = tuning.tune(
             engine,
             [engine.encode(text) for text in (texts[:2] if quick else texts)],
@@ -48,6 +51,27 @@ def tune(
             repetitions=1 if quick else measurement.repetitions,
             progress=lambda number: step(number),
         )
+    if as_json:
+        typer.echo(json.dumps(report.to_dict()))
+    else:
+        _show(report)
+    if not quick:
+        remember(report.profile.about.get("identity"), report.profile)
+    if save is not None:
+        report.profile.save(save)
+    if report_file is not None:
+        report_file.write_text(json.dumps(report.to_dict(), indent=1) + "\n", encoding="utf-8")
+    if picture is not None:
+        from polydraft.tune.picture import picture as draw
+
+        draw(report, picture)
+    say_written(file for file in (save, report_file, picture) if file is not None)
+
+
+def _show(report: "Tuning") -> None:
+    """Seconds, acceptance rates, speeds of shapes and the recommendation, as tables."""
+    from polydraft.confidence import BINS
+
     console, costs, plain = output(), report.profile.costs, report.trial("plain").measured
     rates, _ = report.profile.known(report.greedy)
     seconds = [
@@ -67,14 +91,3 @@ def tune(
         rows.append((t.name, cells[0], f"{t.measured:.0f}", cells[1], f"{t.measured / plain:.2f}", f"{t.tokens / t.steps:.2f}"))
     console.print(grid(["shape", "predicted", "measured", "error", "over plain", "tokens/step"], rows))
     console.print(f"\n{report.recommendation()}\n", highlight=False)
-    if not quick:
-        remember(report.profile.about.get("identity"), report.profile)
-    if save is not None:
-        report.profile.save(save)
-    if json_file is not None:
-        json_file.write_text(json.dumps(report.to_dict(), indent=1) + "\n", encoding="utf-8")
-    if picture is not None:
-        from polydraft.tune.picture import picture as draw
-
-        draw(report, picture)
-    say_written(file for file in (save, json_file, picture) if file is not None)

@@ -86,7 +86,7 @@ class Engine(Loop):
     @classmethod
     def from_config(cls, config: EngineConfig, *, compile_drafts: CompileDrafts | None = None) -> "Engine":
         """An engine on models by name; without a target on the embedded pair. compile_drafts: see `of`."""
-        if config.model is None:
+        if config.model in (None, pair.EMBEDDED):
             config = config.with_(model=str(pair.target_folder()), draft_model=config.draft_model or str(pair.draft_folder()))
         check(config)
         models, cache_bytes = load_models(config), config.prefix_cache_bytes

@@ -96,11 +96,10 @@ class _Outline(NamedTuple):
 
 
 def _check_models(config: EngineConfig, params: SamplingParams | None) -> None:
-    name = str(pair.target_folder()) if config.model is None else config.model
-    embedded_draft = str(pair.draft_folder()) if config.model is None else None
+    name = config.model or pair.EMBEDDED
     target, plain = _outline(name), config.drafter in (None, "none")
     method = config.drafter.partition(":")[0] if isinstance(config.drafter, str) else ""
-    listed = (default_draft(name) or embedded_draft) if method in ("auto", "model") else None
+    listed = default_draft(name) if method in ("auto", "model") else None
     draft_name = config.draft_model or listed
     draft = None if draft_name is None else _outline(draft_name)
     length = None if target is None else config.max_model_len or target.context

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from polydraft.cache_folder import cache_folder, temporary_folder
 from polydraft.errors import ModelLoadError, first_line
+from polydraft.models import pair
 
 __all__ = ["FULL", "MODELS", "HubModel", "Wheel", "cached", "default_draft", "fetch", "hub_answers", "models_folder", "remove"]
 
@@ -120,7 +121,7 @@ def default_draft(target: str) -> str | None:
         >>> default_draft("qwen2.5-coder-1.5b-instruct"), default_draft("smollm2-135m-instruct")
         ('qwen2.5-coder-0.5b-instruct', None)
     """
-    return MODELS[target].draft if target in MODELS else None
+    return str(pair.draft_folder()) if target == pair.EMBEDDED else MODELS[target].draft if target in MODELS else None
 
 
 def models_folder() -> Path:

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from polydraft.errors import ModelLoadError, first_line
+from polydraft.models import pair
 from polydraft.models.catalogue import MODELS, cached, fetch, hub_answers
 from polydraft.models.gguf_parts import first_parts, is_gguf, model_title, parts_of
 
@@ -56,6 +57,8 @@ def local(name: str | os.PathLike[str]) -> Path | None:
         raise ModelLoadError(
             "an empty name of a model was given; expected a folder, FILE.gguf, a name of `polydraft models list` or OWNER/NAME."
         )
+    if text == pair.EMBEDDED:
+        return pair.target_folder()
     if path.is_dir():
         return _in_folder(path)
     if path.is_file() and not is_gguf(path):

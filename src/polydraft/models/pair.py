@@ -8,6 +8,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+EMBEDDED = "embedded"
+"""Name of the target, wherever a model is named; its draft model comes with it."""
+
 
 @dataclass(frozen=True)
 class Prompt:

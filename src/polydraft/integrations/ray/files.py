@@ -73,6 +73,10 @@ class RowParts:
         if out.exists():
             raise InvalidInputError(f"{str(out)!r} is there already; nothing was changed. Name another file, or delete it.")
         begun = any(self.folder.glob("[0-9]*.jsonl"))
+        if resume and not self.folder.exists():
+            raise InvalidInputError(
+                f"an earlier run was to be resumed (--resume, resume=True), and {str(self.folder)!r} holds no part of one. Leave it out."
+            )
         if begun and not resume:
             raise InvalidInputError(
                 f"{str(self.folder)!r} holds parts of an earlier run; go on with --resume, or delete it to begin again."
