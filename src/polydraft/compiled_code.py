@@ -30,9 +30,11 @@ from numba.core.sigutils import normalize_signature
 from polydraft import stale_code
 from polydraft.cache_folder import cache_folder, temporary_folder
 
-__all__ = ["cfunc", "mark", "njit"]
+__all__ = ["WALKS", "cfunc", "mark", "njit"]
 
 config: Any = numba_config
+WALKS = "walks without drafts"
+"""For `mark`: how a token is taken from logits, which every first answer needs."""
 _ROOT = Path(__file__).parent
 _STATES_KEPT = 3
 """Folders of other states of the sources, or other versions, that stay in the user's cache folder: some 30 MB each."""

@@ -5,6 +5,7 @@ import sys
 
 from polydraft import Engine
 from polydraft.cli import compile_all, first_start
+from polydraft.compiled_code import WALKS
 from polydraft.config import EngineConfig
 
 
@@ -39,6 +40,20 @@ def test_drafts_of_a_model_are_compiled_by_another_process_once(tmp_path, monkey
     assert begun(tmp_path, monkeypatch) == []
 
 
+def test_tokens_without_drafts_are_compiled_by_another_process_that_is_waited_for(tmp_path, monkeypatch):
+    begun(tmp_path, monkeypatch, drafter="none")
+    waited = []
+    monkeypatch.setattr(Process, "wait", lambda self: waited.append(self))
+    engine = first_start.build(EngineConfig(drafter="none"))
+    assert [command[3:] for command in Process.started] == [[]] and len(waited) == 1
+    assert engine.target.lengths[0] == 0
+    monkeypatch.undo()
+    monkeypatch.setattr("polydraft.compiled_code.mark", lambda what: tmp_path / what)
+    monkeypatch.setattr("polydraft.cli.compile_walks.mark", lambda what: tmp_path / what)
+    first_start.main()
+    assert (tmp_path / WALKS).exists()
+
+
 def test_nothing_is_compiled_beside_a_shape_that_was_asked_for_nor_for_text_or_no_drafts(tmp_path, monkeypatch):
     for fields in ({"depth": 3}, {"drafter": "ngram"}, {"drafter": "none"}, {"backend": "transformers"}):
         assert begun(tmp_path, monkeypatch, **fields) == []
@@ -46,6 +61,7 @@ def test_nothing_is_compiled_beside_a_shape_that_was_asked_for_nor_for_text_or_n
 
 def test_the_process_compiles_what_the_policy_drafts_with_and_leaves_a_mark(tmp_path, monkeypatch):
     monkeypatch.setattr("polydraft.compiled_code.mark", lambda what: tmp_path / what.replace(" ", "-"))
+    monkeypatch.setattr(compile_all, "mark", lambda what: tmp_path / what.replace(" ", "-"))
     monkeypatch.setattr(first_start.os, "nice", lambda _: 0)
     generated = []
     monkeypatch.setattr(Engine, "generate", lambda self, *_: generated.append((self.drafter.info.name, self.verifier.info.name)))

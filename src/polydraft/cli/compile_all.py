@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from polydraft import registry, tree
+from polydraft.cli.compile_walks import compile_walks
 from polydraft.compiled_code import mark
 from polydraft.core import Budget, Method, SamplingParams, Target
 from polydraft.drafters.text.suffix import SuffixStore
@@ -39,7 +40,7 @@ def compile_all() -> None:
     """Compile what a run may call, in two processes that take turns with drafters; formats of weights while the first drafter compiles the pass."""
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         first, *others = list(dict.fromkeys(info.name.partition(":")[0] for info in _infos()))
-        jobs = [pool.submit(compile_drafters, [first]), pool.submit(compile_formats)]
+        jobs = [pool.submit(compile_drafters, [first]), pool.submit(compile_walks), pool.submit(compile_formats)]
         for done in [*jobs, *(pool.submit(compile_drafters, [name]) for name in others)]:
             done.result()
 
@@ -52,8 +53,7 @@ def compile_drafters(names: Sequence[str]) -> None:
         for kind, options in chosen.items():
             for rule in _rules(_info(kind)):
                 _generate(tokenizer, prompts, models, kind, rule, options)
-                with suppress(OSError):
-                    mark(f"{kind} {rule}").touch()
+                _mark(kind, rule)
         if "suffix" in chosen:
             _generate(tokenizer, prompts, models, "suffix", "match", {"store": SuffixStore()})
 
@@ -68,6 +68,12 @@ def compile_first(kind: str, rule: str) -> None:
         engine = Engine.of(models[0], **parts, drafter=kind, verifier=rule, drafter_options=options, policy=policy)
         for params in (GREEDY, SAMPLED, SAMPLED.with_(seed=None), FILTERED):
             engine.generate(prompts[:1], params.with_(max_tokens=16))
+    _mark(kind, rule)
+
+
+def _mark(kind: str, rule: str) -> None:
+    with suppress(OSError):
+        mark(f"{kind} {rule}").touch()
 
 
 def compile_formats() -> None:

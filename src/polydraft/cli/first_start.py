@@ -1,6 +1,7 @@
-"""The first start on a machine: another process compiles what drafts call, at low priority, while the first answer is generated without them.
+"""The first start on a machine: other processes compile beside this one, which compiles the forward pass.
 
-It is a process and not a thread: numba compiles under one lock, which the first answer needs too.
+One compiles how tokens are drawn from logits, which the first token needs, while the weights are loaded. Another compiles what drafts call, at low priority,
+while the first answer is generated without them. They are processes and no threads: numba compiles under one lock, which the first answer needs too.
 """
 
 import os
@@ -12,18 +13,46 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from polydraft.config import EngineConfig
     from polydraft.core import Target
+    from polydraft.engine.api import Engine
     from polydraft.engine.speculation import Compiling, Speculation
 
-__all__ = ["compile_drafts"]
+__all__ = ["build", "compile_drafts"]
+
 
 PRIORITY = 10
 """Niceness of the process."""
 
 
+def build(config: "EngineConfig") -> "Engine":
+    """An engine for requests, whose code is compiled by several processes where that was never done."""
+    from polydraft.compiled_code import WALKS
+
+    walks = _process(WALKS)
+    from polydraft.engine.api import Engine
+
+    engine = Engine.from_config(config, compile_drafts=compile_drafts)
+    if walks is not None:
+        engine.target.prefill([0], [[0]])  # compiles the forward pass meanwhile
+        engine.target.release([0])
+        walks.wait()
+    return engine
+
+
+def _process(what: str, *names: str) -> "subprocess.Popen[bytes] | None":
+    """A process that compiles something and marks it; None where that was done, or could not be kept."""
+    from polydraft.compiled_code import mark
+
+    done = mark(what)
+    if done.exists() or not os.access(done.parent, os.W_OK):
+        return None
+    command, nowhere = [sys.executable, "-m", "polydraft.cli.first_start", *names], subprocess.DEVNULL
+    return subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
+
+
 def compile_drafts(target: "Target", chosen: "Speculation") -> "Compiling | None":
     """Begin to compile what these drafts call, unless that was done; see `Engine.of`. None, too, where the shape of drafts was asked for, or little is compiled."""
-    from polydraft.compiled_code import mark
     from polydraft.drafters.base import ModelBased
     from polydraft.models.compiled.llama import CompiledLlama
     from polydraft.policy.adaptive import AdaptivePolicy
@@ -33,12 +62,10 @@ def compile_drafts(target: "Target", chosen: "Speculation") -> "Compiling | None
         return None
     if not (drafter.needs.hidden or isinstance(drafter, ModelBased)):
         return None
-    done = mark(f"{drafter.info.name} {chosen.verifier.info.name}")
-    if done.exists() or not os.access(done.parent, os.W_OK):
+    names = drafter.info.name, chosen.verifier.info.name
+    process = _process(" ".join(names), *names)
+    if process is None:
         return None
-    names = [drafter.info.name, chosen.verifier.info.name]
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    process = subprocess.Popen([sys.executable, "-m", "polydraft.cli.first_start", *names], **streams, start_new_session=True)
     typer.echo("drafts are compiled by another process, once, and join when they are ready", err=True)
 
     def compiling(wait: bool) -> bool:
@@ -49,20 +76,27 @@ def compile_drafts(target: "Target", chosen: "Speculation") -> "Compiling | None
     return compiling
 
 
-def main(drafter: str, verifier: str) -> None:
-    """Compile, unless another process does so now or has done so."""
-    with suppress(OSError, AttributeError):
-        os.nice(PRIORITY)
+def main(*names: str) -> None:
+    """Compile what drafts of this drafter and verifier call, or what is called without drafts, unless another process does so now or has done so."""
     from filelock import FileLock
 
-    from polydraft.cli.compile_all import compile_first
-    from polydraft.compiled_code import mark
+    from polydraft.compiled_code import WALKS, mark
 
-    done = mark(f"{drafter} {verifier}")
+    if names:
+        with suppress(OSError, AttributeError):
+            os.nice(PRIORITY)
+    done = mark(" ".join(names) or WALKS)
     with FileLock(f"{done}.lock"):
-        if not done.exists():
-            compile_first(drafter, verifier)
-            done.touch()
+        if done.exists():
+            return
+        if names:
+            from polydraft.cli.compile_all import compile_first
+
+            compile_first(*names)
+        else:
+            from polydraft.cli.compile_walks import compile_walks
+
+            compile_walks()
 
 
 if __name__ == "__main__":

@@ -95,11 +95,11 @@ def _named(config: "EngineConfig", names: Iterable[str]) -> list[str]:
 def build(config: "EngineConfig", *, answers: bool = False) -> "Engine":
     """An engine. answers: for requests, which begin while their drafts are compiled; measurements wait for them. Raises as `check_threads`."""
     check_threads(config.threads)
-    from polydraft.cli.first_start import compile_drafts
+    from polydraft.cli import first_start
     from polydraft.engine.api import Engine
 
     quiet()
-    return Engine.from_config(config, compile_drafts=compile_drafts if answers else None)
+    return first_start.build(config) if answers else Engine.from_config(config)
 
 
 def loaded(engine: "Engine", name: str, *, verbose: bool = False) -> str:

@@ -1,0 +1,25 @@
+"""How a token is taken from logits where nothing was drafted, greedy or drawn, is compiled: what a first answer needs beside the forward pass."""
+
+from contextlib import suppress
+
+import torch
+
+from polydraft.compiled_code import WALKS, mark
+from polydraft.core import Draft, NoiseKey, SamplingParams
+from polydraft.sampling import samplings_of
+from polydraft.tree import dedup
+from polydraft.verifiers import greedy
+from polydraft.verifiers.match import match
+
+__all__ = ["compile_walks"]
+
+
+def compile_walks() -> None:
+    """Take a token in both ways, and mark that it was done."""
+    draft, logits, key = Draft.empty(torch.tensor([1])), torch.zeros(1, 1, 64), NoiseKey.of([0], [0], [1])
+    for walk in (greedy.walk, match.walk):
+        outcome = walk(draft, logits, key, samplings_of([SamplingParams()]))
+        assert outcome is not None
+        dedup(draft.tree).outcome(outcome)
+    with suppress(OSError):
+        mark(WALKS).touch()
