@@ -200,9 +200,10 @@ def sentencepiece_file(path: Path, architecture: str = "llama", **more: bool) ->
     return write(path, architecture, fill)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "phi3"])
-def test_ids_of_a_sentencepiece_file_are_those_of_transformers(tmp_path, architecture):
-    path = sentencepiece_file(tmp_path / "m.gguf", architecture)
+def test_ids_of_a_sentencepiece_file_are_those_of_transformers(tmp_path):
+    path = sentencepiece_file(
+        tmp_path / "m.gguf", "phi3"
+    )  # of other files it makes texts that begin with blanks otherwise than SentencePiece
     ours, theirs = load_tokenizer(str(path)), by_transformers(path)
     same(ours, theirs)
     assert ours("self is")["input_ids"] == theirs("self is")["input_ids"]
@@ -213,7 +214,7 @@ def test_ids_of_a_sentencepiece_file_are_those_of_its_definition(tmp_path):
     ours, (tokens, scores) = load_tokenizer(str(sentencepiece_file(tmp_path / "m.gguf", add_bos_token=False))), sentencepiece()
     ids = {token: i for i, token in enumerate(tokens)}
     for text in [text for text in lines()[::40] if not set(text) & set("<>")]:
-        pieces = list(("▁" + text if not text.startswith(" ") else text).replace(" ", "▁"))
+        pieces = list(f"▁{text}".replace(" ", "▁"))
         while True:  # of two neighbours those merge first whose union has the highest score, of equal ones the left
             unions = [(scores[ids[a + b]], -i) for i, (a, b) in enumerate(pairwise(pieces)) if a + b in ids]
             if not unions:

@@ -20,7 +20,7 @@ KEYS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_tok
 
 
 def gguf_tokenizer(file: GgufFile) -> BackendTokenizer | None:
-    """The tokenizer of a file, or None where transformers has to make it: Gemma's and Unigram vocabularies.
+    """The tokenizer of a file, or None where transformers has to make it: Unigram vocabularies.
 
     Raises:
         ModelLoadError: the file has none, or splits text in a way that is not known here.
@@ -28,7 +28,7 @@ def gguf_tokenizer(file: GgufFile) -> BackendTokenizer | None:
     if "tokenizer.ggml.tokens" not in file.metadata:
         raise file.refusal("it has no tokenizer (tokenizer.ggml.tokens)", "Give a whole file, or token ids instead of text")
     kind = file.metadata.get("tokenizer.ggml.model")
-    if kind not in ("gpt2", "llama") or file.architecture.startswith("gemma"):
+    if kind not in ("gpt2", "llama"):
         return None
     tokens = file.strings("tokenizer.ggml.tokens")
     backend, add_bos = _byte_level(file, tokens) if kind == "gpt2" else _sentencepiece(file, tokens)
@@ -75,7 +75,7 @@ def _halves(merge: str) -> tuple[str, str]:
 
 def _sentencepiece(file: GgufFile, tokens: list[str]) -> tuple[Any, bool]:
     """Backend of a SentencePiece vocabulary; texts begin with BOS unless the file says otherwise."""
-    from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, normalizers
     from tokenizers.models import BPE
 
     scores, unknown = file.metadata.get("tokenizer.ggml.scores"), special_id(file, "unknown")
@@ -86,11 +86,8 @@ def _sentencepiece(file: GgufFile, tokens: list[str]) -> tuple[Any, bool]:
     model = BPE(vocab=vocabulary, merges=_merges(vocabulary, scores), fuse_unk=True, byte_fallback=True, **named)
     backend: Any = Tokenizer(model)
     space, adds_space = "▁", bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True))
-    if file.architecture == "phi3":  # its texts begin with a space behind each special token, too
-        prepended = [normalizers.Prepend(space)] if adds_space else []
-        backend.normalizer = normalizers.Sequence([*prepended, normalizers.Replace(" ", space)])
-    else:
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(space, prepend_scheme="first" if adds_space else "never", split=False)
+    prepended = [normalizers.Prepend(space)] if adds_space else []  # to blanks, too, and behind each special token
+    backend.normalizer = normalizers.Sequence([*prepended, normalizers.Replace(" ", space)])
     stripped = [decoders.Strip(" ", 1, 0)] if adds_space else []
     backend.decoder = decoders.Sequence([decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse(), *stripped])
     return backend, True
