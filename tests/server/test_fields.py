@@ -5,6 +5,8 @@ import logging
 import pytest
 from pydantic import BaseModel
 
+from polydraft.cli.files import read_lines
+from polydraft.server.service import _event
 from tests.server.test_tools import ADD
 
 anthropic = pytest.importorskip("anthropic", reason="pip install anthropic")
@@ -184,3 +186,22 @@ def test_a_last_turn_of_the_assistant_is_continued(served):
     more = {"add_generation_prompt": False, "continue_final_message": True}
     chat = served.openai.chat.completions.create(model="small", messages=turns, max_tokens=6, temperature=0, extra_body=more)
     assert chat.choices[0].message.content == answer.content[0].text
+
+
+def test_max_tokens_beyond_the_context_ends_with_length(served):
+    long = served.post(
+        "/v1/completions", prompt=["def f(", "import os\nimport"], max_tokens=32_000, temperature=0, ignore_eos=True
+    )
+    choices = long.json()["choices"]
+    assert [choice["finish_reason"] for choice in choices] == ["length"] * 2
+    prompts = [served.post("/tokenize", prompt=prompt).json()["count"] for prompt in ("def f(", "import os\nimport")]
+    assert long.json()["usage"]["completion_tokens"] == 2 * 512 - sum(prompts)
+
+
+def test_line_ends_of_unicode_are_escaped_in_streams():
+    assert _event({"x": "a\u2028b\u2029c\u0085d"}) == 'data: {"x":"a\\u2028b\\u2029c\\u0085d"}\n\n'
+
+
+def test_lines_of_prompt_files_end_at_line_feeds_only(tmp_path):
+    (tmp_path / "p.txt").write_bytes("a\u2028b\x0cc\r\nd\n".encode())
+    assert read_lines("--prompts", tmp_path / "p.txt") == ["a\u2028b\x0cc", "d"]

@@ -54,7 +54,7 @@ def read_lines(option: str, file: Path) -> list[str]:
     Raises:
         InvalidInputError: a file that cannot be read, holds no prompt, or a line of JSON without one.
     """
-    lines = read_text(option, file).splitlines()
+    lines = [line.removesuffix("\r") for line in read_text(option, file).removesuffix("\n").split("\n")]
     of_line = _of_json if file.suffix == ".jsonl" else lambda _, line: line
     prompts = [of_line(f"{option} {str(file)!r}, line {n}", line) for n, line in enumerate(lines, 1) if line.strip()]
     if not prompts:

@@ -120,7 +120,7 @@ class AsyncEngine:
     async def stream_all(
         self,
         prompts: Seq[Prompt],
-        params: SamplingParams | None = None,
+        params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         seconds: float | None = None,
         **asked: Any,

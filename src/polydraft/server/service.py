@@ -12,12 +12,13 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from polydraft.config import ServerConfig
+from polydraft.core import EncoderDecoder
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine.asynchronous import AsyncEngine
 from polydraft.engine.output import StepOutput
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models.chat_template import template_of
-from polydraft.params import SamplingParams, StructuredOutputs
+from polydraft.params import WHOLE_CONTEXT, SamplingParams, StructuredOutputs
 from polydraft.policy.fixed import FixedPolicy
 from polydraft.server import errors
 from polydraft.server.answers import Answer, Chat, Completion
@@ -43,6 +44,8 @@ from polydraft.server.tracing import traced
 __all__ = ["Service"]
 
 log = logging.getLogger("polydraft.server")
+LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\u0085\u2028\u2029"}
+"""Characters at which some clients end lines though JSON and server-sent events do not."""
 
 
 class Service:
@@ -242,6 +245,13 @@ class Service:
             )  # fmt: skip
         return params
 
+    def _fitting(self, params: SamplingParams, ids: Sequence[int]) -> SamplingParams:
+        """Of a prompt: a `max_tokens` beyond what the context still holds is all that it holds."""
+        target = self.engine.engine.target
+        length = len(target.decoder_prompt) if isinstance(target, EncoderDecoder) else len(ids)
+        too_many = params.max_tokens is not None and params.max_tokens > target.max_model_len - length
+        return params.with_(max_tokens=WHOLE_CONTEXT) if too_many else params
+
     def _speculation(self, asked: RequestedSpeculation, params: SamplingParams) -> dict[str, Any]:
         """Drafter, rule and size that are asked for, as the engine takes them."""
         chosen, budget = self.engine.engine.menu.find(asked.drafter, asked.verifier), asked.budget()
@@ -272,7 +282,8 @@ class Service:
             "verifier": chosen.verifier.info.name,
             "lossless": chosen.verifier.info.lossless,
         }
-        outputs = self.engine.stream_all(answer.prompts, params, seconds=self.config.timeout, **drafting)
+        fitting = [self._fitting(params, ids) for ids in answer.prompts]
+        outputs = self.engine.stream_all(answer.prompts, fitting, seconds=self.config.timeout, **drafting)
         outputs = traced(outputs, request.headers, self.name, chosen.source)
         if not body.stream:
             collected = await unless_gone(request, _all(outputs))
@@ -318,4 +329,5 @@ async def _events(
 
 def _event(body: dict[str, Any]) -> str:
     kind = f"event: {body['type']}\n" if "type" in body else ""
-    return f"{kind}data: {json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(',', ':'))}\n\n"
+    data = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(LINE_ENDS)
+    return f"{kind}data: {data}\n\n"
