@@ -9,6 +9,7 @@ import pytest
 from polydraft import StructuredOutputs
 from polydraft.engine.structured import Grammars
 from polydraft.models import load, pair
+from polydraft.models.encoding import special_tokens
 from polydraft.server.tools import FORMATS, CallParser, call_grammar, described, format_of, with_ids
 from tests.server.conftest import serving, small_engine
 
@@ -484,7 +485,7 @@ def test_every_token_of_a_text_is_allowed_where_tools_may_be_called(grammars):
             mask = constraint.allowed(ids[:length], [ids[length - 1]], [-1])[0]
         texts = [tokenizer.decode([token]) for token in range(len(mask))]
         refused = {text for text, allowed in zip(texts, mask.tolist(), strict=True) if not allowed and "\ufffd" not in text}
-        assert refused <= set(tokenizer.all_special_tokens) - {tokenizer.eos_token}, refused
+        assert refused <= special_tokens(tokenizer) - {tokenizer.eos_token}, refused
 
 
 MISTRAL_TEMPLATE = (
