@@ -27,7 +27,7 @@ from polydraft.models.config import CheckpointConfig
 from polydraft.models.folder import load_module
 from polydraft.models.gguf import GgufFile
 from polydraft.models.gguf_folders import TRANSFORMERS_TYPES
-from polydraft.models.gguf_header import ARCHITECTURES, LAYOUTS, TYPES
+from polydraft.models.gguf_header import LAYOUTS, TYPES
 from polydraft.models.load import load_model, load_tokenizer
 from tests.models.gguf_files import logits, read_by_transformers, write, writer_arch
 from tests.support.closeness import assert_close
@@ -206,7 +206,7 @@ def test_settings_are_those_that_transformers_reads_of_them(tmp_path, name):
         assert mine == theirs, setting
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", GgufFile.architectures)
 def test_names_of_weights_are_those_of_the_gguf_package(tmp_path, architecture):
     configs = {"gemma": hf.GemmaConfig(**WIDE), **FUSED_OR_UNROTATED}
     module = hf.AutoModelForCausalLM.from_config(configs[architecture]) if architecture in configs else small(architecture)
@@ -370,10 +370,10 @@ def test_an_architecture_and_a_type_that_are_not_read_are_named(tmp_path):
 
 def test_a_folder_is_advised_where_transformers_has_the_architecture_and_nowhere_else(tmp_path):
     assert set(TRANSFORMERS_TYPES.values()) <= MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
-    assert TRANSFORMERS_TYPES.keys() <= set(gguf.MODEL_ARCH_NAMES.values()) - ARCHITECTURES.keys()
+    assert TRANSFORMERS_TYPES.keys() <= set(gguf.MODEL_ARCH_NAMES.values()) - GgufFile.architectures
     squeezed = {name.replace("_", "").removesuffix("text") for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {"bert"}
     named = {name for name in gguf.MODEL_ARCH_NAMES.values() if re.sub("[-_.]", "", name) in squeezed}
-    assert named <= TRANSFORMERS_TYPES.keys() | ARCHITECTURES.keys()
+    assert named <= TRANSFORMERS_TYPES.keys() | GgufFile.architectures
 
 
 ADVISED = {

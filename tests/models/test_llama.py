@@ -38,6 +38,7 @@ GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
 FAMILY = {
     "llama": (LlamaForCausalLM, LlamaConfig(**SMALL, **GROUPED, tie_word_embeddings=True)),
     "mistral": (MistralForCausalLM, MistralConfig(**SMALL, **GROUPED, sliding_window=None)),
+    "window": (MistralForCausalLM, MistralConfig(**SMALL, **GROUPED, sliding_window=45)),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SMALL, **GROUPED)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SMALL, **GROUPED, head_dim=16)),
 }
@@ -58,7 +59,7 @@ def random_tree(rng, size):
     return rng.integers(0, 61, size).tolist(), [-1, *(int(rng.integers(0, n)) for n in range(1, size))]
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "window"])
 @torch.inference_mode()
 def test_a_rows_bits_depend_on_its_own_path_alone(name):
     fast, rng = CompiledLlama(model(name), max_num_seqs=9), np.random.default_rng(2)

@@ -27,6 +27,19 @@ FAMILY = {
         **SIZES, num_key_value_heads=2, head_dim=6, max_position_embeddings=640
     ),
 }
+GROUPED = {**SIZES, "num_key_value_heads": 2, "max_position_embeddings": 640}
+FAMILY |= {
+    "mistral with a window": hf.MistralConfig(**GROUPED, sliding_window=7),
+    "gemma": ARCHITECTURES["gemma"],
+    "gemma2": hf.Gemma2Config(**GROUPED, head_dim=8, query_pre_attn_scalar=24, sliding_window=40, attn_logit_softcapping=3.0),
+    "gemma3": hf.Gemma3TextConfig(
+        **GROUPED, head_dim=8, query_pre_attn_scalar=24, sliding_window=7, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "smollm3": hf.SmolLM3Config(**GROUPED, no_rope_layers=[1, 0], pad_token_id=0),
+    "granite": hf.GraniteConfig(
+        **GROUPED, embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.4, logits_scaling=2.0
+    ),
+}
 MODELS = {HFTarget: ARCHITECTURES, CompiledLlama: FAMILY}
 TARGETS = pytest.mark.parametrize("kind", MODELS)
 

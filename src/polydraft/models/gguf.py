@@ -31,6 +31,8 @@ DESCRIBED = {a.gguf: a for a in ARCHITECTURES.values() if a.gguf is not None}
 class GgufFile(GgufHeader):
     """A model in a GGUF file; weights are read from the file when they are asked for. Raises as `GgufHeader`."""
 
+    architectures = DESCRIBED.keys()
+
     @property
     def described(self) -> Architecture:
         """Its architecture."""

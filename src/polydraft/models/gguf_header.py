@@ -7,16 +7,16 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 import mmap
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from polydraft.errors import ModelLoadError
 from polydraft.models.gguf_folders import instead_of
 from polydraft.models.gguf_parts import parts_of
 
-__all__ = ["ARCHITECTURES", "TYPES", "GgufHeader", "TextList"]
+__all__ = ["TYPES", "GgufHeader", "TextList"]
 
 
 class BlockLayout(NamedTuple):
@@ -27,18 +27,6 @@ class BlockLayout(NamedTuple):
     num_bytes: int
 
 
-ARCHITECTURES = {
-    "llama": "llama",  # Mistral, too
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "gemma": "gemma",
-    "gemma2": "gemma2",
-    "gemma3": "gemma3_text",
-    "phi3": "phi3",  # Phi-4, too
-    "smollm3": "smollm3",
-    "granite": "granite",
-}
-"""Those that are read, with transformers' names of them."""
 LAYOUTS = {
     0: BlockLayout("F32", 1, 4),
     1: BlockLayout("F16", 1, 2),
@@ -90,11 +78,13 @@ class TextList(NamedTuple):
 class GgufHeader:
     """A GGUF file's header, with those of its other parts; weights are read from the file when they are asked for.
 
-    path: of the first part, whichever was given.  metadata: keys and values; lists of texts, which only tokenizers need, are read by `strings`.  tensors: by the file's own names.
+    architectures: those that are read; None for all.  path: of the first part, whichever was given.  metadata: keys and values; lists of texts, which only tokenizers need, are read by `strings`.  tensors: by the file's own names.
 
     Raises:
         ModelLoadError: it is missing, no GGUF file, cut off or too long, or of an architecture or a number format that is not read.
     """
+
+    architectures: ClassVar[Collection[str] | None] = None
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         paths = parts_of(Path(os.path.expanduser(path)))
@@ -176,9 +166,9 @@ class GgufHeader:
         if number == 0:
             self.metadata = metadata
         self.architecture = self.metadata["general.architecture"]
-        if self.architecture not in ARCHITECTURES:
+        if self.architectures is not None and self.architecture not in self.architectures:
             raise self.refusal(
-                f"its architecture is {self.architecture!r}; expected one of {', '.join(ARCHITECTURES)}",
+                f"its architecture is {self.architecture!r}; expected one of {', '.join(self.architectures)}",
                 instead_of(self.architecture),
             )
         entries = [self._tensor() for _ in range(num_tensors)]
