@@ -32,11 +32,11 @@ SHARED_TEXTS = frozenset({"bab", "bcb", "caa", "cca"})
 PROMPT = [5, 5]
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer(end: str | None = "<end>") -> PreTrainedTokenizerFast:
     vocab = {word or "Z": i for i, word in enumerate(WORDS)}
     made = Tokenizer(models.BPE(vocab=vocab, merges=[("a", "b"), ("a", "a")]))
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>")
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=end)
 
 
 @cache
@@ -372,7 +372,8 @@ def test_an_output_beyond_what_can_be_followed_ends_alone_and_says_so(monkeypatc
 
 def test_a_form_needs_an_end_of_text_and_is_one():
     with pytest.raises(IncompatibleError, match="token that ends a text"):
-        Engine.of(TableModel(7), tokenizer=tokenizer(), drafter=None).generate([PROMPT], SamplingParams(structured_outputs=FORM))
+        endless = Engine.of(TableModel(7), tokenizer=tokenizer(None), drafter=None)
+        endless.generate([PROMPT], SamplingParams(structured_outputs=FORM))
     with pytest.raises(InvalidInputError, match="expected one of json"):
         StructuredOutputs(json={}, regex="a")
     with pytest.raises(InvalidInputError, match="min_tokens"):

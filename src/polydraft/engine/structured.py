@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Bool, UInt32
 
 from polydraft.core import Draft, DraftSampling, SamplingParams, TokenTree
+from polydraft.engine.grammar_tokenizer import GrammarTokenizer
 from polydraft.errors import GrammarError, IncompatibleError, InvalidInputError, first_line
 from polydraft.params import Constraint, StructuredOutputs
 
@@ -207,7 +208,8 @@ class Grammars:
         whole = copy(backend)
         whole.no_padding()
         whole.no_truncation()
-        self._tokenizer = LLTokenizer(whole.to_str(), n_vocab=vocab_size, eos_token=list(stop_ids))
+        made: Any = GrammarTokenizer(whole.to_str(), vocab_size, stop_ids)
+        self._tokenizer = LLTokenizer(made, eos_token=list(stop_ids))
         self._vocab_size, self._stop_ids = vocab_size, tuple(stop_ids)
         self._cached: OrderedDict[str, CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()
