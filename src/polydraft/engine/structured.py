@@ -22,6 +22,7 @@ from jaxtyping import Bool, UInt32
 
 from polydraft.core import Draft, DraftSampling, SamplingParams, TokenTree
 from polydraft.engine.grammar_tokenizer import GrammarTokenizer
+from polydraft.engine.json_schema import exact
 from polydraft.errors import GrammarError, IncompatibleError, InvalidInputError, first_line
 from polydraft.params import Constraint, StructuredOutputs
 
@@ -290,8 +291,8 @@ def _written(wanted: StructuredOutputs) -> str:
     if not isinstance(parsed, dict):
         raise InvalidInputError(f"structured_outputs.json={parsed!r} was given; expected a schema, such as {{'type': 'object'}}.")
     try:
-        return LLMatcher.grammar_from_json_schema(json.dumps(parsed), overrides=WRITTEN)
-    except ValueError as error:
+        return LLMatcher.grammar_from_json_schema(json.dumps(exact(parsed)), overrides=WRITTEN)
+    except (ValueError, RecursionError) as error:
         raise _refusal(wanted.kind, first_line(error)) from error
 
 

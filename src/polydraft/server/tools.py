@@ -20,6 +20,7 @@ from uuid import uuid4
 
 import regex
 
+from polydraft.engine.json_schema import exact
 from polydraft.engine.structured import WRITTEN
 from polydraft.models.encoding import special_tokens
 from polydraft.params import StructuredOutputs
@@ -256,7 +257,7 @@ def _last_opening(text: str) -> int:
 
 def _schema(schema: Any) -> dict[str, Any]:
     parsed = json.loads(schema) if isinstance(schema, str) else schema or {"properties": {}, "additionalProperties": False}
-    return {**({"type": "object"} if "properties" in parsed or not parsed else {}), **parsed, "x-guidance": WRITTEN}
+    return {**({"type": "object"} if "properties" in parsed or not parsed else {}), **exact(parsed), "x-guidance": WRITTEN}
 
 
 @dataclass
