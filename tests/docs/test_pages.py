@@ -53,13 +53,15 @@ def cache(tmp_path_factory):
 
 @pytest.fixture
 def models(tmp_path, monkeypatch, cache):
-    """The pages' placeholders `my-model` and `my-draft` are folders here, and models by name are other ones."""
+    """The pages' placeholders `my-model` and `my-draft` are folders here, `a.gguf` and others files, and models by name are other ones."""
     for name, model in catalogue.MODELS.items():
         size = (cache / "models" / f"{name}.gguf").stat().st_size
         monkeypatch.setitem(catalogue.MODELS, name, replace(model, num_bytes=size))
     monkeypatch.setenv("POLYDRAFT_CACHE", str(cache))
     (tmp_path / "my-model").symlink_to(pair.target_folder())
     (tmp_path / "my-draft").symlink_to(pair.draft_folder())
+    for placeholder in ("a.gguf", "b.gguf", "c.gguf"):
+        (tmp_path / placeholder).symlink_to(cache / "models" / "qwen2.5-coder-0.5b-instruct.gguf")
     (tmp_path / "module.py").write_text("import os\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
 
