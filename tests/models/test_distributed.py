@@ -249,7 +249,7 @@ def test_a_cache_of_layers_on_several_devices_is_that_of_one():
     devices = [torch.device("cpu"), torch.device("cpu", 0)]  # two that differ by name and share memory
     game = Play(model, HFTarget(model, max_num_seqs=4))
     held = game.target._cache
-    game.target._cache = SlotCache(held.layout, 4, held.num_columns, devices)
+    game.target._cache = SlotCache(held.shapes, 4, held.num_columns, devices)
     assert len(game.target._cache._pairs) == 2
     game.join(0, 1, 2, 3)
     errors = [game.round(accept) for accept in ("some", "none", "all", "some", "some")]

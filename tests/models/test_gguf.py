@@ -314,6 +314,38 @@ def test_a_draft_file_of_another_vocabulary_is_refused_with_the_first_token_that
         Engine.from_pretrained(target, draft_model=draft, device="cpu", max_num_seqs=1)
 
 
+def test_files_of_a_pair_whose_padding_differs_draft_and_print_no_padding(tmp_path):
+    def padded(writer, num_rows):
+        words_with_a_template(Filled(writer, num_rows))
+
+    paths = {}
+    for name, num_rows in (("target", 96), ("draft", 80)):
+        module = small("llama", vocab_size=num_rows)
+        paths[name] = write(tmp_path / f"{name}.gguf", module, tokenizer=lambda writer, rows=num_rows: padded(writer, rows))
+    engine = Engine.from_pretrained(paths["target"], draft_model=paths["draft"], device="cpu", depth=3)
+    assert engine.target.vocab_size == 64
+    results = engine.generate(["abcab", "ab"], SamplingParams(temperature=1.5, max_tokens=40, ignore_eos=True, n=4))
+    for sample in (sample for result in results for sample in result.samples):
+        assert max(sample.token_ids) < 64
+        assert sample.stats.drafted_tokens > 0
+
+
+class Filled:
+    """A writer that fills the vocabulary up to the rows of a model, as llama.cpp's converter does."""
+
+    def __init__(self, writer, num_rows):
+        self._writer, self._num_rows = writer, num_rows
+
+    def add_token_list(self, tokens):
+        self._writer.add_token_list([*tokens, *(f"[PAD{i}]" for i in range(len(tokens), self._num_rows))])
+
+    def add_token_types(self, types):
+        self._writer.add_token_types([*types, *[5] * (self._num_rows - len(types))])
+
+    def __getattr__(self, name):
+        return getattr(self._writer, name)
+
+
 class Renamed:
     """A writer that spells the third token otherwise."""
 

@@ -224,20 +224,23 @@ def test_a_draft_with_a_shorter_context_is_refused():
         check_same_context(64, 32)
 
 
-def test_padding_beyond_the_tokenizer_is_never_emitted_with_or_without_a_draft(tmp_path):
-    sizes = {"target": 64, "draft": 32}
-    for name, size in sizes.items():
+@pytest.mark.parametrize("ids", [(0, 1, 2, 3, 4, 5), (0, 1, 2, 9, 4, 12)], ids=["at the end", "between tokens"])
+def test_ids_without_a_token_are_never_emitted_with_or_without_a_draft(tmp_path, ids):
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(dict(zip(WORDS, ids, strict=True)), "<unk>")))
+    for name, size in {"target": 64, "draft": 32}.items():
         config = LlamaConfig(vocab_size=size, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
         small_model(config).save_pretrained(tmp_path / name)
-        tokenizer().save_pretrained(tmp_path / name)
-    params = SamplingParams(temperature=3.0, max_tokens=40, seed=1, ignore_eos=True)
-    for options in (
-        {},
-        {"draft_model": str(tmp_path / "draft")},
-        {"draft_model": str(tmp_path / "draft"), "backend": "transformers"},
-    ):
-        engine = Engine.from_pretrained(str(tmp_path / "target"), max_model_len=64, **options)
-        (result,) = engine.generate("a b", params)
-        assert len(result.token_ids) == 40
-        assert max(result.token_ids) < len(WORDS)
+        words.save_pretrained(tmp_path / name)
+    params = SamplingParams(temperature=3.0, max_tokens=40, seed=1, ignore_eos=True, logprobs=3)
+    target = str(tmp_path / "target")
+    plain = Engine.from_pretrained(target, max_model_len=64, drafter=None, verifier="race").generate([3], params)[0]
+    assert {*plain.token_ids} <= {*ids}
+    for options in ({}, {"backend": "transformers"}, {"drafter": "ngram"}):
+        draft = {} if options.get("drafter") else {"draft_model": str(tmp_path / "draft")}
+        engine = Engine.from_pretrained(target, max_model_len=64, verifier="race", **draft, **options)
+        (result,) = engine.generate([3], params)
+        assert result.token_ids == plain.token_ids
         assert result.stats.drafter_error is None
+    logits = load.load_module(target)(torch.tensor([[3]])).logits[0, -1, list(ids)].detach()
+    log_probs = dict(zip(ids, logits.log_softmax(-1).tolist(), strict=True))
+    assert plain.samples[0].logprobs[0].logprob == pytest.approx(log_probs[plain.token_ids[0]], rel=1e-3)

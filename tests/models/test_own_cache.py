@@ -87,7 +87,7 @@ def test_a_folder_of_a_type_that_takes_no_drafts_is_decoded_plainly_unless_a_dra
     with pytest.warns(
         UserWarning, match=r"decoded plainly, without drafts: in transformers, Mamba.*several tokens.*others are compiled"
     ):
-        engine = Engine.from_pretrained(str(tmp_path), draft_model=str(tmp_path / "nowhere"))
+        engine = Engine.from_pretrained(str(tmp_path), draft_model=str(tmp_path))
     assert engine.menu.default.drafter is None
     assert engine.target.max_model_len == UNLIMITED
     with pytest.raises(IncompatibleError, match=r"drafter='ngram' was given.*takes no drafts.*Leave the drafter out"):

@@ -61,7 +61,7 @@ def build(
 
     texts = Corpus(corpus)
     words = load.load_tokenizer(tokenizer or str(pair.target_folder()))
-    vocab_size = max(words.get_vocab().values()) + 1
+    vocab_size = max(load.token_names(words).values()) + 1
     with warnings.catch_warnings(record=True) as skipped, bars("reading files") as step:
         warnings.simplefilter("always")
         documents = texts.documents(
@@ -99,7 +99,7 @@ def _target(model: str | None) -> tuple[Any, Any]:
 
     name = model or str(pair.target_folder())
     target, words = load.load_model(name, max_num_seqs=1, max_model_len=256), load.load_tokenizer(name)
-    target.vocab_size = load.num_token_ids(words, target.vocab_size)
+    load.take_vocabulary(target, words)
     return target, words
 
 

@@ -89,6 +89,7 @@ class Target(Protocol):
     Derive from this class: what has a value here is optional.
 
     name: that it is known by again.  eos_token_ids, bos_token_id: that end and begin a text.  rolls_back: whether `cut` is cheap.
+    absent_ids: ids below `vocab_size` without a token, which have probability 0.
     plain_reason: why no drafts can be scored, or None where they can.
     draft_ids: tokens that a draft model has logits of, where they are not all.  pool: entered around each pass.
     checkpoint: where its weights can be read again.  weight_bytes, cache_bytes: of its weights and of a full cache, 0 where nobody says.
@@ -105,6 +106,7 @@ class Target(Protocol):
     dtype: torch.dtype = torch.float32
     rolls_back: bool = True
     plain_reason: str | None = None
+    absent_ids: Sequence[int] = ()
     draft_ids: np.ndarray = np.empty(0, np.int64)
     pool: Any = nullcontext()
     checkpoint: Any = None

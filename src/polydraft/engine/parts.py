@@ -9,7 +9,7 @@ from polydraft.drafters.base import Auxiliary, Parts, Reading
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.compiled.draft_vocabulary import FIRST_TOKENS
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.load import check_same_context
+from polydraft.models.load import check_same_context, token_names
 
 SAID = {
     "embeddings": "the embeddings of tokens (`embed`)",
@@ -115,7 +115,7 @@ def check_encoders(parts: Parts) -> None:
             "one of target and draft model is an encoder-decoder and the other a causal model; expected two of one kind, as both read the "
             "same texts. Use a smaller model of the target's kind, or drafter='ngram'."
         )
-    if ours and (parts.draft_tokenizer is not None and parts.draft_tokenizer.get_vocab() != parts.tokenizer.get_vocab()):
+    if ours and (parts.draft_tokenizer is not None and token_names(parts.draft_tokenizer) != token_names(parts.tokenizer)):
         raise IncompatibleError(
             "an encoder-decoder was given with a draft model of another vocabulary, which could not read its source. Use one of the same vocabulary."
         )

@@ -45,13 +45,13 @@ def load_models(config: EngineConfig) -> Models:
         draft = _second(draft_name, config.with_(threads=1) if config.asynchronous else config, as_draft=role == "draft")
         draft_tokenizer = load.load_tokenizer(draft_name)
         if by_name.has_own_vocabulary(config.drafter):
-            draft.vocab_size = load.num_token_ids(draft_tokenizer, draft.vocab_size)
+            load.take_vocabulary(draft, draft_tokenizer)
         else:
             _share_vocabulary(target, tokenizer, draft, draft_tokenizer, role)
             if role == "draft":
                 parts.limit_draft_vocabulary(draft, draft_tokenizer, config.draft_vocabulary)
         load.check_same_context(target.max_model_len, draft.max_model_len)
-    target.vocab_size = load.num_token_ids(tokenizer, target.vocab_size)
+    load.take_vocabulary(target, tokenizer)
     return Models(target, tokenizer, draft, draft_tokenizer, options)
 
 
@@ -72,4 +72,4 @@ def _second(name: str, config: EngineConfig, as_draft: bool = False) -> Target:
 
 def _share_vocabulary(target: Target, tokenizer: Any, second: Target, second_tokenizer: Any, role: str) -> None:
     sizes = target.vocab_size, second.vocab_size
-    second.vocab_size = load.check_same_vocabulary(tokenizer, second_tokenizer, *sizes, role=role)
+    load.take_vocabulary(second, second_tokenizer, load.check_same_vocabulary(tokenizer, second_tokenizer, *sizes, role=role))

@@ -68,7 +68,7 @@ class SlotCache(Cache):
         devices: torch.device | Sequence[torch.device],
     ) -> None:
         super().__init__(layers=[])
-        self.num_columns = num_columns
+        self.shapes, self.num_columns = tuple(layers), num_columns
         self._pairs: list[tuple[Tensor, Tensor]] = []
         """Keys and values, [layers, slots, columns, heads, width], of layers of one shape that follow each other on one device."""
         places = [devices] * len(layers) if isinstance(devices, torch.device) else devices

@@ -227,7 +227,7 @@ class HFTarget(SlotModel):
             )
 
     def _logits(self, output: Any) -> Float[Tensor, "B T V"]:
-        return output.logits[..., : self.vocab_size].float()
+        return self.without_absent(output.logits[..., : self.vocab_size].float())
 
     def _row_order(self, slots: Sequence[int]) -> list[int]:
         """The entries of `slots` in the order of their rows: a full batch is then a slice of the cache."""
@@ -354,7 +354,7 @@ class HFTarget(SlotModel):
         self.passes += 1
         with fixed(self._rotaries):
             out = self.model(torch.tensor([list(token_ids)], device=self.device), use_cache=False, **options)
-        return out.logits[0, -1, : self.vocab_size].float()
+        return self.without_absent(out.logits[0, -1, : self.vocab_size].float())
 
     @torch.inference_mode()
     def move(self, source: np.ndarray, target: np.ndarray) -> None:

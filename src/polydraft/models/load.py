@@ -20,7 +20,7 @@ from polydraft.models.gguf import GgufFile
 from polydraft.models.gguf_parts import is_gguf
 from polydraft.models.gguf_tokenizer import gguf_tokenizer
 from polydraft.models.hub import located
-from polydraft.models.matching import check_same_context, check_same_tokens
+from polydraft.models.matching import check_same_context, check_same_tokens, without_padding
 from polydraft.models.own_cache import OwnCacheTarget
 from polydraft.models.rotary import unchanging_length
 from polydraft.models.supported import is_encoder_decoder
@@ -35,6 +35,8 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "num_token_ids",
+    "take_vocabulary",
+    "token_names",
 ]
 
 
@@ -254,7 +256,21 @@ def num_token_ids(tokenizer: Any, num_rows: int) -> int:
         >>> num_token_ids(load_tokenizer(str(pair.target_folder())), 2176)
         2048
     """
-    return min(max(tokenizer.get_vocab().values()) + 1, num_rows)
+    return min(max(token_names(tokenizer).values()) + 1, num_rows)
+
+
+def take_vocabulary(model: Target, tokenizer: Any, size: int | None = None) -> None:
+    """Give probability 0 to the ids of a model that its tokenizer has no token for: rows beyond the last token are cut off, see `num_token_ids`.
+
+    size: that number, where it is known.
+    """
+    model.vocab_size = num_token_ids(tokenizer, model.vocab_size) if size is None else size
+    model.absent_ids = sorted({*range(model.vocab_size)} - {*token_names(tokenizer).values()})
+
+
+def token_names(tokenizer: Any) -> dict[str, int]:
+    """The tokens of a tokenizer with their ids, without padding."""
+    return without_padding(tokenizer.get_vocab())
 
 
 def check_same_vocabulary(target: Any, draft: Any, target_size: int, draft_size: int, *, role: str = "draft") -> int:
@@ -268,8 +284,8 @@ def check_same_vocabulary(target: Any, draft: Any, target_size: int, draft_size:
     Raises:
         IncompatibleError: naming the first token that differs, or the model that does not cover the vocabulary.
     """
-    ours = target.get_vocab()
-    check_same_tokens(ours, draft.get_vocab(), role=role)
+    ours = token_names(target)
+    check_same_tokens(ours, token_names(draft), role=role)
     last = max(ours.values())
     for name, size in (("target", target_size), (role, draft_size)):
         if last >= size:

@@ -4,11 +4,24 @@ from collections.abc import Mapping
 
 from polydraft.errors import IncompatibleError
 
-__all__ = ["check_same_context", "check_same_tokens"]
+__all__ = ["check_same_context", "check_same_tokens", "without_padding"]
+
+
+def without_padding(tokens: Mapping[str, int]) -> dict[str, int]:
+    """The tokens of a vocabulary without what stands for ids that have none: converters to GGUF fill it up to the rows of the model, and the
+    rows of two models of one vocabulary may differ.
+
+    Example:
+        >>> without_padding({"a": 0, "[PAD1]": 1, "[PAD]": 2})
+        {'a': 0, '[PAD]': 2}
+    """
+    return {token: i for token, i in tokens.items() if token != f"[PAD{i}]"}
 
 
 def check_same_tokens(ours: Mapping[str, int], theirs: Mapping[str, int], *, role: str = "draft") -> None:
-    """Refuse a second model with other ids of tokens than the target's. role: what it is called, "amateur" for that of a decoding method.
+    """Refuse a second model with other ids of tokens than the target's; padding does not count.
+
+    role: what it is called, "amateur" for that of a decoding method.
 
     Raises:
         IncompatibleError: naming the first token that differs.
@@ -16,6 +29,7 @@ def check_same_tokens(ours: Mapping[str, int], theirs: Mapping[str, int], *, rol
     Example:
         >>> check_same_tokens({"a": 0}, {"a": 0})
     """
+    ours, theirs = without_padding(ours), without_padding(theirs)
     if ours == theirs:
         return
     differing = ours.items() ^ theirs.items()

@@ -147,7 +147,7 @@ class OwnCacheTarget(SlotModel):
             for layer in hidden:
                 states[layer].append(out.hidden_states[layer][0, -len(piece) :])
             state.token_ids = state.token_ids + piece
-            state.logits = out.logits[0, -1, : self.vocab_size].float()
+            state.logits = self.without_absent(out.logits[0, -1, : self.vocab_size].float())
         assert state.logits is not None
         return state.logits, {layer: torch.cat(rows) for layer, rows in states.items()}
 
@@ -252,7 +252,10 @@ class OwnCacheTarget(SlotModel):
         )
         options = {"output_hidden_states": True} if hidden else {}
         out = self._forward([text + [0] * (width - len(text)) for text in texts], len(state.token_ids), cache, **options)
-        outputs = [out.logits[..., : self.vocab_size].float(), *(out.hidden_states[layer] for layer in hidden)]
+        outputs = [
+            self.without_absent(out.logits[..., : self.vocab_size].float()),
+            *(out.hidden_states[layer] for layer in hidden),
+        ]
         results = [x.new_zeros(len(tokens), x.shape[-1]) for x in outputs]
         for row, path in enumerate(paths):
             for x, result in zip(outputs, results, strict=True):

@@ -238,7 +238,7 @@ class Seq2SeqTarget(HFTarget):
 
     def _logits(self, output: Any) -> Float[Tensor, "B T V"]:
         logits = output.logits[..., : self.vocab_size]
-        logits = logits if logits.dtype == torch.float64 else logits.float()
+        logits = self.without_absent(logits if logits.dtype == torch.float64 else logits.float())
         return logits.index_fill(-1, torch.tensor(self._banned, device=logits.device), -torch.inf) if self._banned else logits
 
     # Slots

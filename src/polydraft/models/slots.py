@@ -85,6 +85,14 @@ class SlotModel(Target, ABC):
 
     bytes_per_token: int
     block_tokens = 0
+    absent_ids: Sequence[int] = ()
+    """Ids below `vocab_size` without a token, which have probability 0."""
+
+    def without_absent(self, logits: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
+        """Logits of a pass, in place, in which ids without a token are ruled out."""
+        if self.absent_ids:
+            logits[..., list(self.absent_ids)] = -torch.inf
+        return logits
 
     def open_slots(
         self,

@@ -136,7 +136,9 @@ def _loaded(folder: str, parts: Parts) -> Target:
     load.check_same_context(parts.target.max_model_len, model.max_model_len)
     if parts.tokenizer is not None:
         theirs = load.load_tokenizer(folder)
-        model.vocab_size = load.check_same_vocabulary(parts.tokenizer, theirs, parts.target.vocab_size, model.vocab_size)
+        load.take_vocabulary(
+            model, theirs, load.check_same_vocabulary(parts.tokenizer, theirs, parts.target.vocab_size, model.vocab_size)
+        )
     return model
 
 

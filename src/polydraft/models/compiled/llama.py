@@ -194,11 +194,11 @@ class CompiledLlama(CompiledProposals):
     def _of_all_tokens(self, slots: Sequence[int], rows: np.ndarray) -> Float[Tensor, "B T V"]:
         """Rows [B, T, outputs] of these slots as rows of all tokens."""
         if self._vocabulary is None:
-            return torch.from_numpy(rows)[..., : self.vocab_size]
+            return self.without_absent(torch.from_numpy(rows)[..., : self.vocab_size])
         logits, tokens = np.empty((*rows.shape[:2], self.vocab_size), np.float32), self._vocabulary.tokens
         for b, slot in enumerate(slots):
             tokens.spread(rows[b], slot, logits[b])
-        return torch.from_numpy(logits)
+        return self.without_absent(torch.from_numpy(logits))
 
     @property
     def num_threads(self) -> int:
@@ -347,7 +347,7 @@ class CompiledLlama(CompiledProposals):
             tree_states[layer] = torch.from_numpy(_place(x[:num_tree_rows], parents[:B, :N], True, 0))
             piece_states[layer] = torch.from_numpy(_place(x[num_tree_rows:], parents[B:, : max(counts)], True, 0))
         roots = TokenTree.roots(torch.tensor([ids[-1] for ids in pieces.values()]))
-        logits = torch.from_numpy(_place(buffer, parents[:B, :N], True, 0)[..., : self.vocab_size])
+        logits = self._of_all_tokens(slots, _place(buffer, parents[:B, :N], True, 0))
         return Scores(tree, logits, tree_states), Scores(roots, torch.empty(len(counts), 1, 0), piece_states)
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
