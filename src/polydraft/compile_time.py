@@ -16,6 +16,9 @@ from polydraft.compiled_code import njit
 
 inner = partial(njit, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 """Compiles a function that only compiled functions call: what unpacks a model's hundred arrays for Python takes LLVM longer than most functions themselves."""
+unowned = inner(_nrt=False)
+"""For what allocates nothing: a part of a pass is handed a hundred arrays, and counting who owns them takes half a microsecond, which is
+5% of a pass of the embedded target."""
 _CLOCKS = (perf_counter, thread_time)
 
 

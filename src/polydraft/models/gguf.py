@@ -24,6 +24,8 @@ from polydraft.models.gguf_rope import LONG_FACTORS, SHORT_FACTORS, rope_scaling
 
 __all__ = ["GgufFile"]
 
+NUMBERS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Number formats that are no blocks."""
 ROPE_FACTORS = "rope_freqs.weight"
 DESCRIBED = {a.gguf: a for a in ARCHITECTURES.values() if a.gguf is not None}
 
@@ -220,7 +222,10 @@ class GgufFile(GgufHeader):
 
 
 def _dequantised(kind: str, blocks: np.ndarray) -> Tensor:
-    """Bytes [outputs, bytes of a row] -> float32."""
-    import gguf
+    """Bytes [..., bytes of a row] -> float32."""
+    if kind in NUMBERS:
+        return torch.from_numpy(np.array(blocks)).view(NUMBERS[kind]).float()
+    from polydraft.models.compiled.decoding import decoded
 
-    return torch.from_numpy(np.require(gguf.dequantize(blocks, gguf.GGMLQuantizationType[kind]), np.float32, "W"))
+    rows = decoded(kind, blocks.reshape(-1, blocks.shape[-1]))
+    return torch.from_numpy(rows.reshape(*blocks.shape[:-1], -1))

@@ -29,8 +29,11 @@ __all__ = [
     "BLOCK",
     "BLOCKS",
     "DTYPES",
+    "FIFTH_BITS",
     "NUMBERS",
     "ROUNDED",
+    "SAMPLED",
+    "TOGETHER",
     "BlockFormat",
     "Plane",
     "format_name",
@@ -39,6 +42,7 @@ __all__ = [
     "panels_for",
     "raw_blocks",
     "rounded_blocks",
+    "small_integers",
     "unpack",
 ]
 
@@ -253,10 +257,10 @@ def _spread_fifth_bits() -> np.ndarray:
     return np.stack([word << np.uint32(2 * j) for j in range(4)])
 
 
-_FIFTH_BITS = _spread_fifth_bits()
+FIFTH_BITS = _spread_fifth_bits()
 
 
-def _small_integers(raw: np.ndarray, name: str) -> dict[str, np.ndarray]:
+def small_integers(raw: np.ndarray, name: str) -> dict[str, np.ndarray]:
     """Scales and least weights of K-quants [O, K, runs], which files have in four or six bits."""
     scales = raw["scales"]
     if name == "Q6_K":
@@ -292,10 +296,10 @@ def _pack_whole(raw: np.ndarray, out: np.ndarray) -> None:
     (P, K), name = out.shape, format_name(out.dtype)
     values: dict[str, np.ndarray] = {field: raw[field] for field in out.dtype.names or () if field in (raw.dtype.names or ())}
     if "scales" in values:
-        values |= _small_integers(raw, name)
+        values |= small_integers(raw, name)
     if "high" in values and values["high"].dtype == _BYTE:
         bits = values["high"]
-        values["high"] = np.bitwise_or.reduce([_FIFTH_BITS[j][bits[..., j]] for j in range(4)])[..., None]
+        values["high"] = np.bitwise_or.reduce([FIFTH_BITS[j][bits[..., j]] for j in range(4)])[..., None]
     for field, value in values.items():
         if value.ndim == 2:
             out[field] = value.reshape(P, LANES, K).transpose(0, 2, 1)
@@ -374,7 +378,7 @@ def rounded_blocks(rows: Float[Tensor, "O I"], name: str) -> np.ndarray:
         scale, middle, last = w.abs().amax(-1, keepdim=True) / 127, 0, 127
     elif name == "Q4_0":
         low, high = w.amin(-1, keepdim=True), w.amax(-1, keepdim=True)
-        scale, middle, last = torch.where(high >= -low, high, low) / -8, 8, 15
+        scale, middle, last = torch.where(high >= -low, high, low) / -8 + 0.0, 8, 15  # zeros have the scale 0, and not -0
     else:
         least, middle, last = w.amin(-1, keepdim=True).half(), 0, 15
         scale = (w.amax(-1, keepdim=True) - least) / 15

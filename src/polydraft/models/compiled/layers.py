@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polydraft.compile_time import inner
+from polydraft.compile_time import inner, unowned
 from polydraft.compiled_code import njit
 from polydraft.exponential import fma
 from polydraft.models.compiled.cache import SlotMemory, keep, whole
@@ -48,9 +48,6 @@ UNITS, LEAST = 4, 1 << 17
 """Units that a product is cut into for each thread, and bytes of weights of the smallest."""
 inlined = inner(inline="always")
 """For the levels between a pass and its parts, which each hand on all of a model's arrays."""
-unowned = inner(_nrt=False)
-"""For what allocates nothing: a part of a pass is handed a hundred arrays, and counting who owns them takes half a microsecond, which is
-5% of a pass of the embedded target."""
 ENTER, QKV, PLACE, ATTEND, MIX, OUT, MIDDLE, GATE_UP, GATE, DOWN, LEAVE, HEAD = map(np.int64, range(12))
 """Parts of a pass that threads share; each begins when the one before has ended."""
 

@@ -13,6 +13,7 @@ import torch
 
 from polydraft.errors import CapacityError
 from polydraft.models.checkpoint import EMBEDDING, HEAD, Checkpoint, rotary
+from polydraft.models.compiled.decoding import RECODED, recode
 from polydraft.models.compiled.formats import BLOCKS, NUMBERS, pack, pack_blocks, raw_blocks
 from polydraft.models.compiled.layers import Weights
 from polydraft.models.compiled.products import BYTES, EXACT, FORMATS, Format, Packed
@@ -112,36 +113,59 @@ class _Packer:
         return w
 
     def add_jobs(self, part: _Part, panels: np.ndarray) -> None:
-        """Add a job for each slice of each tensor; tensors whose outputs are no whole panels are one job together."""
-        sizes = [self.model.outlines[name].shape[0] for name in part.names]
-        as_they_are = self.block_format(part.names[0]) == part.format.weights
-        jobs = self.block_jobs if as_they_are else self.number_jobs
-        width = PANEL if part.format.weights in NUMBERS else LANES
-        if any(size % width for size in sizes[:-1]) or not (as_they_are or self.model.rows):
-            jobs.append(lambda: self._pack(part.names, slice(None), panels, as_they_are))
+        """Add a job for each slice of each tensor; tensors whose outputs are no whole panels, or that no file has in rows, are one job together."""
+        sizes, stored = [self.model.outlines[name].shape[0] for name in part.names], part.format.weights
+        copied = [self.block_format(name) == stored for name in part.names]
+        width = PANEL if stored in NUMBERS else LANES
+        if any(size % width for size in sizes[:-1]) or not self.model.rows:
+            jobs = self.block_jobs if all(copied) else self.number_jobs
+            jobs.append(lambda: self._pack_together(part.names, panels, all(copied)))
             return
         first = 0
-        for name, size in zip(part.names, sizes, strict=True):
+        for name, size, is_copied in zip(part.names, sizes, copied, strict=True):
+            pack_rows = self._copy_rows if is_copied else self._recode_rows if self._recodes(name, stored) else self._round_rows
+            jobs = self.number_jobs if pack_rows == self._round_rows else self.block_jobs
             for begin in range(0, size, SLICE):
                 end = min(size, begin + SLICE)
                 last = first + -(-end // width) if end < size or name != part.names[-1] else len(panels)
                 some = panels[first + begin // width : last]
-                jobs.append(lambda name=name, rows=slice(begin, end), some=some: self._pack([name], rows, some, as_they_are))
+                jobs.append(lambda pack_rows=pack_rows, name=name, rows=slice(begin, end), some=some: pack_rows(name, rows, some))
             first += size // width
 
-    def _pack(self, names: Sequence[str], rows: slice, panels: np.ndarray, as_they_are: bool) -> tuple[float, float]:
+    def _recodes(self, name: str, stored: str) -> bool:
+        """Whether compiled code rounds the blocks of a tensor to those that are stored."""
+        return stored == RECODED and self.model.blocks is not None and self.model.blocks(name)[0] in BLOCKS
+
+    def _copy_rows(self, name: str, rows: slice, panels: np.ndarray) -> tuple[float, float]:
+        assert self.model.blocks is not None
+        kind, blocks = self.model.blocks(name)
+        pack_blocks(np.ascontiguousarray(blocks[rows]).view(raw_blocks(kind)), panels)
+        self.model.forget([name], rows)
+        return 0.0, 0.0
+
+    def _recode_rows(self, name: str, rows: slice, panels: np.ndarray) -> tuple[float, float]:
+        assert self.model.blocks is not None
+        kind, blocks = self.model.blocks(name)
+        sums = recode(kind, blocks[rows], panels)
+        self.model.forget([name], rows)
+        return sums
+
+    def _round_rows(self, name: str, rows: slice, panels: np.ndarray) -> tuple[float, float]:
+        assert self.model.rows is not None
+        sums = pack(self.model.rows(name, rows), panels)
+        self.model.forget([name], rows)
+        return sums
+
+    def _pack_together(self, names: Sequence[str], panels: np.ndarray, copied: bool) -> tuple[float, float]:
         sums = 0.0, 0.0
-        if as_they_are and self.model.blocks:
+        if copied and self.model.blocks:
             read = [self.model.blocks(name) for name in names]
-            raw = np.concatenate([blocks for _, blocks in read]) if len(read) > 1 else read[0][1][rows]
+            raw = np.concatenate([blocks for _, blocks in read])
             pack_blocks(np.ascontiguousarray(raw).view(raw_blocks(read[0][0])), panels)
-        elif self.model.rows and len(names) == 1:
-            sums = pack(self.model.rows(names[0], rows), panels)
         else:
-            sums = pack(
-                torch.cat([self.model.read(name) for name in names]) if len(names) > 1 else self.model.read(names[0]), panels
-            )
-        self.model.forget(names, rows)
+            weights = [self.model.read(name) for name in names]
+            sums = pack(torch.cat(weights) if len(weights) > 1 else weights[0], panels)
+        self.model.forget(names, slice(None))
         return sums
 
 
