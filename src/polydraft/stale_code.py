@@ -23,13 +23,13 @@ Key = tuple[str, str]
 class _Definition:
     """text: of all statements that define a name.  mentions: what they name, dotted.  function: whether numba may keep code of it."""
 
-    def __init__(self, function: bool) -> None:
-        self.text, self.function = "", function
+    def __init__(self, function: bool, decorated: bool) -> None:
+        self.text, self.function, self.decorated = "", function, decorated
         self.mentions: set[str] = set()
 
 
 class _Module(NamedTuple):
-    """definitions: by name.  imports: what names at its top stand for, dotted.  fills: dotted names -> definitions that change them."""
+    """definitions: by name.  imports: what names at its top stand for, dotted.  fills: dotted names, and definitions that change them."""
 
     definitions: dict[str, _Definition]
     imports: dict[str, str]
@@ -76,7 +76,7 @@ def _read(text: str) -> _Module:
         if not bound:  # such as TABLE[key] = value
             bound, filled = {f"<{number}>"}, mentions
         for name in bound:
-            definition = module.definitions.setdefault(name, _Definition(function))
+            definition = module.definitions.setdefault(name, _Definition(function, bool(decorators)))
             first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
             definition.text += "\n".join(lines[first - 1 : node.end_lineno]) + "\n"
             definition.mentions |= mentions
@@ -135,20 +135,24 @@ class _Sources:
         return self._reached[key]
 
     def compiled(self) -> Iterator[Key]:
-        """Functions that numba or llvmlite compile: they mention one of both, or a name that was assigned from them, in whatever module."""
+        """Functions that numba or llvmlite compile: they mention one of both, or what leads to them in whatever module, see `_makes`."""
         makers, words = set[Key](), set(COMPILERS)
         while True:
             mentioned = re.compile(rf"\b(?:{'|'.join(map(re.escape, words))})\b")
             names = [name for name, text in self.texts.items() if mentioned.search(text)]
             keys = [(name, each) for name in names for each in self.module(name).definitions]
             leading = {key for key in keys if any(_is_compiler(found) or found in makers for found in self.reached(key))}
-            more = {key for key in leading if not self.module(key[0]).definitions[key[1]].function}
+            more = {key for key in leading if not self.module(key[0]).definitions[key[1]].decorated and self._makes(key)}
             if more <= makers:
                 break
             makers |= more
             words |= {name for name, _ in more}
         self._reached.clear()  # modules that were read since fill in what others reach
-        yield from leading - makers
+        yield from (key for key in leading if self.module(key[0]).definitions[key[1]].function)
+
+    def _makes(self, key: Key) -> bool:
+        """Whether a definition without decorators may be a decorator: a name that was assigned, or a function that itself speaks of a compiler."""
+        return not self.module(key[0]).definitions[key[1]].function or any(map(_is_compiler, self.reached(key)))
 
     def closure(self, key: Key) -> set[Key]:
         """All that a definition reaches, itself included."""

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, UInt8
-from numba import njit
 
 from polydraft.compile_time import inner, unowned
+from polydraft.compiled_code import njit
 from polydraft.models.compiled.formats import BLOCK, BLOCKS, FIFTH_BITS, SAMPLED, TOGETHER, raw_blocks, small_integers
 from polydraft.models.compiled.vectors import LANES
 from polydraft.threads import usable_cores
