@@ -1,4 +1,7 @@
 import json
+import subprocess
+import sys
+import time
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -48,12 +51,22 @@ def test_details_of_the_banner_are_for_those_who_ask():
     assert whole.startswith(f"{brief}; context of 1024 tokens, batch of 1, KV cache of ")
 
 
+def test_what_a_person_waited_is_counted_from_the_start_of_the_process():
+    given = [sys.executable, "-m", "polydraft", "generate", "def f(", *SHORT, "--drafter", "ngram", "--json"]
+    start = time.monotonic()
+    waited = json.loads(subprocess.run(given, capture_output=True, text=True, check=True, timeout=120).stdout)["waited"]
+    elapsed = time.monotonic() - start
+    assert 0 < waited["load"] <= waited["prefill"] <= waited["first_token"] <= waited["total"] <= elapsed + 0.1
+    assert waited["compile"] < waited["total"] and waited["tokens_per_second"] > 0
+
+
 def test_text_goes_to_stdout_and_the_rest_to_stderr():
     found = generate("def quicksort(", "--verbose")
     assert "tokens/s" not in found.stdout
     assert "16 tokens, " in found.stderr
     assert "context of 1024 tokens" in found.stderr
     assert "seed 5" in found.stderr
+    assert "from the start: loaded " in found.stderr and ", first token " in found.stderr.splitlines()[-1]
 
 
 def test_streamed_text_equals_whole_text(text):

@@ -15,6 +15,7 @@ from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import build, check, loaded
+from polydraft.cli.waiting import process_seconds
 from polydraft.config import SamplingConfig
 from polydraft.errors import IncompatibleError, InvalidInputError, PolydraftError
 
@@ -50,7 +51,7 @@ def chat(
     agree_on_downloads([config], yes=yes)
     with Preparation(f"loading {name} ...") as preparation:
         engine = build(config, answers=True)
-        preparation.say(loaded(engine, name, verbose=verbose))
+        preparation.say(f"{loaded(engine, name, verbose=verbose)}; ready after {process_seconds():.1f} s")
     params = engine.default_params(chat=True).with_(**sampling.chosen())
     start = [] if system is None else [{"role": "system", "content": system}]
     engine.encode_chat([*start, {"role": "user", "content": "?"}])  # no template is told before the first message

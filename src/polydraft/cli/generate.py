@@ -16,6 +16,7 @@ from polydraft.cli.files import read_prompt
 from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import build, check, loaded
+from polydraft.cli.waiting import Waiting
 from polydraft.config import OUTPUT, Config, SamplingConfig, setting
 from polydraft.errors import DrafterWarning, InvalidInputError
 
@@ -71,15 +72,17 @@ def generate(
         warnings.simplefilter("ignore", DrafterWarning)  # the statistics report it
         engine = build(config.with_(max_num_seqs=max(1, min(sampling.n, 8))), answers=True)
         preparation.say(loaded(engine, str(config.model), verbose=output.verbose))
+        waiting = Waiting()
         params = engine.default_params(chat=output.chat).with_(**sampling.chosen())
         prompt_ids = engine.encode_chat([{"role": "user", "content": text}]) if output.chat else engine.encode(text)
+        waiting.begin()
         if output.as_json:
-            _print_json(engine, engine.generate(prompt_ids if output.chat else text, params)[0])
+            _print_json(engine, engine.generate(prompt_ids if output.chat else text, params)[0], waiting)
         elif output.stream and sampling.n == 1:
-            _stream(engine, text, prompt_ids, params, output.show, preparation)
+            _stream(engine, text, prompt_ids, params, output.show, preparation, waiting)
         else:
             preparation.close()  # a progress bar takes its place
-            _print_samples(engine.generate(prompt_ids if output.chat else text, params, progress=sys.stderr.isatty())[0])
+            _print_samples(engine.generate(prompt_ids if output.chat else text, params, progress=sys.stderr.isatty())[0], waiting)
     if output.trace is not None:
         drafter: Any = engine.drafter
         drafter.close()
@@ -115,7 +118,13 @@ def _statistics(sample: "Sample") -> str:
 
 
 def _stream(
-    engine: "Engine", prompt: str, prompt_ids: list[int], params: "SamplingParams", show: bool, preparation: Preparation
+    engine: "Engine",
+    prompt: str,
+    prompt_ids: list[int],
+    params: "SamplingParams",
+    show: bool,
+    preparation: Preparation,
+    waiting: Waiting,
 ) -> None:
     from polydraft.cli.show import Palette, play
 
@@ -129,19 +138,27 @@ def _stream(
     if show:
         typer.echo(palette.legend(), err=True)
     if sample is not None:
-        typer.echo(_statistics(sample), err=True)
+        typer.echo(f"{_statistics(sample)}\n{waiting.line(sample.stats)}", err=True)
 
 
-def _print_samples(result: "Result") -> None:
+def _print_samples(result: "Result", waiting: Waiting) -> None:
     for sample in result.samples:
         if len(result.samples) > 1:
             typer.echo(f"--- sample {sample.index + 1} of {len(result.samples)}", err=True)
         typer.echo(sample.text)
         typer.echo(_statistics(sample), err=True)
+    typer.echo(waiting.line(result.stats), err=True)
 
 
-def _print_json(engine: "Engine", result: "Result") -> None:
-    whole = {"text": result.text, "statistics": result.stats.to_dict(), "engine": engine.summary(), **result.to_dict()}
+def _print_json(engine: "Engine", result: "Result", waiting: Waiting) -> None:
+    waited = waiting.until(result.stats)
+    whole = {
+        "text": result.text,
+        "statistics": result.stats.to_dict(),
+        "waited": waited,
+        "engine": engine.summary(),
+        **result.to_dict(),
+    }
     typer.echo(json.dumps(_plain(whole), ensure_ascii=False))
 
 
