@@ -60,7 +60,7 @@ def test_a_distribution_may_be_talked_to(folder):
     assert guided.exit_code == 0 and guided.stdout != talk(folder, lines).stdout
     assert talk(folder, lines, "--decoding", "guidance", "--decoding-option", "scale=1").stdout == talk(folder, lines).stdout
     assert (
-        "alpha=2" in talk(folder, "", "--decoding", "contrastive", "--amateur", str(pair.draft_folder()), "--alpha", "2").stderr
+        "--alpha 2" in talk(folder, "", "--decoding", "contrastive", "--amateur", str(pair.draft_folder()), "--alpha", "2").stderr
     )
 
 

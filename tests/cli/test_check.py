@@ -35,4 +35,4 @@ def test_a_self_test_without_a_draft_model_is_refused():
 def test_rounds_below_what_a_test_needs_are_refused():
     done = CliRunner().invoke(app, ["check", "--rounds", "-4"])
     assert done.exit_code == 2
-    assert "rounds=" in done.stderr and "30" in done.stderr
+    assert "--rounds " in done.stderr and "30" in done.stderr

@@ -36,7 +36,7 @@ def nothing_is_loaded(monkeypatch):
         ({"decoding": "gidance"}, UnknownNameError, "did you mean 'guidance'"),
         ({"policy": "adaptiv"}, UnknownNameError, "did you mean 'adaptive'"),
         ({"head": "nowhere"}, ModelLoadError, "has no config.json"),
-        ({"index": "nowhere", "drafter": "trigram"}, InvalidInputError, "was given as an index"),
+        ({"index": "nowhere", "drafter": "trigram"}, InvalidInputError, "was given as a text index"),
         ({"profile": "nowhere"}, InvalidInputError, "cannot be read"),
         ({"model": "no/such/folder"}, ModelLoadError, "does not exist"),
         ({"max_model_len": 2000}, CapacityError, "the model's context holds 1024"),

@@ -72,10 +72,10 @@ def _check_files(config: EngineConfig) -> None:
         from polydraft.heads.folders import kind_of
 
         kind_of(config.head)
-    if isinstance(config.index, (str, Path)) and drafter in (*registry.INDEXED, "mixture", "suffix"):
+    if isinstance(config.index, (str, Path)) and drafter in (*registry.INDEXED, "mixture"):
         from polydraft.drafters.text.index_file import check_header
 
-        check_header(config.index)
+        check_header(config.index, "text")
     if isinstance(config.profile, (str, Path)):
         from polydraft.policy import profile_file
 

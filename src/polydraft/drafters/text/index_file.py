@@ -168,38 +168,41 @@ def load(path: str | Path, kind: str, **sizes: int) -> IndexFile:
     Raises:
         InvalidInputError: no such file, not an index of this kind and version, truncated, damaged, or with numbers that cannot be.
     """
-    expected = INDEXES[kind]
     try:
         with open(path, "rb") as file:
-            about, entries, begin = _header(file)
-            if (about["kind"], about["version"]) != (kind, expected.version):
-                raise _DamagedError(
-                    f"it is a {about['kind']} index of version {about['version']}, version {expected.version} of {kind} was expected"
-                )
-            _check(about, _ABOUT)
+            about, entries, begin = _header_of(file, kind)
             whole = np.memmap(file, np.uint8, "r")
         arrays = _arrays(np.asarray(whole[begin:]), entries, begin)
         if _checksum(about, entries, whole[begin:].data) != about["checksum"]:
             raise _DamagedError("it does not add up to its checksum: it is damaged")
-        _check(arrays, expected.arrays, {"vocab_size": about["vocab_size"], **sizes})
+        _check(arrays, INDEXES[kind].arrays, {"vocab_size": about["vocab_size"], **sizes})
     except (OSError, ValueError, _DamagedError) as error:
-        raise InvalidInputError(
-            f"{Path(path).name!r} was given as a {kind} index, but {_why(error)}. {expected.remedy}"
-        ) from error
+        raise _refusal(path, kind, error) from error
     return IndexFile(arrays, about["vocab_size"], about["tokens_of"])
 
 
-def check_header(path: str | Path) -> None:
-    """Refuse a file that is no index, by its beginning. Raises as `load`."""
+def check_header(path: str | Path, kind: str) -> None:
+    """Refuse a file that is no index of this kind, by its beginning. Raises as `load`."""
     try:
         with open(path, "rb") as file:
-            about, _, _ = _header(file)
-        if about["kind"] not in INDEXES:
-            raise _DamagedError(f"it is an index of the unknown kind {about['kind']!r}")
+            _header_of(file, kind)
     except (OSError, ValueError, _DamagedError) as error:
-        raise InvalidInputError(
-            f"{Path(path).name!r} was given as an index, but {_why(error)}. Make one with `polydraft index build`."
-        ) from error
+        raise _refusal(path, kind, error) from error
+
+
+def _header_of(file: BinaryIO, kind: str) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """As `_header`, of an index of this kind and version."""
+    about, entries, begin = _header(file)
+    if (about["kind"], about["version"]) != (kind, INDEXES[kind].version):
+        raise _DamagedError(
+            f"it is a {about['kind']} index of version {about['version']}, version {INDEXES[kind].version} of {kind} was expected"
+        )
+    _check(about, _ABOUT)
+    return about, entries, begin
+
+
+def _refusal(path: str | Path, kind: str, error: Exception) -> InvalidInputError:
+    return InvalidInputError(f"{Path(path).name!r} was given as a {kind} index, but {_why(error)}. {INDEXES[kind].remedy}")
 
 
 def _why(error: Exception) -> str:
