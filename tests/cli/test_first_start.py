@@ -28,6 +28,7 @@ class Process:
 def begun(tmp_path, monkeypatch, **fields) -> list[str]:
     """The arguments of the process that this engine starts."""
     monkeypatch.setattr("polydraft.compiled_code.mark", lambda what: tmp_path / what.replace(" ", "-"))
+    monkeypatch.setattr("polydraft.compiled_code.is_marked", lambda what: (tmp_path / what.replace(" ", "-")).exists())
     monkeypatch.setattr(subprocess, "Popen", Process)
     Process.started.clear()
     Engine.from_config(EngineConfig(**fields), compile_drafts=first_start.compile_drafts)

@@ -14,7 +14,7 @@ import torch
 
 from polydraft import registry, tree
 from polydraft.cli.compile_walks import compile_walks
-from polydraft.compiled_code import mark
+from polydraft.compiled_code import EVERYTHING, mark
 from polydraft.core import Budget, Method, SamplingParams, Target
 from polydraft.drafters.text.suffix import SuffixStore
 from polydraft.drafters.text.text_index import TextIndex
@@ -43,6 +43,8 @@ def compile_all() -> None:
         jobs = [pool.submit(compile_drafters, [first]), pool.submit(compile_walks), pool.submit(compile_formats)]
         for done in [*jobs, *(pool.submit(compile_drafters, [name]) for name in others)]:
             done.result()
+    with suppress(OSError):
+        mark(EVERYTHING).touch()
 
 
 def compile_drafters(names: Sequence[str]) -> None:

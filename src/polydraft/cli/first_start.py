@@ -31,21 +31,22 @@ def build(config: "EngineConfig") -> "Engine":
 
     walks = _process(WALKS)
     from polydraft.engine.api import Engine
+    from polydraft.models.compiled.llama import CompiledLlama
 
     engine = Engine.from_config(config, compile_drafts=compile_drafts)
     if walks is not None:
-        engine.target.prefill([0], [[0]])  # compiles the forward pass meanwhile
-        engine.target.release([0])
+        if isinstance(engine.target, CompiledLlama):  # compiles its forward pass meanwhile
+            engine.target.prefill([0], [[0]])
+            engine.target.release([0])
         walks.wait()
     return engine
 
 
 def _process(what: str, *names: str) -> "subprocess.Popen[bytes] | None":
     """A process that compiles something and marks it; None where that was done, or could not be kept."""
-    from polydraft.compiled_code import mark
+    from polydraft.compiled_code import is_marked, mark
 
-    done = mark(what)
-    if done.exists() or not os.access(done.parent, os.W_OK):
+    if is_marked(what) or not os.access(mark(what).parent, os.W_OK):
         return None
     command, nowhere = [sys.executable, "-m", "polydraft.cli.first_start", *names], subprocess.DEVNULL
     return subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
