@@ -249,7 +249,8 @@ CONFIG = Record(
     {
         "vocab_size": (None, Number(1, MOST_IDS)),
         "num_hidden_layers": (None, Number(1, 1024)),
-        **dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"), _WIDTH),
+        **dict.fromkeys(("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"), _WIDTH),
+        "intermediate_size": (*_WIDTH, Items(Number(1, 1 << 24), 1, 1024)),  # one for each layer, in Gemma 3n
         "max_position_embeddings": (None, Number(1, 1 << 40)),
         "rms_norm_eps": (None, Number(0, 1, whole=False)),
         **dict.fromkeys(("eos_token_id", "bos_token_id"), _TOKENS),

@@ -31,10 +31,12 @@ ARCHITECTURES = {
 }
 
 
-def small_model(config: hf.PreTrainedConfig, seed: int = 0, **options: object) -> hf.PreTrainedModel:
+def small_model(
+    config: hf.PreTrainedConfig, seed: int = 0, automatic: type = hf.AutoModelForCausalLM, **options: object
+) -> hf.PreTrainedModel:
     """A model whose weights are large enough for a wrong context to show in the logits."""
     torch.manual_seed(seed)
-    model = hf.AutoModelForCausalLM.from_config(deepcopy(config), **options).eval()
+    model = automatic.from_config(deepcopy(config), **options).eval()
     for weight in model.parameters():
         torch.nn.init.normal_(weight, 0.0, 0.3) if weight.ndim > 1 else torch.nn.init.normal_(weight, 1.0, 0.1)
     return model

@@ -1,0 +1,70 @@
+"""Models of pictures and text run by their text model: windows and layer types are those of its configuration."""
+
+import pytest
+import transformers as hf
+
+from polydraft.core import SamplingParams
+from polydraft.engine.api import Engine
+from polydraft.models.hf import HFTarget
+from polydraft.models.load import load_model
+from tests.models.small_types import SIZES, small_config
+from tests.models.test_types import PROMPTS, assert_equal_but_for_ties
+from tests.models.tree_rounds import small_model
+
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
+ROPE = {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [1, 1, 2]}
+
+
+def text(kind, **changed):
+    sizes = small_config(kind).to_dict()
+    return {**{name: sizes[name] for name in sizes if name != "model_type"}, **changed}
+
+
+def small_text(kind, **changed):
+    """Sizes alone, where a text model has no windows."""
+    sizes = text(kind)
+    return {name: sizes[name] for name in SIZES if name in sizes and "window" not in name} | changed
+
+
+CONFIGS = {
+    "gemma3": lambda: hf.Gemma3Config(text_config=text("gemma3_text"), vision_config=VISION, mm_tokens_per_image=4),
+    "mistral3": lambda: hf.Mistral3Config(
+        text_config={**text("mistral"), "model_type": "mistral"}, vision_config={**VISION, "model_type": "pixtral"}
+    ),
+    "qwen3_vl": lambda: hf.Qwen3VLConfig(
+        text_config=small_text("qwen3", rope_parameters=ROPE),
+        vision_config={
+            "depth": 1,
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_heads": 2,
+            "out_hidden_size": 32,
+            "deepstack_visual_indexes": [0],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_folder_of_pictures_and_text_has_the_texts_of_generate_with_drafts_beyond_the_window(tmp_path, kind):
+    config = CONFIGS[kind]()
+    automatic = hf.AutoModelForCausalLM if kind == "gemma3" else hf.AutoModelForImageTextToText
+    small_model(config, automatic=automatic).save_pretrained(tmp_path)
+    target = load_model(str(tmp_path), max_model_len=64, max_num_seqs=2)
+    assert isinstance(target, HFTarget)
+    engine = Engine.of(target, drafter="ngram", num_paths=4, depth=3, eos_token_ids=())
+    results = engine.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=24))
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        assert_equal_but_for_ties(target.model, prompt, result.token_ids)
+
+
+def test_sizes_by_layer_in_a_configuration_are_read(tmp_path):
+    small_model(small_config("gemma3n_text")).save_pretrained(tmp_path)
+    assert isinstance(load_model(str(tmp_path), max_model_len=64, max_num_seqs=1), HFTarget)
