@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,6 +18,7 @@ from polydraft.core.outcomes import Outcome
 from polydraft.core.requests import Request
 from polydraft.core.targets import AuxRows, EncoderDecoder, Scores, Target
 from polydraft.core.trees import NoiseKey, TokenTree
+from polydraft.models.slots import Slots
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,12 @@ class Parts:
     def second_model(self) -> Target | None:
         """Of the decoding method's second sequences, where it is not the target."""
         return self.decoding.second_model if isinstance(self.decoding, SecondSequenceDecoding) else None
+
+    @cached_property
+    def draft_slots(self) -> Slots:
+        """Of the draft model, for every drafter that runs requests in it: no two of them write to one slot."""
+        assert self.draft_model is not None
+        return Slots(self.draft_model)
 
 
 @runtime_checkable
@@ -151,18 +159,17 @@ def interleaved(rows: Sequence[Sequence[int]], drafts: Sequence[Draft]) -> Draft
         V = drawn[0].probs.shape[2]
         draft_probs = [torch.full((len(d.rows), 1, V), 1 / V) if d.probs is None else d.probs for d in drafts]
         probs = placed(draft_probs, max(x.shape[1] for x in draft_probs), 1 / V)
-    keys = [d.noise for d in drafts if d.noise is not None]
-    noise = (
-        NoiseKey(*(torch.cat([getattr(key, name) for key in keys])[order] for name in ("seed", "sample", "position")))
-        if keys
-        else None
-    )
+    keys, noise = [d.noise for d in drafts if d.noise is not None], None
+    if len(keys) == len(drafts):
+        noise = NoiseKey(*(torch.cat([getattr(key, name) for key in keys])[order] for name in ("seed", "sample", "position")))
     shape = drawn[0].shape if len({d.shape for d in drawn}) == 1 else TreeShape.of_batch([d.shape for d in drawn])
     scored = [d.logits for d in drafts if d.logits is not None]
     logits = placed(scored, N, 0) if len(scored) == len(drafts) else None
     distinct = any(d.sampling is DraftSampling.WITHOUT_REPLACEMENT for d in drawn)
     draft_sampling = DraftSampling.WITHOUT_REPLACEMENT if distinct else drawn[0].sampling
-    sure = [d.confidence for d in drafts if d.confidence is not None]
+    drawn_nothing = [d.confidence is None and d.tree.num_nodes == 1 for d in drafts]
+    said = [torch.ones(d.rows.shape) if bare else d.confidence for d, bare in zip(drafts, drawn_nothing, strict=True)]
+    sure = [x for x in said if x is not None]
     confidence = placed(sure, N, 1.0) if len(sure) == len(drafts) else None
     return Draft(tree, draft_sampling, shape, probs, placed([d.rows for d in drafts], N, -1), noise, logits, confidence)
 

@@ -25,7 +25,7 @@ import numpy as np
 from polydraft import registry
 from polydraft.compiled_code import njit
 from polydraft.core import AuxRows, Budget, Draft, Drafter, DraftSampling, Outcome, Request, Scores, TreeShape
-from polydraft.drafters.base import Auxiliary, Crediting, Parts, Reading, release_each, start_each, teach_each
+from polydraft.drafters.base import Auxiliary, Crediting, ModelBased, Parts, Reading, release_each, start_each, teach_each
 from polydraft.drafters.credit import Credit
 from polydraft.drafters.grown_tree import PARENT, SCORE, TOKEN, GrownTree, end_ids, point_mass
 from polydraft.drafters.text.base import TextDrafter
@@ -127,6 +127,12 @@ class MixtureDrafter:
                 )
             with_index = {"index": opened} if opened is not None and full in registry.INDEXED else {}
             parts_by_name[full] = registry.build_drafter(full, parts, {**with_index, **own_options})
+        based = {name: source.slots for name, source in parts_by_name.items() if isinstance(source, ModelBased)}
+        reading = [name for name, slots in based.items() if parts.draft_model is not None and slots is parts.draft_slots]
+        if len(reading) > 1:
+            raise InvalidInputError(
+                f"sources {reading} were given, which all run requests in the draft model; expected one such, as it has a slot for each. Leave out others."
+            )
         if opened is not None and not parts_by_name.keys() & set(registry.INDEXED):
             raise InvalidInputError(f"an index was given; no source of {list(parts_by_name)} reads one. Leave it out.")
         return cls(parts_by_name, eos_token_ids=parts.eos_token_ids, **options)

@@ -199,7 +199,7 @@ class SlotModel(Target, ABC):
 
     def appended(self, slots: Sequence[int], counts: Any) -> None:
         """Tokens that a pass wrote behind the committed ones are committed."""
-        index = np.asarray(slots)
+        index = np.asarray(slots, np.int64)
         self._lengths[index] += counts
         self._scored[index] = 0
 
@@ -213,7 +213,7 @@ class SlotModel(Target, ABC):
 
     def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
         """Keep the columns of the root and the path of the last score; the siblings are forgotten."""
-        source, target, all_scored = _kept(self._lengths, self._scored, np.asarray(slots), *outcome.host[:2])
+        source, target, all_scored = _kept(self._lengths, self._scored, np.asarray(slots, np.int64), *outcome.host[:2])
         assert all_scored, "a commit without a score of its path"
         if len(source):
             self.move(source, target)

@@ -78,7 +78,7 @@ class ModelDrafter:
     """A smaller causal model as a drafter.
 
     model: compiled or through transformers, with as many slots as requests run at once.  kind: see the module.
-    stop_ids: end-of-sequence ids, which `min_tokens` masks.
+    stop_ids: end-of-sequence ids, which `min_tokens` masks.  slots: the model's, where others run requests in it, too.
 
     Raises:
         UnknownNameError: a kind that does not exist.
@@ -93,12 +93,12 @@ class ModelDrafter:
     scores_leaves = False
     """Whether a draft comes with the model's logits after all of its nodes."""
 
-    def __init__(self, model: Target, kind: str = "paths", *, stop_ids: Sequence[int] = ()) -> None:
+    def __init__(self, model: Target, kind: str = "paths", *, stop_ids: Sequence[int] = (), slots: Slots | None = None) -> None:
         if kind not in KINDS:
             raise unknown_name("kind of model drafter", kind, KINDS)
         self.model, self.kind, self.info = model, kind, KINDS[kind]
         self._stop_ids = tuple(stop_ids)
-        self.slots = Slots(model)
+        self.slots = Slots(model) if slots is None else slots
         """Equal for those that share them."""
         self._proposed: dict[int, tuple[TokenTree, int]] = {}
         """By slot: tree and row that the cache holds behind committed tokens."""
@@ -130,12 +130,12 @@ class ModelDrafter:
                 "drafter 'model' was asked for without a draft model; give draft_model=..., or use drafter='ngram'."
             )
         drafter_class = AmateurDrafter if parts.draft_model is parts.second_model else cls
-        return drafter_class(parts.draft_model, kind, stop_ids=parts.eos_token_ids)
+        return drafter_class(parts.draft_model, kind, stop_ids=parts.eos_token_ids, slots=parts.draft_slots)
 
     def sibling(self, kind: str) -> "ModelDrafter":
         """Another kind of drafts from the same model and slots: what either starts, is told or releases is so for both."""
-        drafter = type(self)(self.model, kind, stop_ids=self._stop_ids)
-        drafter.slots, drafter._proposed = self.slots, self._proposed
+        drafter = type(self)(self.model, kind, stop_ids=self._stop_ids, slots=self.slots)
+        drafter._proposed = self._proposed
         return drafter
 
     def start(self, requests: Sequence[Request]) -> list[ModelState]:

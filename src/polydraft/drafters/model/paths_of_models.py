@@ -27,6 +27,7 @@ from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import kind_of
 from polydraft.models import load
+from polydraft.models.slots import Slots
 from polydraft.papers import method
 
 _STEP = 0x1E3779B97F4A7C15
@@ -46,7 +47,7 @@ class SeveralDrafter:
 
     models: the one that fits best first, each with as many slots as requests run at once.
     head: a drafter of chains that reads the target's states, which draws the first path.
-    stop_ids: end-of-sequence ids, which `min_tokens` masks.
+    stop_ids: end-of-sequence ids, which `min_tokens` masks.  slots: the first model's, where others run requests in it, too.
 
     Raises:
         InvalidInputError: fewer than two of them together.
@@ -67,14 +68,24 @@ class SeveralDrafter:
     )
     info = methods[0]
 
-    def __init__(self, models: Sequence[Target], *, head: ModelDrafter | None = None, stop_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        models: Sequence[Target],
+        *,
+        head: ModelDrafter | None = None,
+        stop_ids: Sequence[int] = (),
+        slots: Slots | None = None,
+    ) -> None:
         heads = () if head is None else (head,)
         if len(models) + len(heads) < 2:
             raise InvalidInputError(
                 f"{len(models) + len(heads)} draft model was given to the drafter 'several'; expected two or more. give draft_model=... and "
                 "drafter_options={'models': [...]} or {'head': FOLDER}, or use drafter='model'."
             )
-        self.members = *heads, *(ModelDrafter(model, "chain", stop_ids=stop_ids) for model in models)
+        self.members = (
+            *heads,
+            *(ModelDrafter(model, "chain", stop_ids=stop_ids, slots=None if j else slots) for j, model in enumerate(models)),
+        )
         self.needs = reduce(or_, (member.needs for member in self.members))
 
     @classmethod
@@ -89,7 +100,8 @@ class SeveralDrafter:
         first = () if parts.draft_model is None else (parts.draft_model,)
         every = [*first, *(_loaded(m, parts) if isinstance(m, str) else m for m in models)]
         head_drafter = None if head is None else registry.build_drafter(f"{kind_of(Path(head))}:chain", parts, {"weights": head})
-        return cls(every, head=head_drafter, stop_ids=parts.eos_token_ids)
+        slots = None if parts.draft_model is None else parts.draft_slots
+        return cls(every, head=head_drafter, stop_ids=parts.eos_token_ids, slots=slots)
 
     def start(self, requests: Sequence[Request]) -> list[State]:
         """Read the prompts into free slots of every member; see `core.Drafter.start`."""

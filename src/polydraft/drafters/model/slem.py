@@ -58,9 +58,9 @@ class SlemDrafter:
     methods = (info,)
     needs: Needs = Needs()
 
-    def __init__(self, model: Target, draft_tokenizer: Any, target_tokenizer: Any) -> None:
+    def __init__(self, model: Target, draft_tokenizer: Any, target_tokenizer: Any, slots: Slots | None = None) -> None:
         self.model, self._theirs, self._ours = model, draft_tokenizer, target_tokenizer
-        self.slots = Slots(model)
+        self.slots = Slots(model) if slots is None else slots
 
     @classmethod
     def build(cls, parts: Parts) -> "SlemDrafter":
@@ -71,7 +71,7 @@ class SlemDrafter:
         """
         check_parts(parts, "slem")
         assert parts.draft_model is not None
-        return cls(parts.draft_model, parts.draft_tokenizer, parts.tokenizer)
+        return cls(parts.draft_model, parts.draft_tokenizer, parts.tokenizer, parts.draft_slots)
 
     def start(self, requests: Sequence[Request]) -> list[SlemState]:
         """Take a slot for each request; the prompt is read by the first proposal."""

@@ -11,6 +11,7 @@ from polydraft.core import DraftSampling, Target, TreeShape
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
+from polydraft.models.slots import Slots
 from polydraft.models.translated import TranslatedModel
 from polydraft.models.vocabulary import Translation
 from polydraft.papers import method
@@ -35,8 +36,8 @@ class TliDrafter(ModelDrafter):
         ),
     )
 
-    def __init__(self, model: Target, kind: str = "paths", *, stop_ids: Any = ()) -> None:
-        super().__init__(model, kind, stop_ids=stop_ids)
+    def __init__(self, model: Target, kind: str = "paths", *, stop_ids: Any = (), slots: Slots | None = None) -> None:
+        super().__init__(model, kind, stop_ids=stop_ids, slots=slots)
         name = "tli" if kind == "paths" else f"tli:{kind}"
         general = self.info
         same = {"draft_sampling": general.draft_sampling, "shapes": general.shapes, "ranked": general.ranked}
@@ -54,7 +55,8 @@ class TliDrafter(ModelDrafter):
         assert parts.draft_model is not None
         V = parts.target.vocab_size
         translation = Translation.of(parts.tokenizer, parts.draft_tokenizer, V, parts.draft_model.vocab_size)
-        return cls(TranslatedModel(parts.draft_model, translation, V), kind, stop_ids=parts.eos_token_ids)
+        model = TranslatedModel(parts.draft_model, translation, V)
+        return cls(model, kind, stop_ids=parts.eos_token_ids, slots=parts.draft_slots)
 
 
 def check_parts(parts: Parts, name: str) -> None:

@@ -77,6 +77,7 @@ class PhraseDrafter(TextDrafter[PhraseState]):
         gamma: int | None = None,
         pool: PhrasePool | None = None,
         eos_token_ids: Sequence[int] = (),
+        slots: Slots | None = None,
     ) -> None:
         if min(length, per_token, num_phrases, 1 if gamma is None else gamma) < 1:
             raise InvalidInputError(
@@ -86,7 +87,7 @@ class PhraseDrafter(TextDrafter[PhraseState]):
             raise InvalidInputError(f"a pool of phrases of {pool.length} was given; expected length={length}.")
         super().__init__(eos_token_ids)
         self.model, self.length, self.per_token, self.num_phrases = model, length, per_token, num_phrases
-        self.pool, self.gamma, self.slots = pool, gamma, Slots(model)
+        self.pool, self.gamma, self.slots = pool, gamma, Slots(model) if slots is None else slots
 
     @classmethod
     def build(cls, parts: Parts, **options: Any) -> "PhraseDrafter":
@@ -99,7 +100,7 @@ class PhraseDrafter(TextDrafter[PhraseState]):
             raise InvalidInputError(
                 "drafter 'phrases' was asked for without a draft model; give draft_model=..., or use drafter='lookahead', which keeps phrases too."
             )
-        return cls(parts.draft_model, eos_token_ids=parts.eos_token_ids, **options)
+        return cls(parts.draft_model, eos_token_ids=parts.eos_token_ids, slots=parts.draft_slots, **options)
 
     def start(self, requests: Sequence[Request]) -> list[PhraseState]:
         """Read the prompts.
