@@ -1,6 +1,8 @@
 """What fails stays with its request: it ends or loses its drafts, and its neighbours keep their very tokens."""
 
 import math
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,10 +14,12 @@ from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine.filling import Filling
+from polydraft.engine.step import Stepper
 from polydraft.errors import DrafterWarning, GrammarError, InvalidInputError, RequestWarning
 from polydraft.models.slots import Slots
-from polydraft.tree import paths
+from polydraft.tree import Dedup, chain, paths
 from tests.engine.tables import TableModel, plain_greedy, table_engine
+from tests.exactness.runs import every_run
 
 pytestmark = pytest.mark.filterwarnings("ignore::polydraft.errors.DrafterWarning")
 ONLY_3 = (2, 4)
@@ -146,6 +150,59 @@ def test_a_faulty_node_that_a_text_never_reaches_harms_nothing():
     )
     assert [r.token_ids for r in made] == [plain_greedy(target, p, 9) for p in ([1, 2], [5])]
     assert {r.finish_reason for r in made} == {"length"}
+
+
+def texts_until_the_fault(monkeypatch, rule):
+    """Of every run: probability of each text and how it ended, where nothing is a number behind (1, 1); and by the tables alone."""
+    seen, by_tables = Counter(), Counter()
+    target = TableModel(2)
+    target.logits[1, 1] = torch.nan
+
+    def run():
+        drafter = ModelDrafter(TableModel(2, seed=3), "chain")
+        engine = Engine.of(target, drafter=drafter, verifier=rule, policy=FixedPolicy(Budget.fixed(chain(2))))
+        return served(engine, [Request("a", (0, 0), SamplingParams(max_tokens=3), 0)])["a"]
+
+    for probability, sample in every_run(run, monkeypatch):
+        seen[tuple(sample.token_ids), sample.finish_reason] += probability
+    open_ = [((), 1.0)]
+    for text, probability in open_:
+        context = (0, 0, *text)[-2:]
+        if len(text) == 3 or context == (1, 1):
+            by_tables[text, "length" if len(text) == 3 else "error"] += probability
+        else:
+            open_ += [((*text, t), probability * p) for t, p in enumerate(target.logits[context].softmax(-1).tolist())]
+    return max(abs(seen[text] - by_tables[text]) for text in {*seen, *by_tables})
+
+
+@pytest.mark.filterwarnings("ignore::polydraft.errors.RequestWarning")
+@pytest.mark.parametrize("rule", ["block", "traversal", "speculative", "match", "greedy_traversal"])
+def test_a_text_ends_at_a_faulty_row_where_plain_decoding_ends_and_follows_the_tables_until_then(rule, monkeypatch):
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert texts_until_the_fault(monkeypatch, rule) < 1e-12
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore::polydraft.errors.RequestWarning")
+def test_a_token_that_is_drawn_anew_where_a_row_failed_is_not_exact(monkeypatch):
+    right = Stepper._verify
+
+    def anew(self, sequences, draft, unique, scored, key, *, beyond_faults=False):
+        """Wrong: decided without its draft where a row of it failed."""
+        if not beyond_faults:
+            return right(self, sequences, draft, unique, scored, key)
+        bare = Draft.empty(draft.tree.tokens[:, 0])
+        at_root = replace(scored, tree=bare.tree, logits=scored.logits[:, :1])
+        return right(self, sequences, bare, Dedup(bare.tree), at_root, key)
+
+    monkeypatch.setattr(Stepper, "_verify", anew)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert texts_until_the_fault(monkeypatch, "block") > 1e-3
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 class Unreadable:

@@ -1,5 +1,7 @@
 """The marginal rule: no fixed length is better, what does not pay pauses, and outputs keep their distribution."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from polydraft.confidence import BINS, IDENTITY
 from polydraft.core import Budget, Draft, DraftSampling, TokenTree, TreeShape
 from polydraft.errors import IncompatibleError, InvalidInputError, UnknownNameError
 from polydraft.policy.acceptance import FIRST, NEXT, SPARE, UNKNOWN, Acceptance
-from polydraft.policy.adaptive import FIRST_PAUSE, LONGEST_PAUSE, AdaptivePolicy, least_pause
+from polydraft.policy.adaptive import FIRST_PAUSE, LONGEST_PAUSE, AdaptivePolicy, least_pause, takes_spares
 from polydraft.policy.costs import Costs
 from polydraft.policy.marginal import Expected, depth_of, foreseen, gain, least_reach, speed_of
 from polydraft.policy.profile import Profile
@@ -100,6 +102,13 @@ def test_a_spare_sibling_counts_where_its_elder_was_rejected_and_never_as_a_toke
         assert seen.observe(parents, path, sure, in_turn=True) == (5, 3)
         lanes[tuple(path)] = seen._tries[SPARE], seen._hits[SPARE], seen._tries[:BINS].sum(), seen._hits[:BINS].sum()
     assert lanes == {(): (1, 0, 1, 0), (1,): (1, 0, 2, 1), (1, 4): (1, 1, 2, 1), (5,): (1, 1, 1, 0), (1, 2, 3): (0, 0, 3, 3)}
+
+
+def test_spare_siblings_are_for_verifiers_of_distinct_siblings_in_trees_that_grow():
+    info = verifier("traversal").info
+    assert takes_spares(info)
+    assert not takes_spares(replace(info, shapes=info.shapes - {TreeShape.GROWN}))
+    assert not takes_spares(replace(info, draft_sampling=info.draft_sampling - {DraftSampling.WITHOUT_REPLACEMENT}))
 
 
 def test_spare_siblings_are_asked_for_by_the_price_of_their_rows():

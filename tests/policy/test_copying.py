@@ -85,6 +85,12 @@ def test_rows_that_copy_and_rows_that_draft_share_a_batch_and_keep_the_distribut
     assert p_value(engine, [0, 1, 2, 0, 0, 1, 2, 0], 3, 600) > 1e-3
 
 
+def test_a_copy_is_cut_to_the_tokens_that_are_left():
+    cut = Budget.copying((7, 8, 9)).within(2)
+    assert (cut.copied, cut.parents, cut.max_depth, cut.max_nodes) == ((7, 8), (-1, 0, 1), 2, 2)
+    assert Budget.copying((7, 8, 9)).within(3).copied == (7, 8, 9) and Budget.copying((7, 8)).within(0).copied == ()
+
+
 def test_a_greedy_text_is_the_tables_and_the_draft_model_has_read_it():
     engine = copying("greedy_traversal", V=3)
     small = engine.drafter.model

@@ -11,6 +11,7 @@ from polydraft.policy.costs import KNOTS, Costs, LiveCosts, measured
 from polydraft.policy.marginal import least_spare
 from polydraft.policy.profile import Profile, identity, profile_of
 from tests.engine.tables import table_engine
+from tests.policy.planning import costs as made
 
 
 def test_prices_of_a_further_row_never_fall():
@@ -85,8 +86,9 @@ def test_what_a_step_takes_beside_pass_and_drafts_is_learnt_while_every_step_dra
 def test_passes_that_differ_by_more_than_half_are_measured_again():
     acts = list[int]()
     clock = iter(np.cumsum([0.0, 1.0, 0.0, 9.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.1, 0.0, 1.2]).tolist())
-    assert module._seconds(lambda: acts.append(1), lambda: next(clock)) == pytest.approx(1.1)
-    assert len(acts) == 7  # one that does not count, three that differ, three that count
+    spreads = list[float]()
+    assert module._seconds(lambda: acts.append(1), lambda: next(clock), spreads) == pytest.approx(1.0)
+    assert spreads == pytest.approx([1.2]) and len(acts) == 7  # one that does not count, three that differ, three that count
 
 
 def test_measuring_leaves_models_idle_and_is_kept_for_the_next_engine(monkeypatch):
@@ -102,6 +104,32 @@ def test_measuring_leaves_models_idle_and_is_kept_for_the_next_engine(monkeypatc
     assert Engine.embedded(max_num_seqs=2, threads=1).policy.profile == engine.policy.profile
 
 
+def test_figures_of_another_process_serve_whatever_memory_is_free_and_steadier_ones_replace_them(monkeypatch, tmp_path):
+    engine = Engine.embedded(max_num_seqs=2, threads=1)
+    monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path))
+    parts, paid = (engine.target, engine.drafter, engine.verifier), [made(0.3), made(0.2), made(0.1)]
+    spreads = iter([3.0, 4.0, 1.1])
+    monkeypatch.setattr(profile, "measured", lambda *_: module.Measured(paid.pop(0), next(spreads)))
+
+    def started():
+        monkeypatch.setattr(profile, "_known", {})
+        monkeypatch.setattr(engine.target, "cache_bytes", engine.target.cache_bytes + 1, raising=False)
+        return profile_of(*parts).costs
+
+    assert [started() for _ in range(4)] == [made(0.3), made(0.3), made(0.1), made(0.1)] and not paid
+
+
+def test_the_folder_of_figures_is_bounded_and_nothing_else_in_it_is_touched(monkeypatch, tmp_path):
+    monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path))
+    monkeypatch.setattr(profile, "MOST_FILES", 3)
+    (tmp_path / "other.json").write_text("{}")
+    for number in range(5):
+        profile.remember({"pair": number}, Profile.assumed())
+    assert len([*tmp_path.iterdir()]) == 4 and (tmp_path / "other.json").exists()
+    monkeypatch.setattr(profile, "_known", {})
+    assert profile.remembered({"pair": 4}) == Profile.assumed() and profile.remembered({"pair": 0}) is None
+
+
 def test_models_at_work_or_without_a_name_are_not_measured():
     fast = table_engine()
     assert identity(fast.target, fast.drafter, fast.verifier) is None
@@ -113,6 +141,6 @@ def test_a_draft_step_of_a_model_is_a_pass_and_one_of_text_is_none(drafter, monk
     engine = Engine.embedded(max_num_seqs=1, threads=1, drafter=drafter)
     models = [engine.target, *([engine.drafter.model] if drafter == "model" else [])]
     monkeypatch.setattr(module, "clock", lambda target: lambda: sum(model.passes for model in models))
-    found = measured(engine.target, engine.drafter)
+    found = measured(engine.target, engine.drafter).costs
     assert (found.rows(1), found.draft_step) == (1, drafter == "model")
     engine.generate("x = 1", SamplingParams(max_tokens=2))

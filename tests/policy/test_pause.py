@@ -97,6 +97,12 @@ def test_a_drafter_that_pauses_is_not_called(kind):
     assert spy.calls[after : after + 2] == ["observe", "propose"] and len(spy.told[1][0]) == 8
 
 
+def test_a_drafter_that_comes_back_is_told_of_all_it_missed_however_much():
+    spy = Spy(MAKERS["ngram"]())
+    run(spy, 2, *[0] * 24, 2, max_tokens=40)
+    assert len(spy.told[1][0]) == 24
+
+
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_drafter_begins_with_its_first_draft_and_has_then_read_all(kind):
     spy = Spy(MAKERS[kind]())

@@ -17,7 +17,7 @@ from time import perf_counter
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from polydraft import sampling
@@ -201,8 +201,9 @@ class Stepper:
         """What is kept of each sequence, and the scored trees of those that have a row.
 
         Where the batch fails, each sequence is decided alone, from the same draft and the same scores: neighbours keep their tokens.
-        One that fails alone is decided without its draft, as its text may never reach the faulty node; the distribution is that of its
-        root. One that fails there too has failed.
+        One that fails alone is decided with flat rows in place of the faulty ones, by the same draws, and what is kept ends where a token would be
+        drawn from one of these: the text is that of plain decoding, which ends there. One whose root is faulty, or that fails again, has failed.
+        Trap: to emit another token because a row failed, which depends on what was drafted and drawn, biases the output.
         """
         try:
             outcome, logits = self._verify(sequences, draft, unique, scored, key)
@@ -212,16 +213,15 @@ class Stepper:
         scores, done, failed = _of_draft(scored, unique, draft), dict[int, Round](), list[tuple[Sequence, Exception]]()
         for b, s in enumerate(sequences):
             row_draft, row_scores, noise = some((draft, scores, key), [b])
-            for tried in (row_draft, _undrafted(row_draft)):
+            row = [s], row_draft, Dedup(row_draft.tree), row_scores, noise
+            try:
                 try:
-                    row_scores = replace(row_scores, tree=tried.tree)
-                    outcome, logits = self._verify([s], tried, Dedup(tried.tree), row_scores, noise)
-                    done[b] = Round([s], tried, row_scores, logits, _padded(outcome, draft.tree.num_nodes), self._softened)
-                    break
-                except Exception as error:
-                    reason = error
-            else:
-                failed.append((s, reason))
+                    outcome, logits = self._verify(*row)
+                except Exception:
+                    outcome, logits = self._verify(*row, beyond_faults=True)
+                done[b] = Round([s], row_draft, row_scores, logits, _padded(outcome, draft.tree.num_nodes), self._softened)
+            except Exception as error:
+                failed.append((s, error))
         rounds = list(done.values()) or [
             some(Round([], draft, scores, scores.logits, Outcome(draft.rows, draft.rows[:, 0], draft.rows[:, 0])), [])
         ]
@@ -229,9 +229,12 @@ class Stepper:
         return replace(whole, sequences=[sequences[b] for b in done], failed=failed), some(unique, list(done))
 
     def _verify(
-        self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, scored: Scores, key: NoiseKey
+        self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, scored: Scores, key: NoiseKey, *, beyond_faults: bool = False
     ) -> tuple[Outcome, Float[Tensor, "B N V"]]:
-        """What is kept, and the logits that were decoded: by the rule's fused walk where there is one, else by its verdict."""
+        """What is kept, and the logits that were decoded: by the rule's fused walk where there is one, else by its verdict.
+
+        beyond_faults: of one sequence, with flat rows in place of faulty ones, up to the first of them that it draws from.
+        """
         contexts, prompts = [s.token_ids for s in sequences], [s.num_prompt_tokens for s in sequences]
         params = [s.request.params for s in sequences]
         if self.decoding is not None:
@@ -241,6 +244,12 @@ class Stepper:
                 return self.verifier(_on_host(draft), probs.cpu()).sample(key), probs.log()
             scored = replace(scored, logits=decoded)
         decoded = sampling.in_context(scored.logits, scored.tree, contexts, prompts, params, tuple(self.stop_ids))
+        faulty = ~decoded.amax(-1).isfinite() if beyond_faults else None
+        if faulty is not None:
+            sampling.distributions_of(
+                decoded[:, :1], TokenTree.roots(draft.tree.tokens[:, 0]), params
+            )  # names what is wrong with a faulty root
+            decoded = decoded.masked_fill(faulty[..., None], 0.0)
         logits = unique.expand(decoded)
         parts = _on_host(draft), logits.cpu(), key
 
@@ -250,7 +259,8 @@ class Stepper:
         groups = self._alike(sequences)
         verifiers = [match if all(sequences[b].copying for b in rows) else self.verifier for rows in groups]
         if len(groups) == 1:
-            return self._outcome(verifiers[0], *parts, params, lambda: distributions(groups[0])), logits
+            outcome = self._outcome(verifiers[0], *parts, params, lambda: distributions(groups[0]))
+            return outcome if faulty is None else _until(faulty.cpu(), draft.tree, outcome), logits
         outcomes = [
             self._outcome(verifier, *some(parts, rows), [params[b] for b in rows], lambda rows=rows: distributions(rows))
             for verifier, rows in zip(verifiers, groups, strict=True)
@@ -315,11 +325,13 @@ def _of_draft(scored: Scores, unique: Dedup, draft: Draft) -> Scores:
     return Scores(draft.tree, unique.expand(scored.logits), hidden, scored.aux_logits, second)
 
 
-def _undrafted(draft: Draft) -> Draft:
-    """Bare roots in a tree of the same size."""
-    bare = TokenTree(draft.tree.tokens.clone(), torch.full_like(draft.tree.parents, -1))
-    bare.tokens[:, 1:] = 0
-    return replace(draft, tree=bare, rows=torch.full_like(draft.rows, -1))
+def _until(faulty: Bool[Tensor, "1 N"], tree: TokenTree, outcome: Outcome) -> Outcome:
+    """What one sequence keeps before a token is drawn from a faulty row: the token of the first faulty node is its last one."""
+    (path,), _ = outcome.lists
+    first = next((i for i, node in enumerate(path) if faulty[0, node]), None)
+    if first is None:
+        return outcome
+    return Outcome.of(np.array([path[:first]], np.int64), np.array([first]), tree.tokens[:, path[first]].cpu().numpy())
 
 
 def _padded(outcome: Outcome, length: int) -> Outcome:

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from polydraft.drafters.base import Reading
 from polydraft.errors import InvalidInputError
 from polydraft.tree import chain
 
-__all__ = ["KNOTS", "MEASURED", "Costs", "LiveCosts", "Overhead", "measured", "no_overhead"]
+__all__ = ["KNOTS", "MEASURED", "STEADY", "Costs", "LiveCosts", "Measured", "Overhead", "measured", "no_overhead"]
 
 Overhead = Callable[[], float]
 """Measures the seconds of a step beside its forward pass and its drafts."""
@@ -35,8 +35,8 @@ takes 99. Drafts by a line from 4 to 8 are 1 to 2% slower on code (simulated on 
 KNOTS = (*MEASURED, 32, 64, 72)
 """Numbers of rows between which passes are interpolated. The rows after the 64th of a pass read the weights again: 64, 65 and 72 take 110, 127 and
 139 ms (Qwen2.5-Coder-0.5B), 42, 48 and 50 (SmolLM2-135M; one thread of an AMD EPYC)."""
-PASSES, MOST_REPEATS = 3, 3
-"""Timed passes of each kind; three that differ by more than half are measured again, so many times at most."""
+PASSES, MOST_REPEATS, STEADY = 3, 3, 1.5
+"""Timed passes of each kind; those of which the largest is more than STEADY times the smallest are measured again, so many times at most."""
 DEEP = 5
 """Draft steps of the longer of two measured drafts."""
 LATEST = 1 / 16
@@ -183,8 +183,15 @@ def no_overhead() -> float:
     return 0.0
 
 
-def _seconds(act: Callable[[], object], time: Callable[[], float]) -> float:
-    """Of an act, the median of PASSES; see MOST_REPEATS."""
+class Measured(NamedTuple):
+    """spread: of the least steady passes, the largest over the smallest."""
+
+    costs: Costs
+    spread: float
+
+
+def _seconds(act: Callable[[], object], time: Callable[[], float], spreads: list[float]) -> float:
+    """Of an act, the smallest of PASSES, as whatever runs beside it only adds to them; see MOST_REPEATS."""
     act()
     seconds = list[float]()
     for _ in range(MOST_REPEATS):
@@ -193,31 +200,33 @@ def _seconds(act: Callable[[], object], time: Callable[[], float]) -> float:
             start = time()
             act()
             seconds.append(time() - start)
-        if max(seconds) <= 1.5 * min(seconds):
+        if max(seconds) <= STEADY * min(seconds):
             break
-    return median(seconds)
+    spreads.append(max(seconds) / max(min(seconds), 1e-9))
+    return min(seconds)
 
 
 @torch.inference_mode()
-def measured(target: Target, drafter: Drafter, prompt: Sequence[int] = (1, 2, 3, 4)) -> Costs:
-    """Costs of idle models: passes of MEASURED rows in one slot, and drafts of one and of DEEP steps, nothing of which is kept."""
-    time, params = clock(target), SamplingParams(temperature=1.0)
+def measured(target: Target, drafter: Drafter, prompt: Sequence[int] = (1, 2, 3, 4)) -> Measured:
+    """Costs of idle models and how steady they were: passes of MEASURED rows in one slot, and drafts of one and of DEEP steps, nothing of which is kept."""
+    time, params, spreads = clock(target), SamplingParams(temperature=1.0), list[float]()
     scores = target.prefill([0], [list(prompt[:-1])], hidden=drafter.needs.hidden)
     try:
         passes = dict[int, float]()
         for rows in MEASURED:
             tree = TokenTree.chain(torch.full((1, rows), int(prompt[-1])))
-            passes[rows] = _seconds(lambda tree=tree: target.score([0], tree, hidden=drafter.needs.hidden), time)
+            passes[rows] = _seconds(lambda tree=tree: target.score([0], tree, hidden=drafter.needs.hidden), time, spreads)
         (state,) = drafter.start([Request("measured", tuple(prompt), params, 0, slot=0, second_slot=0)])
         try:
             if drafter.needs.hidden and isinstance(drafter, Reading):
                 (state,) = drafter.read([state], scores)
             short, long = (
-                _seconds(lambda depth=depth: drafter.propose([state], [Budget.fixed(chain(depth))]), time) for depth in (1, DEEP)
+                _seconds(lambda depth=depth: drafter.propose([state], [Budget.fixed(chain(depth))]), time, spreads)
+                for depth in (1, DEEP)
             )
         finally:
             drafter.release([state])
     finally:
         target.release([0])
     step = max((long - short) / (DEEP - 1), 0.0)
-    return Costs.of(passes, draft_start=max(short - step, 0.0), draft_step=step)
+    return Measured(Costs.of(passes, draft_start=max(short - step, 0.0), draft_step=step), max(spreads))

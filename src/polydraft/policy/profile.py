@@ -1,7 +1,7 @@
 """What the policy knows of a pair of models on a machine: costs of steps and acceptance by confidence; saved as JSON.
 
 What was measured when an engine was built, or by `polydraft tune`, is kept in this process and, for models with a name, in a file of the
-user's cache folder (`POLYDRAFT_CACHE`, else `XDG_CACHE_HOME`/polydraft, else ~/.cache/polydraft; `POLYDRAFT_CACHE=off` keeps none): engines of
+user's cache folder (`POLYDRAFT_CACHE`, else `XDG_CACHE_HOME`/polydraft, else ~/.cache/polydraft; `POLYDRAFT_CACHE=off` keeps none), the last MOST_FILES of them: engines of
 the same parts start from it, so that the texts of a seed are the same in the next process. Another machine, format or version is measured anew.
 """
 
@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import platform
+import re
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from polydraft.core import Drafter, Target, Verifier
 from polydraft.drafters.base import ModelBased
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.policy.acceptance import FIRST, NEXT, UNKNOWN, UNKNOWN_SAMPLED
-from polydraft.policy.costs import KNOTS, Costs, Overhead, measured, no_overhead
+from polydraft.policy.costs import KNOTS, STEADY, Costs, Overhead, measured, no_overhead
 from polydraft.policy.marginal import Expected, foreseen
 from polydraft.policy.profile_file import changed, checksum, read_profile, unreadable
 from polydraft.processor import processor
@@ -31,6 +32,8 @@ from polydraft.schema import PROFILE, fault
 
 __all__ = ["Profile", "check_identity", "identity", "profile_of", "remember", "remembered"]
 
+MOST_FILES = 64
+"""Profiles in the cache folder; those that were written longest ago go first."""
 _MODES = "sampled", "greedy"
 _SECONDS = "draft_start", "draft_step", "overhead"
 
@@ -130,7 +133,7 @@ def _model(model: Target | None) -> dict[str, Any] | None:
         return None
     config = Path(model.name) / "config.json"
     changed = config.stat().st_mtime_ns if config.exists() else None
-    fields = ("weight_format", "cache_bytes", "max_num_seqs", "vocab_size", "draft_vocabulary")
+    fields = ("weight_format", "max_num_seqs", "vocab_size", "draft_vocabulary")
     return {
         "name": model.name,
         "changed": changed,
@@ -158,20 +161,34 @@ def identity(target: Target, drafter: Drafter, verifier: Verifier) -> dict[str, 
 def profile_of(
     target: Target, drafter: Drafter, verifier: Verifier, overhead: Overhead = no_overhead, *, measure: bool = True
 ) -> Profile:
-    """What was measured of these parts before, or what a handful of passes say now; assumed for models without a name or at work, and without `measure`."""
+    """What was measured of these parts before, or what a handful of passes say now; assumed for models without a name or at work.
+
+    Figures of another process that were not steady, as other work ran beside it, are measured once more; the steadier ones stay.
+    """
     about = identity(target, drafter, verifier)
-    if (stored := remembered(about)) is not None:
+    begun_with = about is not None and _file(about)[0] in _known
+    stored = remembered(about)
+    if stored is not None and (begun_with or _spread(stored) <= STEADY):
         return stored
-    if about is None or any(target.lengths) or not measure:
-        return Profile.assumed()
+    if about is None or any(target.lengths):
+        return stored or Profile.assumed()
     try:
-        profile = Profile.of(replace(measured(target, drafter), overhead=overhead()), {"identity": about})
+        costs, spread = measured(target, drafter)
+        profile = Profile.of(replace(costs, overhead=overhead()), {"identity": about, "spread": spread})
     except Exception as error:  # what cannot be measured alone, such as a model that first reads a source
         _log.info("costs are assumed, as measuring them failed: %r", error)
-        return Profile.assumed()
+        return stored or Profile.assumed()
+    if stored is not None and _spread(stored) <= spread:
+        return stored
     _log.info("costs were measured: %s", profile.costs)
     remember(about, profile)
     return profile
+
+
+def _spread(profile: Profile) -> float:
+    """How steady its figures were, see `costs.Measured`; 1 where it does not say."""
+    spread = profile.about.get("spread")
+    return float(spread) if isinstance(spread, (int, float)) else 1.0
 
 
 def _folder() -> Path | None:
@@ -179,6 +196,7 @@ def _folder() -> Path | None:
 
 
 _known: dict[str, Profile] = {}
+_NAME = re.compile("[0-9a-f]{24}.json")
 _log = logging.getLogger(__name__)
 
 
@@ -240,3 +258,6 @@ def remember(about: dict[str, Any] | None, profile: Profile) -> None:
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
             profile.save(file)
+            kept = [path for path in file.parent.glob("*.json") if _NAME.fullmatch(path.name)]
+            for path in sorted(kept, key=lambda path: path.stat().st_mtime_ns)[:-MOST_FILES]:
+                path.unlink(missing_ok=True)
