@@ -18,6 +18,8 @@ from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
 from polydraft.models import pair
 from polydraft.models.folder import load_module
+from polydraft.policy.costs import Costs
+from polydraft.policy.profile import Profile
 from polydraft.registry import verifier
 from polydraft.verifiers import greedy
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot
@@ -44,6 +46,14 @@ def test_right_rules_pass_with_rules_draws_and_texts(ways, judge):
     assert report.passed, report.verdict
     assert {f.look for f in report.findings} >= {"walk", "rule", "draws", "text"}
     assert report.rounds >= 500
+
+
+def test_what_is_checked_is_what_requests_without_a_seed_get_spare_siblings_among_it():
+    prices = Costs.of({1: 1.0, 8: 1.01, 16: 1.02}, draft_start=0.0, draft_step=0.1)
+    engine = Engine.embedded(profile=Profile.of(prices))
+    report = check(engine, PROMPTS, PARAMS, rounds=300)
+    assert report.spares > 30 and report.p_value > 1e-3
+    assert report.to_dict()["rounds_with_spare_siblings"] == report.spares
 
 
 def test_the_check_ends_where_nothing_is_drafted(judge):
@@ -188,8 +198,8 @@ def test_a_look_at_the_rounds_changes_no_token(engine):
 
 
 def test_texts_are_judged_as_they_come_without_a_look(engine, judge, monkeypatch):
-    seen, generate = [], engine.generate
-    monkeypatch.setattr(engine, "generate", lambda *given: seen.append(type(engine.policy)) or generate(*given))
+    seen, submit = [], engine.submit
+    monkeypatch.setattr(engine, "submit", lambda *given, **more: seen.append(type(engine.policy)) or submit(*given, **more))
     report = check(engine, PROMPTS, PARAMS, judge=judge, rounds=40)
     watched = seen.count(Watched)
     assert seen == [type(engine.policy), *[Watched] * watched, *[type(engine.policy)] * watched]

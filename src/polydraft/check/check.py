@@ -65,7 +65,7 @@ class Report:
     """All tests of a check and what they come to.
 
     rounds: those with a draft, or without where the engine drafts nothing.  drafting: whether the engine has a drafter.
-    failures: what the drafter failed with, each once.  differing: outcomes that are not the verdict's on the same noise, in words.
+    spares: rounds whose chain had spare siblings, see `budget.Stop`.  failures: what the drafter failed with, each once.  differing: outcomes that are not the verdict's on the same noise, in words.
     """
 
     findings: list[Finding]
@@ -74,6 +74,7 @@ class Report:
     drafting: bool = True
     failures: tuple[str, ...] = ()
     differing: tuple[str, ...] = ()
+    spares: int = 0
 
     @property
     def p_value(self) -> float:
@@ -144,6 +145,7 @@ class Report:
             "detectable": self.detectable,
             "power": POWER,
             "rounds": self.rounds,
+            "rounds_with_spare_siblings": self.spares,
             "tokens": self.tokens,
             "drafter_failures": list(self.failures),
             "differing": list(self.differing),
@@ -160,6 +162,8 @@ class Watched:
 
     policy: Policy
     recorder: Recorder
+    own_sampling: frozenset[DraftSampling] = frozenset(DraftSampling)
+    """How the drafter draws siblings where it is asked for no spare ones."""
 
     def budgets(self, sequences: Sequence[Any]) -> list[Budget]:
         budgets = self.policy.budgets(sequences)
@@ -169,6 +173,9 @@ class Watched:
 
     def learn(self, sequences: Sequence[Any], draft: Draft, probs: Callable[[], Tensor], outcome: Outcome) -> None:
         requests = [s.request for s in sequences]
+        if draft.sampling not in self.own_sampling:
+            parents = draft.tree.host[1]
+            self.recorder.spares += sum(len({*below}) < len(below) for below in (row[row >= 0].tolist() for row in parents))
         key = NoiseKey.of([r.seed for r in requests], [r.sample for r in requests], [len(s.token_ids) for s in sequences])
         parts = draft, probs(), key, outcome
         copying = [b for b, s in enumerate(sequences) if s.copying]
@@ -190,7 +197,10 @@ def check(
     progress: Callable[[int, int], None] | None = None,
     stop_early: bool = False,
 ) -> Report:
-    """Generate from the prompts with different seeds until `rounds` rounds with drafts are over, and test them.
+    """Generate from the prompts with different noise until `rounds` rounds with drafts are over, and test them.
+
+    Requests are those that users send by default, which name no seed: they are drafted for by live costs, with spare siblings where these pay.
+    params.seed: of the noise of the first request.
 
     Where the engine's policy pauses, four tokens are drafted all the same. A drafter that rarely has something to draft ends the
     check after `EMPTY` times as many rounds, and one that is absent after `rounds`: the report says how many drafts it saw.
@@ -214,16 +224,16 @@ def check(
         )
     recorder, policy = Recorder(engine.verifier), engine.policy
     results: list[Any] = []
-    batches: list[list[SamplingParams]] = []
-    seed = 0 if params.seed is None else params.seed
+    batches: list[int] = []
+    seed, params = 0 if params.seed is None else params.seed, params.with_(seed=None)
     engine.generate(list(prompts[:1]), params.with_(max_tokens=1))  # a policy measures its costs before the rounds that count
-    engine.policy = Watched(policy, recorder)
+    engine.policy = Watched(policy, recorder, *([] if engine.drafter is None else [engine.drafter.info.draft_sampling]))
     most = rounds if engine.drafter is None else EMPTY * rounds
     try:
         while len(recorder.values) < rounds and recorder.rounds < most:
             seen = recorder.rounds
-            batches.append([params.with_(seed=seed + i) for i in range(len(prompts))])
-            results += engine.generate(list(prompts), batches[-1])
+            batches.append(seed)
+            results += _generated(engine, prompts, params, seed)
             seed += len(prompts)
             if recorder.rounds == seen:
                 break  # every request failed
@@ -236,7 +246,7 @@ def check(
         engine.policy = policy
     findings, failures = recorder.findings, _failures(results)
     if judge is not None:
-        results = [result for batch in batches for result in engine.generate(list(prompts), batch)]
+        results = [result for first in batches for result in _generated(engine, prompts, params, first)]
         findings += text_findings(judge, engine, results, params)
     drafting = engine.drafter is not None
     return Report(
@@ -246,7 +256,16 @@ def check(
         drafting,
         failures,
         recorder.walks.examples,
+        recorder.spares,
     )
+
+
+def _generated(engine: Engine, prompts: Sequence[str | Sequence[int]], params: SamplingParams, seed: int) -> list[Result]:
+    """One request a prompt, which names no seed, with noise of its own."""
+    results = [engine.submit(prompt, params, index, seed=seed + index) for index, prompt in enumerate(prompts)]
+    while engine.has_unfinished_requests:
+        engine.step()
+    return results
 
 
 def _failures(results: Sequence[Result]) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ class Recorder:
 
     paired: for each other lossless rule that fits the drafts, M_j of `rule` minus M_j of that rule on the same draft.
     plain: X_1 of rounds without a draft.  walks: outcomes beside those of the verdicts on the same noise.
-    rounds: sequences' rounds, those without a draft among them.
+    rounds: sequences' rounds, those without a draft among them.  spares: those whose chain had spare siblings, see `budget.Stop`.
     """
 
     rule: Verifier
@@ -45,6 +45,7 @@ class Recorder:
     again: "_Again" = field(default_factory=lambda: _Again())
     walks: Comparison = field(default_factory=Comparison)
     rounds: int = 0
+    spares: int = 0
 
     @property
     def findings(self) -> list[Finding]:

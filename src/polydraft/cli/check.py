@@ -106,7 +106,7 @@ def _show(report: "Report", engine: "Engine", params: "SamplingParams") -> None:
     console.print(
         f"\n{status if report.passed else status.upper()}: {reason}. Worst p-value {report.p_value:.3g} after correction for "
         f"{len(report.findings)} tests; it fails at {IMPLAUSIBLE:g}. With probability {POWER:g} these {report.rounds} rounds find a "
-        f"verifier whose first token is off by {report.detectable:.2g} (total variation). {report.tokens} tokens; drafter "
+        f"verifier whose first token is off by {report.detectable:.2g} (total variation). {report.spares} rounds had spare siblings. {report.tokens} tokens of requests without a seed; drafter "
         f"{summary['drafter']}, verifier {summary['verifier']}, temperature {params.temperature:g}."
     )
     if report.passed and not summary["lossless"]:

@@ -223,8 +223,11 @@ class Engine(Loop):
         drafter: str | None = None,
         verifier: str | None = None,
         prediction: Seq[int] = (),
+        seed: int | None = None,
     ) -> Result:
         """Queue all samples of a prompt, from any thread; the returned result fills as they run.
+
+        seed: of its noise where `params` name none: drafts are decided as for any request without a seed.
 
         outputs: is given what steps give them, in the thread that steps, until it is forgotten.
         budget, drafter, verifier, prediction: see `core.Request`.
@@ -234,7 +237,7 @@ class Engine(Loop):
         output_prompt, source = (
             (self.target.decoder_prompt, tuple(ids)) if isinstance(self.target, EncoderDecoder) else (tuple(ids), ())
         )
-        seed = secrets.randbits(63) if params.seed is None else params.seed
+        seed = next(x for x in (params.seed, seed, secrets.randbits(63)) if x is not None)
         name = f"request-{next(self._ids)}"
         samples: list[Sample] = []
         if outputs is not None:
