@@ -359,6 +359,34 @@ class Renamed:
         return getattr(self._writer, name)
 
 
+def test_files_that_hold_the_same_tokenizer_share_its_backend_and_keep_their_templates(tmp_path):
+    def other_template(writer):
+        words_with_a_template(Retold(writer))
+
+    def other_words(writer):
+        words_with_a_template(Renamed(writer))
+
+    tellers = words_with_a_template, other_template, other_words
+    paths = [write(tmp_path / f"{k}.gguf", small("llama"), tokenizer=tell) for k, tell in enumerate(tellers)]
+    first, second, third = (load_tokenizer(path) for path in paths)
+    assert first.backend_tokenizer is second.backend_tokenizer is not third.backend_tokenizer
+    assert (second.chat_template, first.chat_template == second.chat_template) == ("{{ 1 }}", False)
+    assert third.get_vocab() != first.get_vocab() == second.get_vocab()
+
+
+class Retold:
+    """A writer of another template."""
+
+    def __init__(self, writer):
+        self._writer = writer
+
+    def add_chat_template(self, template):
+        self._writer.add_chat_template("{{ 1 }}")
+
+    def __getattr__(self, name):
+        return getattr(self._writer, name)
+
+
 def refused(path, *words):
     with pytest.raises(ModelLoadError) as caught:
         load_model(str(path), device="cpu", max_num_seqs=1)

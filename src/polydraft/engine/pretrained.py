@@ -1,5 +1,7 @@
 """From the names in a configuration to models and tokenizers."""
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from polydraft.config import EngineConfig, ModelConfig
@@ -9,6 +11,7 @@ from polydraft.drafters.amusd.drafter import cores
 from polydraft.engine import parts
 from polydraft.models import load
 from polydraft.models.catalogue import default_draft
+from polydraft.models.hub import located
 
 
 class Models(NamedTuple):
@@ -26,10 +29,17 @@ def load_models(config: EngineConfig) -> Models:
     name = str(config.model)
     if config.asynchronous and config.threads is None and len(cores()) <= 2:
         config = config.with_(threads=1)  # the other core is the draft's
+    located(name)  # what is not here is fetched once, and first
+    with ThreadPoolExecutor(1) as beside:
+        reading = beside.submit(load.load_tokenizer, name)
+        return _load(config, name, reading.result)
+
+
+def _load(config: EngineConfig, name: str, tokenizer_of_target: Callable[[], Any]) -> Models:
     slots: dict[str, Any] = {"max_num_seqs": config.max_num_seqs * parts.slots(config.decoding)}
     target = load.load_model(name, **config.part(ModelConfig) | slots)
     plain = not by_name.drafts(config.drafter, target)
-    tokenizer, options, draft_name, role = load.load_tokenizer(name), config.all_decoding_options, config.draft_model, "draft"
+    tokenizer, options, draft_name, role = tokenizer_of_target(), config.all_decoding_options, config.draft_model, "draft"
     if plain and config.drafter == "auto":
         draft_name = None
     if isinstance(amateur := options.get("amateur"), str):

@@ -4,7 +4,10 @@ Byte-level BPE (`tokenizer.ggml.model` = "gpt2") has its merges in the file, and
 vocabulary ("llama") has scores: of two neighbours the pair merges first whose union has the highest one, which gives the merges' order.
 """
 
+from copy import copy
+from hashlib import sha256
 from typing import Any
+from weakref import WeakValueDictionary
 
 from polydraft.models.gguf import GgufFile
 from polydraft.models.gguf_roles import special_id
@@ -20,7 +23,7 @@ KEYS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_tok
 
 
 def gguf_tokenizer(file: GgufFile) -> BackendTokenizer | None:
-    """The tokenizer of a file, or None where transformers has to make it: Unigram vocabularies.
+    """The tokenizer of a file, or None where transformers has to make it: Unigram vocabularies. Files that hold the same one share its backend.
 
     Raises:
         ModelLoadError: the file has none, or splits text in a way that is not known here.
@@ -30,13 +33,33 @@ def gguf_tokenizer(file: GgufFile) -> BackendTokenizer | None:
     kind = file.metadata.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
         return None
+    digest = _digest(file)
+    if (known := _in_use.get(digest)) is not None:
+        same = copy(known)
+        same.chat_template = _templates(file)
+        return same
     tokens = file.strings("tokenizer.ggml.tokens")
     backend, add_bos = _byte_level(file, tokens) if kind == "gpt2" else _sentencepiece(file, tokens)
     add_bos = bool(file.metadata.get("tokenizer.ggml.add_bos_token", add_bos))
     roles = {role: tokens[i] for role in ROLES if (i := special_id(file, KEYS[role])) is not None and i < len(tokens)}
     _add_whole_tokens(backend, tokens, file.metadata.get("tokenizer.ggml.token_type") or (), roles)
     _surround(backend, roles, add_bos, bool(file.metadata.get("tokenizer.ggml.add_eos_token", False)))
-    return BackendTokenizer(backend, roles, chat_template=_templates(file), add_bos_token=add_bos and "bos_token" in roles)
+    tokenizer = BackendTokenizer(backend, roles, chat_template=_templates(file), add_bos_token=add_bos and "bos_token" in roles)
+    _in_use[digest] = tokenizer
+    return tokenizer
+
+
+_in_use: WeakValueDictionary[str, BackendTokenizer] = WeakValueDictionary()
+"""Tokenizers that somebody holds, by what their files say of them."""
+
+
+def _digest(file: GgufFile) -> str:
+    """Of all that a file says of its tokenizer, but for the chat template."""
+    digest = sha256(file.architecture.encode())
+    for key in sorted(key for key in file.metadata if key.startswith("tokenizer.") and not key.startswith(TEMPLATE)):
+        digest.update(key.encode())
+        digest.update(file.raw_strings(key) or repr(file.metadata[key]).encode())
+    return digest.hexdigest()
 
 
 def _templates(file: GgufFile) -> str | dict[str, str] | None:
