@@ -61,7 +61,7 @@ def answer(model: str) -> None:
 
 def measure(model: str) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Functions of a first start and of the next, each with its number of signatures and seconds."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # another process may still write
         environment = {**os.environ, "NUMBA_CACHE_DIR": folder}
         command = [sys.executable, "-m", "studies.first_start", "--answer", model]
         runs = [subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout for _ in range(2)]

@@ -25,10 +25,11 @@ class Process:
         return 0 if self.ended else None
 
 
-def begun(tmp_path, monkeypatch, **fields) -> list[str]:
+def begun(tmp_path, monkeypatch, room=0, **fields) -> list[str]:
     """The arguments of the process that this engine starts."""
     monkeypatch.setattr("polydraft.compiled_code.mark", lambda what: tmp_path / what.replace(" ", "-"))
     monkeypatch.setattr("polydraft.compiled_code.is_marked", lambda what: (tmp_path / what.replace(" ", "-")).exists())
+    monkeypatch.setattr(first_start, "ROOM", room)
     monkeypatch.setattr(subprocess, "Popen", Process)
     Process.started.clear()
     Engine.from_config(EngineConfig(**fields), compile_drafts=first_start.compile_drafts)
@@ -53,6 +54,10 @@ def test_tokens_without_drafts_are_compiled_by_another_process_that_is_waited_fo
     monkeypatch.setattr("polydraft.cli.compile_walks.mark", lambda what: tmp_path / what)
     first_start.main()
     assert (tmp_path / WALKS).exists()
+
+
+def test_nothing_is_compiled_beside_where_it_could_not_be_kept(tmp_path, monkeypatch):
+    assert begun(tmp_path, monkeypatch, room=1 << 60) == []
 
 
 def test_nothing_is_compiled_beside_a_shape_that_was_asked_for_nor_for_text_or_no_drafts(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ while the first answer is generated without them. They are processes and no thre
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["build", "compile_drafts"]
 
 
+ROOM = 64 << 20
+"""Bytes that must be free where code is kept: what another process compiles is lost otherwise, and compiled once more by this one."""
 PRIORITY = 10
 """Niceness of the process."""
 
@@ -46,7 +49,8 @@ def _process(what: str, *names: str) -> "subprocess.Popen[bytes] | None":
     """A process that compiles something and marks it; None where that was done, or could not be kept."""
     from polydraft.compiled_code import is_marked, mark
 
-    if is_marked(what) or not os.access(mark(what).parent, os.W_OK):
+    folder = mark(what).parent
+    if is_marked(what) or not os.access(folder, os.W_OK) or shutil.disk_usage(folder).free < ROOM:
         return None
     command, nowhere = [sys.executable, "-m", "polydraft.cli.first_start", *names], subprocess.DEVNULL
     return subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
