@@ -133,9 +133,8 @@ class Bench:
             self.absent[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
     def _engine(self, way: Way) -> Engine:
-        return Engine.of(
-            self._target, tokenizer=self.tokenizer, **{"draft_model": self._draft, **engine_options(way, self._heads)}
-        )
+        options: dict[str, Any] = {"draft_model": self._draft, **engine_options(way, self._heads)}
+        return Engine.of(self._target, tokenizer=self.tokenizer, **options)
 
     def _add_own(self, ways: Sequence[str]) -> None:
         self._try("plain", lambda: engine_contender("plain", self._engine(Way(None)), self.temperature))
