@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from polydraft.bench.compare import Contender, Measurement, Run, Timer, measure
 from polydraft.bench.peers import transformers_contender
-from polydraft.bench.suite import Bench
+from polydraft.bench.report import as_dict, markdown
+from polydraft.bench.suite import Bench, Findings
 from polydraft.bench.ways import Way
 from polydraft.check.texts import check_distribution, integral_transform
 from polydraft.cli.main import app
@@ -60,13 +61,28 @@ def test_speed_is_the_median_of_ratios_within_a_round():
     fast, slow = Measurement(contender("f", [])), Measurement(contender("s", []))
     fast.runs = [Run([[0] * 10], s, s, [s / 2, s]) for s in (1.0, 2.0, 4.0)]
     slow.runs = [Run([[0] * 10], s, s, [s]) for s in (2.0, 6.0, 8.0)]
-    assert fast.speedup_over(slow) == 2.0
+    assert fast.speedup_over(slow).ratio == 2.0
     assert fast.tokens_per_second == 5.0
     assert fast.time_to_first_token == 1.0
     assert fast.inter_token(50) == 1.0
 
 
 @torch.inference_mode()
+def test_a_table_has_an_interval_for_each_speed_up_and_says_where_it_is_too_noisy_to_tell():
+    seconds = {
+        "plain": [1.0, 2.0, 1.0, 2.0, 1.0, 2.0],
+        "fast": [0.5, 1.0, 0.4, 1.0, 0.5, 0.8],
+        "noisy": [0.5, 3.0, 0.8, 1.0, 1.5, 2.0],
+    }
+    found = [Measurement(contender(name, []), [Run([[0]], s, s, []) for s in each], memory=0) for name, each in seconds.items()]
+    settings = {"threads": 1, "temperature": 0.0, "batch": 1, "num_prompts": 6, "max_tokens": 1, "repetitions": 1}
+    checks = {name: {"kind": "own", "passed": True} for name in seconds}
+    table = markdown(as_dict(Findings(settings, found, checks, {}, dict.fromkeys(seconds, 0.0), {})))
+    over_plain = {line.split(" | ")[0]: line.split(" | ")[3] for line in table.splitlines() if line.count(" | ") > 3}
+    assert over_plain["| plain"] == "1" and over_plain["| fast"] == "2.00 [2.00, 2.50]"
+    assert over_plain["| noisy"] == "too noisy to tell [0.67, 2.00]"
+
+
 def sampled(judge, temperature, count, seed):
     generator = torch.Generator().manual_seed(seed)
     ids = torch.tensor([PROMPTS[0]] * 8)
@@ -170,6 +186,8 @@ def test_the_command_writes_json_and_table_of_which_a_study_draws_a_picture(tmp_
     report = json.loads(file.read_text())
     assert [row["contender"] for row in report["rows"]] == ["plain", "model:chain+block@1x3"]
     assert set(report["ratios"]) == {"plain", "model:chain+block@1x3"}
+    low, high = report["intervals"]["model:chain+block@1x3"]["plain"]
+    assert low <= report["ratios"]["model:chain+block@1x3"]["plain"] <= high and f"[{low:.2f}, {high:.2f}] |" in result.output
     wanted = {"tokens_per_second", "tokens_per_cpu_second", "tokens_per_step", "time_to_first_token", "inter_token_p50"}
     assert wanted | {"inter_token_p99", "peak_memory", "spread", "distribution_check"} <= set(report["rows"][0])
     assert {"hardware", "versions", "commit", "command"} <= set(report)

@@ -27,7 +27,7 @@ def tuning(plain, adaptive, fixed):
         Trial("chain of 4", FixedPolicy(Budget.fixed(chain(4))), Budget.fixed(chain(4))),
     ]
     for trial, rate in zip(found, (plain, adaptive, fixed), strict=True):
-        trial.tokens, trial.steps, trial.seconds = round(rate), round(rate), 1.0
+        trial.tokens, trial.steps, trial.seconds, trial.rates = round(rate), round(rate), 1.0, 6 * [rate]
     return Tuning(known(costs(0.02, 0.1, 0.05), 0.7), found, False)
 
 
@@ -131,7 +131,40 @@ def test_the_seconds_of_chains_are_predicted_within_a_third_on_a_machine_that_ot
 def test_words_say_what_to_do():
     assert tuning(500, 499, 480).recommendation().startswith("Do not draft here")
     assert tuning(500, 690, 700).recommendation().startswith("Leave the policy adaptive")
-    assert tuning(500, 600, 700).recommendation().startswith("Use --num-paths 1 --depth 4: 1.40 times")
+    assert tuning(500, 600, 700).recommendation().startswith("Use --num-paths 1 --depth 4: 1.40 [1.40, 1.40] times")
+
+
+def noisy(found, **rates):
+    for name, each in rates.items():
+        found.trial(name.replace("_", " ")).rates = each
+    return found.recommendation()
+
+
+def test_runs_in_which_plain_decoding_was_now_faster_and_now_slower_recommend_nothing():
+    assert noisy(tuning(500, 600, 700), plain=[300, 800, 500, 400, 900, 500]).startswith("Too noisy to tell whether drafts pay")
+    assert noisy(tuning(500, 499, 480), plain=[300, 800, 500, 400, 900, 500]).startswith("Too noisy to tell whether drafts pay")
+    few = tuning(500, 600, 700)
+    for trial in few.trials:
+        del trial.rates[2:]
+    assert few.recommendation().startswith("Too few rounds to tell whether drafts pay")
+
+
+def test_a_shape_that_runs_do_not_tell_from_the_adaptive_policy_is_not_recommended():
+    said = noisy(tuning(500, 600, 700), adaptive=[600, 800, 600, 650, 900, 580])
+    assert said.startswith(
+        "Leave the policy adaptive: over plain decoding 1.25 [1.16, 1.80]; the best fixed shape, chain of 4, over adaptive too noisy"
+    )
+
+
+def test_a_recommended_shape_says_whether_the_second_is_told_from_it():
+    found = tuning(500, 600, 700)
+    found.trials.append(_chain(2))
+    found.trials[3].tokens, found.trials[3].seconds, found.trials[3].rates = 690, 1.0, [650, 750, 690, 720, 660, 700]
+    said = found.recommendation()
+    assert (
+        said.startswith("Use --num-paths 1 --depth 4")
+        and "over the second shape, chain of 2, too noisy to tell [0.93, 1.08]" in said
+    )
 
 
 def test_an_engine_with_a_distribution_without_a_drafter_or_prompts_is_not_tuned():
@@ -168,6 +201,7 @@ def test_the_command_writes_a_profile_that_generate_reads(tmp_path):
     assert found["recommendation"][:30] in " ".join(told.output.split())
     assert [t["name"] for t in found["trials"]] == ["plain", "adaptive", "chain of 2", "chain of 3", "chain of 4"]
     assert all(t["measured"] > 0 for t in found["trials"])
+    assert all(t["over_plain"]["interval"][0] <= t["over_plain"]["ratio"] for t in found["trials"])
     assert drawn.stat().st_size > 1000
     profile = json.loads(profile_file.read_text(encoding="utf-8"))
     assert profile["about"]["identity"]["machine"][-1] == int(threads)

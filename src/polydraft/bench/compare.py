@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from polydraft.bench.speedup import Speedup
 from polydraft.core import Request, SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.engine.stats import RequestStats
@@ -150,10 +151,10 @@ class Measurement:
         for number, run in enumerate(self.runs):
             yield from zip(_batch(prompts, number, batch_size), run.outputs, strict=True)
 
-    def speedup_over(self, other: "Measurement") -> float:
-        """Median over rounds of seconds per token of `other` divided by ours."""
+    def speedup_over(self, other: "Measurement") -> Speedup:
+        """Of each round: seconds per token of `other` divided by ours."""
         pairs = zip(self.runs, other.runs, strict=True)
-        return median(b.seconds / b.num_tokens * a.num_tokens / a.seconds for a, b in pairs)
+        return Speedup.of([b.seconds / b.num_tokens * a.num_tokens / a.seconds for a, b in pairs])
 
 
 def engine_contender(name: str, engine: Engine, temperature: float) -> Contender:

@@ -5,17 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from polydraft.bench.record import markdown_table, provenance, write_texts
+from polydraft.bench.speedup import Speedup
 from polydraft.bench.suite import Findings
 
 
 def as_dict(found: Findings) -> dict[str, Any]:
     """Everything as plain data, with what the run was made on and with."""
+    speedups = found.speedups()
     return {
         **provenance(),
         "settings": found.settings,
         "num_parameters": found.num_parameters,
         "rows": found.rows(),
-        "ratios": found.ratios(),
+        "ratios": {name: {other: s.ratio for other, s in over.items()} for name, over in speedups.items()},
+        "intervals": {name: {other: s.interval for other, s in over.items()} for name, over in speedups.items()},
         "absent": found.absent,
     }
 
@@ -61,9 +64,12 @@ def markdown(report: dict[str, Any]) -> str:
     ]
     rows: list[list[str]] = []
     for row in sorted(report["rows"], key=lambda r: -r["tokens_per_second"]):
-        ratios = report["ratios"].get(row["contender"], {})
+        ratios, intervals = (report[key].get(row["contender"], {}) for key in ("ratios", "intervals"))
         names = [row["compared"].get(title) for title in against]
-        over = [f"{ratios[name]:.2f}" if name in ratios else "1" if row["contender"] == name else "-" for name in names]
+        over = [
+            str(Speedup(ratios[name], intervals[name])) if name in ratios else "1" if row["contender"] == name else "-"
+            for name in names
+        ]
         rows.append(
             [
                 row["contender"],
@@ -84,7 +90,7 @@ def markdown(report: dict[str, Any]) -> str:
         f"{report['hardware']['processor']}, {report['settings']['threads']} thread(s); {sizes}; "
         f"temperature {report['settings']['temperature']:g}, batch {report['settings']['batch']}, "
         f"{report['settings']['num_prompts']} prompts x {report['settings']['max_tokens']} tokens x "
-        f"{report['settings']['repetitions']} repetitions, interleaved, medians.\n`{report['command']}`\n\n"
+        f"{report['settings']['repetitions']} repetitions, interleaved, medians; in brackets 95% intervals over rounds.\n`{report['command']}`\n\n"
         + f"{markdown_table(head, rows)}\n{absent}"
     )
 

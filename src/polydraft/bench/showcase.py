@@ -40,8 +40,8 @@ class DemoComparison:
             {
                 "name": m.contender.name,
                 **m.row(),
-                "speedup": m.speedup_over(self.baseline("plain", m.contender.temperature)),
-                "speedup_transformers": m.speedup_over(self.baseline("transformers", m.contender.temperature)),
+                "speedup": m.speedup_over(self.baseline("plain", m.contender.temperature)).ratio,
+                "speedup_transformers": m.speedup_over(self.baseline("transformers", m.contender.temperature)).ratio,
             }
             for m in self.measurements
         ]

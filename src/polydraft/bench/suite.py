@@ -18,6 +18,7 @@ import torch
 
 from polydraft.bench.compare import Contender, Measurement, Prompts, engine_contender, measure
 from polydraft.bench.peers import transformers_contender
+from polydraft.bench.speedup import Speedup
 from polydraft.bench.ways import DEFAULT_WAYS, Way, engine_options
 from polydraft.check.texts import check_distribution
 from polydraft.core import SamplingParams
@@ -63,8 +64,8 @@ class Findings:
             for m in self.measurements
         ]
 
-    def ratios(self) -> dict[str, dict[str, float]]:
-        """Median speed-up of each contender over each other, contenders that failed their check left out."""
+    def speedups(self) -> dict[str, dict[str, Speedup]]:
+        """Of each contender over each other, contenders that failed their check left out."""
         fair = [m for m in self.measurements if self.passed(m)]
         return {a.contender.name: {b.contender.name: a.speedup_over(b) for b in fair if b is not a} for a in fair}
 

@@ -49,6 +49,7 @@ def bench(
     agree_on_downloads([config])
     use_threads(measurement.threads)
     from polydraft.bench import report as reports
+    from polydraft.bench import speedup
     from polydraft.bench.suite import Bench
     from polydraft.bench.ways import Way
 
@@ -69,8 +70,8 @@ def bench(
     )
     with closing(suite), bars("measuring", hidden=as_json) as step:
         prompts = measurement.prompts
-        ids = suite.prompts(3 if measurement.quick else 6) if prompts is None else suite.encoded(read_lines("--prompts", prompts))
-        repetitions = 1 if measurement.quick else measurement.repetitions
+        ids = suite.prompts(6) if prompts is None else suite.encoded(read_lines("--prompts", prompts))
+        repetitions = speedup.repetitions(len(ids)) if measurement.quick else measurement.repetitions
         total = len(suite.contenders) * (1 + len(ids) * repetitions)
         figures = suite.run(ids, max_tokens=measurement.max_tokens, repetitions=repetitions, progress=partial(step, total))
     report = reports.as_dict(figures)

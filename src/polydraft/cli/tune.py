@@ -33,6 +33,7 @@ def tune(
     check_output("--report", report_file)
     check_output("--picture", picture, picture=True)
     use_threads(config.threads or 1)
+    from polydraft.bench.speedup import repetitions
     from polydraft.core import SamplingParams
     from polydraft.models import pair
     from polydraft.policy.profile import remember
@@ -42,13 +43,14 @@ def tune(
     engine = build(config.with_(max_num_seqs=4))
     texts = [p.text for p in pair.prompts()[:6]] if measurement.prompts is None else read_lines("--prompts", measurement.prompts)
     quick, max_tokens = measurement.quick, measurement.max_tokens
+    texts = texts[:6] if quick else texts
     with bars("running draft shapes", hidden=as_json) as step:
         report = tuning.tune(
             engine,
-            [engine.encode(text) for text in (texts[:2] if quick else texts)],
+            [engine.encode(text) for text in texts],
             params=SamplingParams(temperature=measurement.temperature, max_tokens=min(max_tokens, 24) if quick else max_tokens),
             shapes=tuning.SHAPES[1:4] if quick else tuning.SHAPES,
-            repetitions=1 if quick else measurement.repetitions,
+            repetitions=repetitions(len(texts)) if quick else measurement.repetitions,
             progress=lambda number: step(number),
         )
     if as_json:
@@ -72,7 +74,7 @@ def _show(report: "Tuning") -> None:
     """Seconds, acceptance rates, speeds of shapes and the recommendation, as tables."""
     from polydraft.confidence import BINS
 
-    console, costs, plain = output(), report.profile.costs, report.trial("plain").measured
+    console, costs, plain = output(), report.profile.costs, report.trial("plain")
     rates, _ = report.profile.known(report.greedy)
     seconds = [
         (f"forward pass of {n} rows" if n > 1 else "forward pass of 1 row", f"{1e3 * costs.rows(n):.3f}")
@@ -88,6 +90,7 @@ def _show(report: "Tuning") -> None:
         predicted = report.predicted(t)
         error = None if predicted is None else predicted / t.measured - 1
         cells = ("-", "-") if error is None else (f"{predicted:.0f}", f"{error:+.0%}")
-        rows.append((t.name, cells[0], f"{t.measured:.0f}", cells[1], f"{t.measured / plain:.2f}", f"{t.tokens / t.steps:.2f}"))
+        over_plain = "1" if t is plain else str(t.speedup_over(plain))
+        rows.append((t.name, cells[0], f"{t.measured:.0f}", cells[1], over_plain, f"{t.tokens / t.steps:.2f}"))
     console.print(grid(["shape", "predicted", "measured", "error", "over plain", "tokens/step"], rows))
     console.print(f"\n{report.recommendation()}\n", highlight=False)

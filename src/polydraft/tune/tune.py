@@ -9,12 +9,13 @@ seconds where one thread does all the work.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from polydraft import tree
+from polydraft.bench.speedup import Speedup
 from polydraft.clock import clock
 from polydraft.core import Budget, SamplingParams
 from polydraft.engine.api import Engine
@@ -34,12 +35,15 @@ SHAPES = tuple(Budget.fixed(tree.chain(depth)) for depth in DEPTHS) + tuple(
 )
 """What runs beside the policy."""
 WORTH = 1.03
-"""A speed-up below this is not worth a draft model."""
+"""A speed-up below this is not worth a draft model, nor a fixed shape in place of the adaptive policy."""
 
 
 @dataclass
 class Trial:
-    """One setting that is run. budget: of a fixed one.  scoring, drafting, beside: seconds of passes, of drafts and of the rest.  drafted, accepted: steps by depth."""
+    """One setting that is run. budget: of a fixed one.  scoring, drafting, beside: seconds of passes, of drafts and of the rest.
+
+    rates: tokens per second of each run, in the same order for all settings.  drafted, accepted: steps by depth.
+    """
 
     name: str
     policy: Policy
@@ -50,6 +54,7 @@ class Trial:
     scoring: float = 0.0
     drafting: float = 0.0
     beside: float = 0.0
+    rates: list[float] = field(default_factory=list[float])
     drafted: Counter[int] = field(default_factory=Counter[int])
     accepted: Counter[int] = field(default_factory=Counter[int])
 
@@ -57,7 +62,9 @@ class Trial:
         """Add what one request took and accepted."""
         self.tokens += stats.generated_tokens
         self.steps += stats.steps
-        self.seconds += stats.total_seconds - stats.seconds["prefill"]
+        seconds = stats.total_seconds - stats.seconds["prefill"]
+        self.seconds += seconds
+        self.rates.append(stats.generated_tokens / max(seconds, 1e-9))
         self.scoring += stats.seconds["scoring"]
         self.drafting += stats.seconds["drafting"]
         self.beside += stats.seconds["verifying"] + stats.seconds["other"]
@@ -72,6 +79,10 @@ class Trial:
     def measured(self) -> float:
         """Tokens per second."""
         return self.tokens / self.seconds if self.seconds else 0.0
+
+    def speedup_over(self, other: "Trial") -> Speedup:
+        """Of tokens per second, run by run."""
+        return Speedup.of([ours / theirs for ours, theirs in zip(self.rates, other.rates, strict=True)])
 
 
 @dataclass
@@ -130,23 +141,31 @@ class Tuning:
         return reach[1:]
 
     def recommendation(self) -> str:
-        """One setting, in plain words."""
+        """One setting, in plain words; or that the runs do not tell one."""
         plain, adaptive = self.trial("plain"), self.trial("adaptive")
-        best = max((t for t in self.trials if t.budget is not None), key=lambda t: t.measured)
-        if max(adaptive.measured, best.measured) < WORTH * plain.measured:
-            return (
-                f"Do not draft here: plain decoding makes {plain.measured:.0f} tokens/s and the best drafts {best.measured:.0f}. "
-                "Use --drafter none, or a draft that costs less or fits better."
-            )
-        if adaptive.measured >= 0.97 * best.measured:
-            return (
-                f"Leave the policy adaptive: {adaptive.measured / plain.measured:.2f} times plain decoding; the best fixed shape, "
-                f"{best.name}, makes {best.measured:.0f} tokens/s, adaptive {adaptive.measured:.0f}."
-            )
+        best, *others = sorted((t for t in self.trials if t.budget is not None), key=lambda t: -t.measured)
         assert best.budget is not None
+        fastest = max(adaptive, best, key=lambda t: t.measured)
+        gain, over_adaptive = fastest.speedup_over(plain), best.speedup_over(adaptive)
+        if gain.interval is not None and gain.interval[1] < WORTH:
+            return (
+                f"Do not draft here: plain decoding makes {plain.measured:.0f} tokens/s and the best drafts {fastest.measured:.0f}, "
+                f"{gain.ratio:.2f} times as many. Use --drafter none, or a draft that costs less or fits better."
+            )
+        if gain.doubt:
+            return (
+                f"{gain.doubt.capitalize()} whether drafts pay: the fastest, {fastest.name}, made {fastest.measured:.0f} tokens/s and plain decoding "
+                f"{plain.measured:.0f}. Leave the policy adaptive, or measure on an idle machine with more prompts or repetitions."
+            )
+        if over_adaptive.doubt or over_adaptive.ratio < WORTH:
+            return (
+                f"Leave the policy adaptive: over plain decoding {adaptive.speedup_over(plain)}; "
+                f"the best fixed shape, {best.name}, over adaptive {over_adaptive}."
+            )
+        second = f"; over the second shape, {others[0].name}, {best.speedup_over(others[0])}" if others else ""
         return (
-            f"Use --num-paths {best.budget.width} --depth {best.budget.max_depth}: {best.measured / plain.measured:.2f} times plain decoding "
-            f"({best.measured:.0f} against {plain.measured:.0f} tokens/s); the adaptive policy makes {adaptive.measured:.0f}."
+            f"Use --num-paths {best.budget.width} --depth {best.budget.max_depth}: {gain} times plain decoding "
+            f"({best.measured:.0f} against {plain.measured:.0f} tokens/s), {over_adaptive} times the adaptive policy{second}."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -154,7 +173,14 @@ class Tuning:
         return {
             "recommendation": self.recommendation(),
             "trials": [
-                {"name": t.name, "predicted": self.predicted(t), "measured": t.measured, "tokens": t.tokens, "steps": t.steps}
+                {
+                    "name": t.name,
+                    "predicted": self.predicted(t),
+                    "measured": t.measured,
+                    "over_plain": asdict(t.speedup_over(self.trial("plain"))),
+                    "tokens": t.tokens,
+                    "steps": t.steps,
+                }
                 for t in self.trials
             ],
             "profile": self.profile.to_dict(),
