@@ -101,7 +101,7 @@ def mark(what: str) -> Path:
 
 def is_marked(what: str) -> bool:
     """Whether it is kept, here or in a package that came with compiled code."""
-    return any((folder / mark(what).name).exists() for folder in (mark(what).parent, _ROOT / "__pycache__"))
+    return mark(what).exists() or _came_with_code()
 
 
 @cache

@@ -140,3 +140,15 @@ def test_every_compiled_function_of_the_package_is_kept_by_it():
     numba_alone = re.compile(r"^from numba import .*\b(njit|cfunc|jit)\b|\bnumba\.(njit|jit|cfunc)\(.*cache=True", re.MULTILINE)
     named = {file.name for file in root.rglob("*.py") if numba_alone.search(file.read_text(encoding="utf-8"))}
     assert not named
+
+
+def test_code_of_a_few_functions_in_the_package_does_not_count_where_another_folder_is_read(package, monkeypatch):
+    monkeypatch.setattr(compiled_code, "mark", lambda what: package.parent / "kept" / what)
+    compiled_code._came_with_code.cache_clear()
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / compiled_code.WALKS).touch()
+    assert not compiled_code.is_marked(compiled_code.WALKS)
+    (package / "__pycache__" / compiled_code.EVERYTHING).touch()
+    compiled_code._came_with_code.cache_clear()
+    assert compiled_code.is_marked(compiled_code.WALKS)
+    compiled_code._came_with_code.cache_clear()

@@ -10,12 +10,18 @@ from typing import Annotated
 
 import typer
 
+from polydraft.cli.commands import CommandGroup
 from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.files import check_output, read_lines, say_written
-from polydraft.cli.options import AsJson, MeasurementOptions, Only, configured
+from polydraft.cli.options import DEFAULT_MODEL, AsJson, MeasurementOptions, Only, configured
 from polydraft.cli.progress import bars
-from polydraft.cli.start import use_threads
+from polydraft.cli.start import check, use_threads
 from polydraft.config import Config, EngineConfig, setting
+from polydraft.errors import InvalidInputError, unknown_name
+
+__all__ = ["app"]
+
+app = typer.Typer(cls=CommandGroup, invoke_without_command=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +39,10 @@ class BenchOptions(Config):
     peers: bool = setting("Measurement of transformers and llama.cpp too, where installed", bool, True)
 
 
+@app.callback()
 @configured
 def bench(
+    context: typer.Context,
     *,
     config: Annotated[EngineConfig, Only("model", "draft_model", "device", "dtype", "backend")],
     measurement: MeasurementOptions,
@@ -45,6 +53,9 @@ def bench(
     ] = None,
 ) -> None:
     """Measure this library against its peers: same models, prompts and threads, one interleaved run, outputs checked."""
+    if (below := context.invoked_subcommand) is not None:
+        _check_alone(context, below)
+        return
     check_output("--report", report_file)
     agree_on_downloads([config])
     use_threads(measurement.threads)
@@ -78,3 +89,48 @@ def bench(
     typer.echo(json.dumps(report) if as_json else reports.markdown(report))
     if report_file is not None:
         say_written(reports.write(report, report_file))
+
+
+def _check_alone(context: typer.Context, below: str) -> None:
+    """Options of `bench` say nothing to a command below it."""
+    given = [name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    if given:
+        option = f"--{given[0].replace('_', '-')}"
+        raise InvalidInputError(
+            f"{option} was given before {below!r}, to which it says nothing. Give the options of {below!r} behind it."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartOptions(Config):
+    """What is started, and how often."""
+
+    repetitions: int = setting("Number of starts of each kind", int, 3, low=1)
+    row: Sequence[str] = setting(
+        "Kind of start to measure: warm, cold, first, llama.cpp, llama.cpp-cold; may be repeated", list, (), unset="all"
+    )
+
+
+@app.command()
+@configured
+def start(
+    *,
+    config: Annotated[EngineConfig, Only("model", "draft_model", "threads", model=DEFAULT_MODEL)],
+    options: StartOptions,
+    as_json: AsJson = False,
+) -> None:
+    """Measure seconds from the shell to the first token: warm, with a cold file cache, with nothing compiled, beside llama.cpp's."""
+    from polydraft.bench import start as starts
+
+    for row in options.row:
+        if row not in starts.ROWS:
+            raise unknown_name("kind of start", row, starts.ROWS)
+    check(config)
+    agree_on_downloads([config])
+    with bars("starting", hidden=as_json) as step:
+        found, absent = starts.contenders(str(config.model), config.draft_model, config.threads)
+        rows = {row: start for row, start in found.items() if row in (options.row or found)}
+        starts.prepare(found["warm"])
+        measured = starts.measure(rows, options.repetitions, absent, progress=step)
+    report = starts.as_dict(str(config.model), measured, absent)
+    typer.echo(json.dumps(report) if as_json else starts.markdown(report))

@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from polydraft import deprecation
 from polydraft.errors import InvalidInputError, PolydraftError
 
-__all__ = ["EXIT_STATUS", "Command", "Commands", "Group"]
+__all__ = ["EXIT_STATUS", "Command", "CommandGroup", "Commands", "Group"]
 
 EXIT_STATUS = 2
 """Of every refusal: the same as for an option that does not exist."""
@@ -23,8 +23,12 @@ FULL = (ENOSPC, EDQUOT, EFBIG)
 """Where there is no more room."""
 
 
-class Command(TyperCommand):
-    """One that refuses two models, of which one would be dropped in silence; of other options the last one holds, as ever."""
+_BASE: Any = object
+"""A command or a group of click."""
+
+
+class _WithOptions(_BASE):
+    """Refuses two models, of which one would be dropped in silence; of other options the last one holds, as ever."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         args = deprecation.arguments(args)
@@ -55,12 +59,24 @@ class Command(TyperCommand):
                 formatter.write_dl(records)
 
 
+class Command(_WithOptions, TyperCommand):
+    """One with options and no commands below it."""
+
+
 class Group(TyperGroup):
     """Commands, each with the first sentence of its help, whole."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.get_short_help_str(limit=200)) for name, command in self.commands.items()])
+
+
+class CommandGroup(_WithOptions, Group):
+    """A command with options, and others below it."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
 
 
 class Commands(Group):

@@ -9,7 +9,7 @@ import typer
 
 from polydraft import __version__
 from polydraft.cli.batch import batch
-from polydraft.cli.bench import bench
+from polydraft.cli.bench import app as bench
 from polydraft.cli.chat import chat
 from polydraft.cli.check import check
 from polydraft.cli.commands import EXIT_STATUS, Command, Commands
@@ -35,11 +35,12 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, batch, chat, serve, check, demo, tune, bench, images, methods, train, doctor):
+for command in (generate, batch, chat, serve, check, demo, tune, images, methods, train, doctor):
     app.command()(command)
+app.add_typer(bench, name="bench")
 app.add_typer(index, name="index")
 app.add_typer(models, name="models")
-for group in (app, index, models):
+for group in (app, bench, index, models):
     for registered in group.registered_commands:
         registered.cls = Command
 

@@ -1,0 +1,204 @@
+"""Seconds from the start of a process to its first token: with a cold file cache, warm, with nothing compiled, and llama.cpp's on the same file.
+
+Every start is a process of its own, as a shell would begin it. `python -m polydraft.bench.start FILE PROMPT NUM_TOKENS THREADS` is llama.cpp's.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from polydraft.bench.record import command_line, markdown_table
+from polydraft.errors import PolydraftError
+from polydraft.processor import processor
+
+__all__ = ["ROWS", "Start", "StartError", "as_dict", "contenders", "markdown", "measure", "prepare"]
+
+PROMPT = "def quicksort(values):"
+NUM_TOKENS = 64
+ROWS = {
+    "warm": "polydraft, warm",
+    "cold": "polydraft, cold file cache",
+    "first": "polydraft, first start",
+    "llama.cpp": "llama.cpp, warm",
+    "llama.cpp-cold": "llama.cpp, cold file cache",
+}
+"""Warm: files in memory, everything compiled. First start: nothing compiled, no costs known, files in memory."""
+MOMENTS = {"load": "loaded", "prefill": "prompt read", "first_token": "first token", "total": f"{NUM_TOKENS} tokens"}
+Start = Callable[[], dict[str, float | None]]
+"""Begins a process; seconds from then on to each of `MOMENTS`, and those that went into compiling, None where it does not say."""
+
+
+class StartError(PolydraftError):
+    """A process ended with an error, its last line."""
+
+
+def contenders(model: str, draft_model: str | None, threads: int | None) -> tuple[dict[str, Start], dict[str, str]]:
+    """What can be started here, by row, and why others cannot."""
+    from polydraft.models.catalogue import default_draft
+    from polydraft.models.gguf_parts import is_gguf
+
+    options = [f"--model={model}", *([f"--draft-model={draft_model}"] if draft_model else [])]
+    options += [f"--threads={threads}"] if threads else []
+    target, draft = _files(model), _files(draft_model or default_draft(model))
+    warm = partial(_generate, options)
+    starts: dict[str, Start] = {"warm": warm, "cold": partial(_cold, target + draft, warm), "first": partial(_first, options)}
+    absent: dict[str, str] = {}
+    if find_spec("xllamacpp") is None:
+        absent["llama.cpp"] = "xllamacpp is not installed"
+    elif not is_gguf(target[0]):
+        absent["llama.cpp"] = "it reads GGUF files only"
+    else:
+        starts["llama.cpp"] = partial(_llama_cpp, target[0], threads)
+        starts["llama.cpp-cold"] = partial(_cold, target, starts["llama.cpp"])
+    if not hasattr(os, "posix_fadvise"):
+        absent["cold"] = "this system does not let a program drop files from its cache"
+        starts = {row: start for row, start in starts.items() if "cold" not in row}
+    return starts, absent
+
+
+def measure(
+    starts: dict[str, Start], repetitions: int, absent: dict[str, str], progress: Callable[[int], None] = lambda _: None
+) -> dict[str, list[dict[str, float | None]]]:
+    """Seconds of each start, by row. All by turns, each turn begun by another; an interrupt ends it and leaves what was measured.
+
+    absent: is told why a row fails, which is then left out.  progress: called with the number of starts that there will be, after each.
+    """
+    rows, measured = list(starts), {row: [] for row in starts}
+    with suppress(KeyboardInterrupt):
+        for turn in range(repetitions):
+            for row in rows[turn % len(rows) :] + rows[: turn % len(rows)]:
+                if row not in absent:
+                    try:
+                        measured[row].append(starts[row]())
+                    except StartError as error:
+                        absent[row] = str(error)
+                progress(len(rows) * repetitions)
+    return measured
+
+
+def as_dict(model: str, measured: dict[str, list[dict[str, float | None]]], absent: dict[str, str]) -> dict[str, Any]:
+    """The measurement as plain data, with what it was made on and how busy that was."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    load = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
+    machine = {"processor": processor(), "cores": cores, "load": load}
+    return {**machine, "command": command_line(), "model": model, "starts": measured, "absent": absent}
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The table: of each row the smallest and the median."""
+    head = ["start", "runs", *MOMENTS.values(), "of it compiling"]
+    rows = [
+        [ROWS[row], len(runs), *(_cell(runs, name) for name in (*MOMENTS, "compile"))]
+        for row, runs in report["starts"].items()
+        if runs
+    ]
+    absent = "".join(f"\nNot in the run: {row} ({reason})." for row, reason in report["absent"].items())
+    return (
+        f"{report['model']}; {report['processor']}, {report['cores']} cores, load average {report['load']} at the end.\n`{report['command']}`\n"
+        f"Seconds from the start of the process: the smallest of all runs, and their median.\n\n{markdown_table(head, rows)}\n{absent}"
+    )
+
+
+def _cell(runs: Sequence[dict[str, float | None]], name: str) -> str:
+    seconds = [value for run in runs if (value := run[name]) is not None]
+    return f"{min(seconds):.2f} ({median(seconds):.2f})" if seconds else "-"
+
+
+def prepare(start: Start) -> None:
+    """Start once, unmeasured: what was never compiled is, and files are in memory. Raises `StartError`."""
+    from polydraft.compiled_code import WALKS, mark
+
+    start()
+    _await_compilers(mark(WALKS).parent)
+
+
+def _generate(options: Sequence[str], environment: dict[str, str] | None = None) -> dict[str, float | None]:
+    given = ["polydraft", "generate", PROMPT, "--json", f"--max-tokens={NUM_TOKENS}", "--ignore-eos", *options]
+    return json.loads(_output(given, environment))["waited"]
+
+
+def _output(given: Sequence[str], environment: dict[str, str] | None = None) -> str:
+    """What a module of Python prints."""
+    done = subprocess.run([sys.executable, "-m", *given], capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise StartError(
+            done.stderr.strip().rpartition("\n")[2].removeprefix("error: ") or f"it ended with status {done.returncode}"
+        )
+    return done.stdout
+
+
+def _cold(files: Sequence[Path], start: Start) -> dict[str, float | None]:
+    """After these files were dropped from memory; what another process has mapped stays."""
+    for path in files:
+        with open(path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return start()
+
+
+def _first(options: Sequence[str]) -> dict[str, float | None]:
+    """With folders of its own for compiled code and costs; ends when no process compiles there any more."""
+    from polydraft.models.catalogue import models_folder
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        (folder / "models").symlink_to(models_folder().absolute(), target_is_directory=True)
+        waited = _generate(options, {**os.environ, "POLYDRAFT_CACHE": name, "NUMBA_CACHE_DIR": name})
+        _await_compilers(folder)
+    return waited
+
+
+def _await_compilers(folder: Path) -> None:
+    """Wait for processes that a first start left behind, which compile drafts for the next one."""
+    from filelock import FileLock
+
+    for file in folder.rglob("compiled-*.lock") if os.access(folder, os.W_OK) else ():
+        with FileLock(file):
+            pass
+
+
+def _files(model: str | None) -> list[Path]:
+    """All files of a model that is here."""
+    from polydraft.models import hub
+    from polydraft.models.gguf_parts import parts_of
+
+    place = None if model is None else hub.local(model)
+    return [] if place is None else sorted(place.glob("*.*")) if place.is_dir() else parts_of(place)
+
+
+def _llama_cpp(file: Path, threads: int | None) -> dict[str, float | None]:
+    began = time.time()
+    output = _output(["polydraft.bench.start", str(file), PROMPT, str(NUM_TOKENS), str(threads or os.cpu_count())])
+    moments = json.loads(output.splitlines()[-1])
+    return {name: None if (at := moments.get(name)) is None else at - began for name in MOMENTS} | {"compile": None}
+
+
+def _run_llama_cpp(file: str, prompt: str, num_tokens: str, threads: str) -> None:
+    """Print when it was loaded, gave a token, and the last one, in seconds of the system's clock."""
+    import xllamacpp as engine
+
+    xllamacpp: Any = engine
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_parallel, params.n_gpu_layers, params.verbosity = file, 1, 0, -1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(threads)
+    server, moments = xllamacpp.Server(params), {"load": time.time()}
+    body = {"prompt": prompt, "n_predict": int(num_tokens), "ignore_eos": True, "stream": True}
+
+    def arrive(_: Any) -> None:  # what is returned would end the stream
+        moments.setdefault("first_token", time.time())
+
+    server.handle_completions(body, arrive)
+    print(json.dumps(moments | {"total": time.time()}))
+
+
+if __name__ == "__main__":
+    _run_llama_cpp(*sys.argv[1:])
