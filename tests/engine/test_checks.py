@@ -102,3 +102,17 @@ def test_checks_import_neither_torch_nor_numba():
     loaded = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, timeout=60).stdout.split()
     assert "polydraft.engine.checks" in loaded
     assert not {"torch", "numba", "transformers"} & set(loaded)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"drafter": "model:chian"}, UnknownNameError, "unknown kind of model drafter 'chian'; did you mean 'chain'?"),
+        ({"drafter": "amusd:couple"}, UnknownNameError, "unknown kind of amusd drafter 'couple'; did you mean 'coupled'?"),
+        ({"drafter": "model:coupled", "verifier": "block"}, IncompatibleError, "Verifiers that fit: "),
+    ],
+)
+def test_kinds_of_drafters_and_verifiers_that_do_not_fit_are_refused_before_anything_is_loaded(options, error, said):
+    with pytest.raises(error, match=re.escape(said)):
+        check(EngineConfig(**options))
+    check(EngineConfig(drafter="model:paths", verifier="block"))

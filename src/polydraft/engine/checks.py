@@ -40,6 +40,7 @@ def check(config: EngineConfig, params: SamplingParams | None = None) -> None:
         polydraft.errors.UnknownNameError: unknown verifier 'blok'; did you mean 'block'? Known: ...
     """
     _check_names(config)
+    _check_fit(config)
     _check_files(config)
     _check_models(config, params)
 
@@ -64,6 +65,23 @@ def _check_names(config: EngineConfig) -> None:
         registry.check_name("decoding", config.decoding)
     if isinstance(config.policy, str) and config.policy not in POLICIES:
         raise unknown_name("policy", config.policy, POLICIES)
+
+
+def _check_fit(config: EngineConfig) -> None:
+    """A kind of a model drafter, and a verifier beside it: their modules say what there is and what fits, and import torch."""
+    named = config.drafter if isinstance(config.drafter, str) else ""
+    rule = config.verifier if isinstance(config.verifier, str) and config.verifier != "auto" else None
+    name, _, kind = named.partition(":")
+    if name not in ("model", "amusd") or not (kind or rule) or config.asynchronous or "kind" in (config.drafter_options or {}):
+        return
+    from polydraft.verifiers import pairing
+
+    default = "paths" if name == "model" else "chain"
+    kinds = {info.name.partition(":")[2] or default: info for info in registry.drafter(name).methods}
+    if (kind or default) not in kinds:
+        raise unknown_name(f"kind of {name} drafter", kind, kinds)
+    if rule is not None:
+        pairing.check_pair(kinds[kind or default], registry.verifier(rule).info)
 
 
 def _check_files(config: EngineConfig) -> None:
