@@ -34,8 +34,8 @@ def test_without_guidance_the_distribution_is_the_models_own(tmp_path):
     ("given", "said"),
     [
         (["--classes", "1,ten"], "'ten'"),
-        (["--delta", 2], "delta=2"),
-        (["--factor", -1], "factor=-1"),
+        (["--delta", 2], "--delta 2.0"),
+        (["--factor", -1], "--factor -1.0"),
         (["--drafter", "heads"], "'heads'"),
         (["--model", "nowhere"], "no model of pictures"),
         (["--neighbours", 900], "900 neighbours"),

@@ -264,6 +264,7 @@ def test_parts_that_are_missing_are_named(drafter):
         drafter.build(Parts(TableModel(), None, OURS, ()))
 
 
+@pytest.mark.filterwarnings("error::polydraft.errors.DrafterWarning")
 def test_folders_with_two_tokenizers_are_joined_by_name(tmp_path):
     folders = []
     for name, tokenizer in (("target", TARGET), ("draft", DRAFT)):

@@ -31,8 +31,8 @@ class Window(NamedTuple):
     """width: W of the module's first lines.  chunked: of that kind.
 
     Example:
-        >>> Window(3).first(np.array([1, 7])).tolist(), Window(3, chunked=True).first(np.array([1, 7])).tolist()
-        ([-1, 5], [0, 6])
+        >>> Window(3).first(np.array([[1, 7]])).tolist(), Window(3, chunked=True).first(np.array([[1, 7]])).tolist()
+        ([[-1, 5]], [[0, 6]])
     """
 
     width: int

@@ -85,7 +85,7 @@ class SlemDrafter:
 
     def _text(self, token_ids: Sequence[int]) -> str:
         """The text so far, without special tokens and without a character that is not complete."""
-        text = self._ours.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text = _decoded(self._ours, token_ids)
         return text.rstrip(REPLACEMENT)
 
     def _continue(self, states: Sequence[SlemState], contexts: Sequence[list[int]], depths: Sequence[int]) -> list[list[int]]:
@@ -117,7 +117,7 @@ class SlemDrafter:
     def _translate(self, token_ids: Sequence[int], continuation: Sequence[int]) -> list[int]:
         """A continuation in the target's tokens, cut as the target's tokenizer would cut it behind the last tokens."""
         ends_text = bool(continuation) and continuation[-1] == self._theirs.eos_token_id
-        text = self._theirs.decode(list(continuation), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text = _decoded(self._theirs, continuation)
         text = text.rstrip(REPLACEMENT)
         translated = self._cut(self._text(token_ids[-TAIL:]), text) if text else []
         last = self._ours.eos_token_id
@@ -147,3 +147,11 @@ class SlemDrafter:
         """Append what was emitted; the cache is set right by the next proposal."""
         emitted = outcome.emitted(scores.tree)
         return [replace(s, token_ids=s.token_ids + tuple(new)) for s, new in zip(states, emitted, strict=True)]
+
+
+def _decoded(tokenizer: Any, token_ids: Sequence[int]) -> str:
+    """The text of ids without special tokens, with blanks where the tokens have them."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        return backend.decode(list(token_ids), skip_special_tokens=True)
+    return tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
