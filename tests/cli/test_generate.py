@@ -1,4 +1,5 @@
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -7,6 +8,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from polydraft.cli.main import app
+from polydraft.engine.loop import Loop
+from polydraft.policy import profile
+from polydraft.policy.profile import Profile
 
 RUNNER = CliRunner()
 SHORT = [
@@ -153,3 +157,16 @@ def test_asynchronous_options_that_do_not_fit_are_refused(options, said):
     found = RUNNER.invoke(app, ["generate", "def", "--model", "embedded", *options])
     assert found.exit_code != 0
     assert said in str(found.exception) + found.output
+
+
+def test_costs_that_are_missing_are_measured_after_the_answer_and_ctrl_c_ends_that(monkeypatch, tmp_path):
+    given = ["generate", "def f(", "--model", "embedded", "--max-tokens", "8", "--ignore-eos", "--temperature", "0"]
+    monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path))
+    for name, nothing in (("_known", {}), ("_tried", set())):
+        monkeypatch.setattr(profile, name, nothing)
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(Loop, "measure", lambda _: signal.raise_signal(signal.SIGINT))
+        answer = run(*given).stdout
+    assert answer.strip() and not [*tmp_path.glob("*.json")]
+    assert run(*given).stdout == answer
+    assert [Profile.load(file).about["spread"] < profile.UNMEASURED for file in tmp_path.glob("*.json")] == [True]

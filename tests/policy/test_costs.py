@@ -93,7 +93,9 @@ def test_passes_that_differ_by_more_than_half_are_measured_again():
 
 def test_measuring_leaves_models_idle_and_is_kept_for_the_next_engine(monkeypatch):
     monkeypatch.setattr(profile, "_known", {})
+    monkeypatch.setattr(profile, "_tried", set())
     engine = Engine.embedded(max_num_seqs=2, threads=1)
+    engine.measure()
     assert not any(engine.target.lengths) and engine.drafter.slots.num_free == 2
     costs = engine.policy.profile.costs
     assert len(costs.knots) == len(KNOTS) and costs.rows(1) > 0 and costs.draft_step < costs.rows(1)
@@ -113,6 +115,7 @@ def test_figures_of_another_process_serve_whatever_memory_is_free_and_steadier_o
 
     def started():
         monkeypatch.setattr(profile, "_known", {})
+        monkeypatch.setattr(profile, "_tried", set())
         monkeypatch.setattr(engine.target, "cache_bytes", engine.target.cache_bytes + 1, raising=False)
         return profile_of(*parts).costs
 

@@ -14,7 +14,7 @@ from polydraft.cli import options
 from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
-from polydraft.cli.start import build, check, loaded
+from polydraft.cli.start import build, check, leave_costs, loaded
 from polydraft.cli.waiting import process_seconds
 from polydraft.config import SamplingConfig
 from polydraft.errors import IncompatibleError, InvalidInputError, PolydraftError
@@ -59,11 +59,12 @@ def chat(
     while (message := _ask()) is not None:
         if message.startswith("/"):
             if message == "/exit":
-                return
+                break
             talk.command(message)
         elif message:
             with _told():
                 talk.answer(message)
+    leave_costs(engine)
 
 
 @contextmanager

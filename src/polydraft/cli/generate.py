@@ -15,7 +15,7 @@ from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.files import read_prompt
 from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
-from polydraft.cli.start import build, check, loaded
+from polydraft.cli.start import build, check, leave_costs, loaded
 from polydraft.cli.waiting import Waiting
 from polydraft.config import OUTPUT, Config, SamplingConfig, setting
 from polydraft.errors import DrafterWarning, InvalidInputError
@@ -87,6 +87,7 @@ def generate(
         drafter: Any = engine.drafter
         drafter.close()
         drafter.trace.save(output.trace)
+    leave_costs(engine)
 
 
 def _check_output(output: Output, num_samples: int) -> None:

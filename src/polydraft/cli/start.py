@@ -4,6 +4,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from polydraft.config import flag
@@ -99,7 +100,14 @@ def build(config: "EngineConfig", *, answers: bool = False) -> "Engine":
     from polydraft.engine.api import Engine
 
     quiet()
-    return first_start.build(config) if answers else Engine.from_config(config)
+    return first_start.build(config) if answers else Engine.from_config(config, measured=True)
+
+
+def leave_costs(engine: "Engine") -> None:
+    """After the last answer: costs that are missing are measured for the next start; Ctrl-C ends it."""
+    sys.stdout.flush()
+    with suppress(KeyboardInterrupt):
+        engine.measure()
 
 
 def loaded(engine: "Engine", name: str, *, verbose: bool = False) -> str:

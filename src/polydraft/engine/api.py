@@ -19,7 +19,7 @@ from polydraft.core import Budget, EncoderDecoder, NamedDecoding, Request, Sampl
 from polydraft.drafters.base import Parts
 from polydraft.engine.checks import check
 from polydraft.engine.fields import EngineFields, SpeculationFields
-from polydraft.engine.loop import Inbox, Loop, step_overhead
+from polydraft.engine.loop import Inbox, Loop
 from polydraft.engine.output import StepOutput
 from polydraft.engine.parts import check_encoders, decoding, slots
 from polydraft.engine.pretrained import load_models
@@ -84,8 +84,10 @@ class Engine(Loop):
         return cls.from_pretrained(pair.target_folder(), **fields)
 
     @classmethod
-    def from_config(cls, config: EngineConfig, *, compile_drafts: CompileDrafts | None = None) -> "Engine":
-        """An engine on models by name; without a target on the embedded pair. compile_drafts: see `of`."""
+    def from_config(
+        cls, config: EngineConfig, *, measured: bool = False, compile_drafts: CompileDrafts | None = None
+    ) -> "Engine":
+        """An engine on models by name; without a target on the embedded pair. measured, compile_drafts: see `of`."""
         if config.model in (None, pair.EMBEDDED):
             config = config.with_(model=str(pair.target_folder()), draft_model=config.draft_model or str(pair.draft_folder()))
         check(config)
@@ -105,6 +107,7 @@ class Engine(Loop):
             keep_prefixes=True,
             prefix_cache_bytes=default_prefix_cache_bytes() if cache_bytes is None else cache_bytes,
             sampling_defaults=sampling_defaults(str(config.model)),
+            measured=measured,
             compile_drafts=compile_drafts,
             **speculation,
         )
@@ -123,6 +126,7 @@ class Engine(Loop):
         keep_prefixes: bool = False,
         prefix_cache_bytes: int = 0,
         sampling_defaults: Mapping[str, Any] | None = None,
+        measured: bool = True,
         compile_drafts: CompileDrafts | None = None,
         **fields: Unpack[SpeculationFields],
     ) -> "Engine":
@@ -130,6 +134,8 @@ class Engine(Loop):
 
         eos_token_ids: ids that end a text; default the target's, else that of the tokenizer.
         sampling_defaults: fields of `SamplingParams` for requests that name none, see `default_params`.
+        measured: whether costs that are missing are measured at once, for speeds that are to be reported; else by `measure`, and before the first request
+            whose text depends on them: with a seed above temperature 0.
         compile_drafts: begins to compile, in another process, what drafts call, and returns whether that still goes on; None where there is nothing to
             compile. Meanwhile requests are decoded plainly, but for those whose text depends on their drafts, which wait: with a seed above
             temperature 0, or a budget of their own.
@@ -141,11 +147,13 @@ class Engine(Loop):
         parts = replace(parts, decoding=decoding(config.decoding, parts, config.all_decoding_options))
         check_encoders(parts)
         cache: dict[str, Any] = {"keep_prefixes": keep_prefixes, "prefix_cache_bytes": prefix_cache_bytes}
-        menu = Menu.of(config, parts, lambda: step_overhead(target), compile_drafts)
+        menu = Menu.of(config, parts, compile_drafts)
         engine = cls(
             target, menu, tokenizer=tokenizer, eos_token_ids=eos, tie_margin=tie_margin, decoding=parts.decoding, **cache
         )
         engine.sampling_defaults = dict(sampling_defaults or {})
+        if measured:
+            engine.measure()
         return engine
 
     def summary(self) -> dict[str, Any]:

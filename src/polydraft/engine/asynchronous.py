@@ -236,6 +236,7 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while not self._closing or self.engine.has_unfinished_requests:
+                self.engine.measure(lambda: self._closing)
                 self._asked.wait()
                 self._asked.clear()
                 while self.engine.has_unfinished_requests:

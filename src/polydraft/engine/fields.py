@@ -33,7 +33,7 @@ class SpeculationFields(TypedDict, total=False):
     policy: str | Policy | None
     """Speculation policy: adaptive, fixed, or an object. Default: adaptive, fixed with a draft shape."""
     profile: str | Path | Profile | None
-    """File of `polydraft tune --save`: costs and acceptance rates for the speculation policy. Default: measured when the engine is built."""
+    """File of `polydraft tune --save`: costs and acceptance rates for the speculation policy. Default: measured after the first answer."""
     asynchronous: bool
     """Asynchronous drafting: the draft model runs ahead on another core or device. Default: False."""
     lead_cap: int | None

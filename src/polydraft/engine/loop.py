@@ -18,7 +18,7 @@ import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from time import perf_counter
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -41,6 +41,8 @@ from polydraft.errors import BusyError, GrammarError, IncompatibleError, Polydra
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.slots import Slots
 from polydraft.params import ConstraintSource, SamplingParams, StructuredOutputs
+from polydraft.policy.adaptive import AdaptivePolicy
+from polydraft.policy.costs import Interrupted
 from polydraft.policy.fixed import Opening, Policy
 
 MOST_WAITING = 65_536
@@ -272,6 +274,10 @@ class Loop:
         num_sequences = len(self._running) + min(len(self._waiting), self._slots.num_free)
         while self._waiting and self._slots.num_free and (self._second is None or self._second.has_room):
             s = next(iter(self._waiting))
+            if self._follows_costs(s):
+                if self._running:
+                    break
+                self._measure(s.speculation)
             s.slot = self._slots.take(s.token_ids[:-1] if self._keeps else ())
             s.filling = True
             self._running.append(s)
@@ -308,6 +314,48 @@ class Loop:
         for s in new:
             s.filling = False
         return riding
+
+    def _follows_costs(self, s: Sequence) -> bool:
+        """Whether the text of a request depends on costs that are missing: it is first in line, and waits until nothing runs and they are measured."""
+        params, rule = s.request.params, s.speculation.verifier.info
+        seeded = params.seed is not None and not params.greedy and s.request.budget is None and not rule.shared_noise
+        return seeded and s.speculation.unmeasured
+
+    def measure(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Measure costs that are missing, for this engine and the next ones of these models; call it while nobody waits, such as after the last answer.
+
+        It ends when a request comes, or when it is `stopped`, which is asked before each forward pass; the next call measures again.
+        Where there is nothing to measure, or requests run, or drafts are being compiled, it does nothing.
+
+        Example:
+            >>> from polydraft import Engine
+            >>> engine = Engine.embedded()
+            >>> engine.measure()
+            >>> engine.policy.profile.costs.rows(1) > 0
+            True
+        """
+        with self._stepping:
+            if self.has_unfinished_requests or (self.menu.compiling is not None and self.menu.compiling(False)):
+                return
+            with suppress(Interrupted):
+                for speculation in self.menu.unmeasured:
+                    self._measure(speculation, lambda: bool(self._asked) or stopped())
+
+    def _measure(self, chosen: Speculation, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Costs of drafts, by an idle target whose code is compiled; see `costs.measured`."""
+        if chosen.drafter is None or not isinstance(chosen.policy, AdaptivePolicy):
+            return
+        if self.menu.compiling is not None:
+            self.menu.compiling(True)
+        with ExitStack() as stack:
+            slot = self._slots.take()
+            stack.callback(self._slots.give_back, slot)
+            second = slot
+            if self._second is not None:
+                second = self._second.slots.take()
+                stack.callback(self._second.slots.give_back, second)
+            parts = self.target, chosen.drafter, chosen.verifier
+            chosen.policy.measure(*parts, lambda: step_overhead(self.target, stopped), (slot, second), stopped)
 
     def _postpone(self, s: Sequence, num_sequences: int) -> None:
         """Join a batch of so many without drafts where those would not pay, so that no drafter reads the prompt for nothing."""
@@ -350,11 +398,19 @@ class Loop:
                     took.append(self._round(chosen, group, {} if took else riding))
                 if took:
                     self._filling.learn(took, sum(riding.values()))
+                    self._keep()
             except BaseException:
                 self._put_back()
                 raise
             outputs, self._outputs = self._outputs, []
             return outputs
+
+    def _keep(self) -> None:
+        """Where all answers are there, keep what their steps have shown of costs that were not measured."""
+        default = self.menu.default
+        if default.unmeasured and default.drafter is not None and not (self._running or self._waiting or self._asked):
+            assert isinstance(default.policy, AdaptivePolicy)
+            default.policy.keep(self.target, default.drafter, default.verifier)
 
     def _put_back(self) -> None:
         """All that runs waits again, before the others; what has finished leaves."""
@@ -428,13 +484,21 @@ class Loop:
         return took
 
 
-def step_overhead(target: Target) -> float:
-    """Seconds of a step of plain decoding beside its forward pass, of an idle target: of the second of two short requests."""
+def step_overhead(target: Target, stopped: Callable[[], bool] = lambda: False) -> float:
+    """Seconds of a step of plain decoding beside its forward pass, of an idle target: of the second of two short requests.
+
+    Raises:
+        Interrupted: where it is `stopped`.
+    """
     loop = Loop(target, Menu(target, PLAIN), clock=pricing_clock(target))
     params, stats = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True), None
     for number in range(2):
         stats = loop.add_request(Request(f"overhead-{number}", (1, 2, 3, 4), params, 0)).stats
         while loop.has_unfinished_requests:
+            if stopped():
+                loop.abort_all()
+                loop.step()
+                raise Interrupted
             loop.step()
     assert stats is not None
     return (stats.seconds["verifying"] + stats.seconds["other"]) / stats.steps

@@ -43,6 +43,11 @@ class Speculation:
         return self.policy if isinstance(self.policy, Timed) else None
 
     @property
+    def unmeasured(self) -> bool:
+        """Whether costs of its steps are assumed that could be measured."""
+        return self.drafter is not None and isinstance(self.policy, AdaptivePolicy) and self.policy.missing
+
+    @property
     def source(self) -> str:
         """The drafter's name, "none" where there is none."""
         return "none" if self.drafter is None else self.drafter.info.name
@@ -57,7 +62,6 @@ class Menu:
     """What requests may name: the drafters that an engine was built with, each with any rule that is exact for it.
 
     default: of requests that name nothing.  others: further drafters, by name.  make_policy: for each pair that is asked for.
-    overhead: measures what policies take for the seconds of a step beside its forward pass and drafts.
     compiling: while it says so, requests of the default begin without drafts, where their text cannot depend on that.
     """
 
@@ -67,18 +71,17 @@ class Menu:
         default: Speculation,
         others: Mapping[str, Drafter] | None = None,
         make_policy: Callable[[Drafter], Policy] | None = None,
-        overhead: Callable[[], float] = lambda: 0.0,
         compiling: Compiling | None = None,
     ) -> None:
         self.compiling = compiling
-        self.default, self._target, self._make_policy, self._overhead = default, target, make_policy, overhead
+        self.default, self._target, self._make_policy = default, target, make_policy
         self._drafters: dict[str, Drafter | None] = {"none": None, **(others or {}), default.source: default.drafter}
         self._known = {(default.source, default.verifier.info.name): default}
         self._lock = threading.Lock()
         for drafter in self._drafters.values():
             if drafter is not None:
                 check_drafter(target, drafter)
-        self._prepare(default, measure=compiling is None)
+        self._prepare(default)
         for name in others or {}:
             self.find(name)
 
@@ -87,7 +90,6 @@ class Menu:
         cls,
         config: SpeculationConfig,
         parts: Parts,
-        overhead: Callable[[], float],
         compile_drafts: "CompileDrafts | None" = None,
     ) -> "Menu":
         """As configured, on these parts. compile_drafts: begins to compile what drafts call, where that was never done.
@@ -108,7 +110,7 @@ class Menu:
 
         default = Speculation(drafter, verifier, policy)
         compiling = compile_drafts(parts.target, default) if compile_drafts is not None else None
-        return cls(parts.target, default, others, make_policy, overhead, compiling)
+        return cls(parts.target, default, others, make_policy, compiling)
 
     def decide_by(self, policy: Policy) -> None:
         """Give the default another policy."""
@@ -158,14 +160,14 @@ class Menu:
                 self._known[key] = speculation
             return self._known[key]
 
-    def _prepare(self, speculation: Speculation, *, measure: bool = True) -> None:
-        if speculation.drafter is None:
-            return
-        policy, parts = speculation.policy, (self._target, speculation.drafter, speculation.verifier, self._overhead)
-        if isinstance(policy, AdaptivePolicy):
-            policy.prepare(*parts, measure=measure)
-        elif isinstance(policy, Preparing):
-            policy.prepare(*parts)
+    def _prepare(self, speculation: Speculation) -> None:
+        if speculation.drafter is not None and isinstance(speculation.policy, (AdaptivePolicy, Preparing)):
+            speculation.policy.prepare(self._target, speculation.drafter, speculation.verifier)
+
+    @property
+    def unmeasured(self) -> list[Speculation]:
+        """Those that requests have named or may, whose costs are missing."""
+        return [s for s in list(self._known.values()) if s.unmeasured]
 
 
 def choose_verifier(named: str | Verifier, source: Drafter | None, policy: Policy | None = None) -> Verifier:

@@ -1,7 +1,7 @@
 """The speculation policy: for every sequence the drafts that the marginal rule is for, from steps that are over and tables alone.
 
-Costs are measured when the engine is built and follow the steps that run; acceptance is each sequence's own, around that of all. A request
-that names a seed is decided from its own steps and the tables as they stood when the engine was built, as if it ran alone: its text does not
+Costs are measured while the engine is idle and follow the steps that run; acceptance is each sequence's own, around that of all. A request
+that names a seed is decided from its own steps and the tables as they were measured, as if it ran alone: its text does not
 depend on what runs beside it. Nothing here looks at the draft that it decides about, but for the stop by a node's own path: outputs keep
 their distribution.
 """
@@ -24,7 +24,7 @@ from polydraft.policy.acceptance import FIRST, NEXT, SPARE, Acceptance
 from polydraft.policy.costs import Costs, LiveCosts, Overhead, no_overhead
 from polydraft.policy.fixed import RunningSequence
 from polydraft.policy.marginal import Expected, depth_of, gain, least_reach, least_spare, speed_of
-from polydraft.policy.profile import Profile, check_identity, profile_of
+from polydraft.policy.profile import Profile, begun, check_identity, profile_of, remember_steps
 from polydraft.policy.repeats import Repeats
 
 __all__ = ["AdaptivePolicy"]
@@ -36,6 +36,8 @@ LOOKING = 0.02
 """Share of its steps that a paused sequence may lose by looking again, at most."""
 OFTEN, SELDOM = 64, 7
 """Steps that are all timed at first, and then one in so many, which shares no divisor with HELD."""
+ENOUGH = 16
+"""Timed steps whose costs are worth keeping where nothing was measured."""
 SETTLED = 1
 """Steps with drafts, or without, whose seconds are not looked at after others: a draft model catches up, and caches forget."""
 SHARED, OWN = (24.0, 0.995), (8.0, 0.97)
@@ -102,7 +104,7 @@ class Course:
 class AdaptivePolicy:
     """Drafts by the marginal rule; see the module.
 
-    profile: None for one that is measured when the engine is built.  copying: whether long repeats of the text are verified in place of the drafts
+    profile: None for one that is measured while the engine is idle.  copying: whether long repeats of the text are verified in place of the drafts
         of a model or head.
     """
 
@@ -116,15 +118,15 @@ class AdaptivePolicy:
         self.profile, self.live = profile, LiveCosts(profile.costs)
         self.seen = {greedy: Acceptance(*profile.known(greedy), *SHARED) for greedy in (False, True)}
         self._courses: WeakKeyDictionary[Any, Course] = WeakKeyDictionary()
+        self._kept = self.missing = False
+        """Whether what steps have shown is kept, and whether costs are assumed that could be measured."""
         self._asked: dict[int, Budget] = {}
         self._rows, self._steps, self._drafting, self._alike, self._timed = 1, 0, 0, 0, 0
         """Rows, draft steps and sequences with drafts of the step that was learnt from last, how many in a row had drafts, or none, as it, and all
         steps so far."""
 
-    def prepare(
-        self, target: Target, drafter: Drafter, verifier: Verifier, overhead: Overhead = no_overhead, *, measure: bool = True
-    ) -> None:
-        """Measure costs, unless they were given or measured before or are not to be measured now, and keep to what both draw and verify exactly.
+    def prepare(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
+        """Start from what is known of these parts, and keep to what both draw and verify exactly.
 
         Raises:
             IncompatibleError: a profile of other parts.
@@ -140,7 +142,23 @@ class AdaptivePolicy:
         self._copies = drafter.info.draft_sampling == {DraftSampling.POINT_MASS} and not needs.hidden and not model_based
         if self.given is not None:
             check_identity(self.given, target, drafter, verifier)
-        self.open(self.given or profile_of(target, drafter, verifier, overhead, measure=measure))
+        profile, missing = (self.given, False) if self.given is not None else begun(target, drafter, verifier)
+        self.open(profile)
+        self.missing = missing
+
+    def measure(
+        self,
+        target: Target,
+        drafter: Drafter,
+        verifier: Verifier,
+        overhead: Overhead = no_overhead,
+        slots: tuple[int, int] = (0, 0),
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Measure the costs that are missing, of an idle target; slots, stopped, errors: see `costs.measured`. What steps have shown of acceptance stays."""
+        if self.missing:
+            self.profile = profile_of(target, drafter, verifier, overhead, slots, stopped)
+            self.live, self.missing = LiveCosts(self.profile.costs), False
 
     def course(self, s: RunningSequence) -> Course:
         """Where a sequence stands."""
@@ -225,7 +243,7 @@ class AdaptivePolicy:
         rates = course.seen.rates
         least = least_reach(speed, max(rates[NEXT], 0.05), rows, drafting, costs)
         stop = Stop(least, tuple(rates[:BINS]))
-        cheap_rows = costs.rows(rows + 16) - costs.rows(rows) < 16 * CHEAP_ROW * costs.rows(1)
+        cheap_rows = not self.missing and costs.rows(rows + 16) - costs.rows(rows) < 16 * CHEAP_ROW * costs.rows(1)
         if self._ranked or (self._greedy_trees and s.request.params.greedy and cheap_rows):
             row = speed * costs.row(rows + course.seen.expected.nodes)
             return Budget.grown(TREE_NODES, len(least), TREE_WIDTH, min(row, 1.0)).ending(stop)
@@ -264,6 +282,12 @@ class AdaptivePolicy:
         rest, num_sequences = seconds["verifying"] + seconds["other"], max(self._drafting, 1)
         parts = {"scoring": seconds["scoring"], "drafting": seconds["drafting"], "rest": rest}
         self.live.observe(self._rows, self._steps, **parts, num_sequences=num_sequences)
+
+    def keep(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
+        """Remember what steps have shown, once, where costs were assumed and are still missing."""
+        if self.missing and not self._kept and self._timed >= ENOUGH:
+            self._kept = True
+            remember_steps(target, drafter, verifier, self.live.costs)
 
     def learnt(self) -> Profile:
         """What is known by now, as a profile to start from."""

@@ -5,7 +5,7 @@
     drafting(n)    n draft steps, and what a draft costs before its first one and in its verification; of several sequences at a time it grows as a
                    forward pass of so many rows does
 
-Measured with a handful of passes when an engine is built (`measured`) and kept with the profile; afterwards live costs are exponential averages of
+Measured with a handful of passes of an idle engine (`measured`) and kept with the profile; while requests run, live costs are exponential averages of
 what steps took (`LiveCosts`).
 """
 
@@ -24,7 +24,7 @@ from polydraft.drafters.base import Reading
 from polydraft.errors import InvalidInputError
 from polydraft.tree import chain
 
-__all__ = ["KNOTS", "MEASURED", "STEADY", "Costs", "LiveCosts", "Measured", "Overhead", "measured", "no_overhead"]
+__all__ = ["KNOTS", "MEASURED", "STEADY", "Costs", "Interrupted", "LiveCosts", "Measured", "Overhead", "measured", "no_overhead"]
 
 Overhead = Callable[[], float]
 """Measures the seconds of a step beside its forward pass and its drafts."""
@@ -183,6 +183,10 @@ def no_overhead() -> float:
     return 0.0
 
 
+class Interrupted(Exception):  # noqa: N818 - no error
+    """Measuring was left for later, as a request came."""
+
+
 class Measured(NamedTuple):
     """spread: of the least steady passes, the largest over the smallest."""
 
@@ -207,26 +211,46 @@ def _seconds(act: Callable[[], object], time: Callable[[], float], spreads: list
 
 
 @torch.inference_mode()
-def measured(target: Target, drafter: Drafter, prompt: Sequence[int] = (1, 2, 3, 4)) -> Measured:
-    """Costs of idle models and how steady they were: passes of MEASURED rows in one slot, and drafts of one and of DEEP steps, nothing of which is kept."""
-    time, params, spreads = clock(target), SamplingParams(temperature=1.0), list[float]()
-    scores = target.prefill([0], [list(prompt[:-1])], hidden=drafter.needs.hidden)
+def measured(
+    target: Target,
+    drafter: Drafter,
+    slots: tuple[int, int] = (0, 0),
+    stopped: Callable[[], bool] = lambda: False,
+    prompt: Sequence[int] = (1, 2, 3, 4),
+) -> Measured:
+    """Costs of idle models and how steady they were: passes of MEASURED rows in one slot, and drafts of one and of DEEP steps, nothing of which is kept.
+
+    slots: empty ones, of the target and of a second sequence.  stopped: asked before each pass.
+
+    Raises:
+        Interrupted: where it is `stopped`.
+    """
+    time, params, spreads, (slot, second) = clock(target), SamplingParams(temperature=1.0), list[float](), slots
+
+    def seconds(act: Callable[[], object]) -> float:
+        def unless_stopped() -> None:
+            if stopped():
+                raise Interrupted
+            act()
+
+        return _seconds(unless_stopped, time, spreads)
+
+    scores = target.prefill([slot], [list(prompt[:-1])], hidden=drafter.needs.hidden)
     try:
         passes = dict[int, float]()
         for rows in MEASURED:
             tree = TokenTree.chain(torch.full((1, rows), int(prompt[-1])))
-            passes[rows] = _seconds(lambda tree=tree: target.score([0], tree, hidden=drafter.needs.hidden), time, spreads)
-        (state,) = drafter.start([Request("measured", tuple(prompt), params, 0, slot=0, second_slot=0)])
+            passes[rows] = seconds(lambda tree=tree: target.score([slot], tree, hidden=drafter.needs.hidden))
+        (state,) = drafter.start([Request("measured", tuple(prompt), params, 0, slot=slot, second_slot=second)])
         try:
             if drafter.needs.hidden and isinstance(drafter, Reading):
                 (state,) = drafter.read([state], scores)
             short, long = (
-                _seconds(lambda depth=depth: drafter.propose([state], [Budget.fixed(chain(depth))]), time, spreads)
-                for depth in (1, DEEP)
+                seconds(lambda depth=depth: drafter.propose([state], [Budget.fixed(chain(depth))])) for depth in (1, DEEP)
             )
         finally:
             drafter.release([state])
     finally:
-        target.release([0])
+        target.release([slot])
     step = max((long - short) / (DEEP - 1), 0.0)
     return Measured(Costs.of(passes, draft_start=max(short - step, 0.0), draft_step=step), max(spreads))

@@ -11,7 +11,6 @@ from torch import Tensor
 from polydraft.core import Budget, Draft, Drafter, Method, Outcome, Request, Target, Verifier
 from polydraft.errors import CapacityError
 from polydraft.models.slots import TREE_ROOM
-from polydraft.policy.costs import Overhead, no_overhead
 from polydraft.verifiers import pairing
 
 __all__ = ["FixedPolicy", "Opening", "Policy", "Preparing", "RunningSequence", "Timed", "check_draft", "check_room"]
@@ -38,9 +37,9 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Preparing(Protocol):
-    """A policy that is given the parts before it decides. overhead: measures the seconds of a step beside its forward pass and drafts."""
+    """A policy that is given the parts before it decides."""
 
-    def prepare(self, target: Target, drafter: Drafter, verifier: Verifier, overhead: Overhead = no_overhead) -> None: ...
+    def prepare(self, target: Target, drafter: Drafter, verifier: Verifier) -> None: ...
 
 
 @runtime_checkable
@@ -69,7 +68,7 @@ class FixedPolicy:
 
     budget: Budget
 
-    def prepare(self, target: Target, drafter: Drafter, verifier: Verifier, overhead: Overhead = no_overhead) -> None:
+    def prepare(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
         """Refuse a budget that does not fit a pass, that the drafter does not draw, or that the rule is not exact for.
 
         Raises:

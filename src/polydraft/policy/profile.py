@@ -1,6 +1,6 @@
 """What the policy knows of a pair of models on a machine: costs of steps and acceptance by confidence; saved as JSON.
 
-What was measured when an engine was built, or by `polydraft tune`, is kept in this process and, for models with a name, in a file of the
+What was measured of an idle engine, or by `polydraft tune`, is kept in this process and, for models with a name, in a file of the
 user's cache folder (`POLYDRAFT_CACHE`, else `XDG_CACHE_HOME`/polydraft, else ~/.cache/polydraft; `POLYDRAFT_CACHE=off` keeps none), the last MOST_FILES of them: engines of
 the same parts start from it, so that the texts of a seed are the same in the next process. Another machine, format or version is measured anew.
 """
@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,14 +25,16 @@ from polydraft.core import Drafter, Target, Verifier
 from polydraft.drafters.base import ModelBased
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.policy.acceptance import FIRST, NEXT, UNKNOWN, UNKNOWN_SAMPLED
-from polydraft.policy.costs import KNOTS, STEADY, Costs, Overhead, measured, no_overhead
+from polydraft.policy.costs import KNOTS, STEADY, Costs, Interrupted, Overhead, measured, no_overhead
 from polydraft.policy.marginal import Expected, foreseen
 from polydraft.policy.profile_file import changed, checksum, read_profile, unreadable
 from polydraft.processor import processor
 from polydraft.schema import PROFILE, fault
 
-__all__ = ["Profile", "check_identity", "identity", "profile_of", "remember", "remembered"]
+__all__ = ["Profile", "begun", "check_identity", "identity", "profile_of", "remember", "remember_steps", "remembered"]
 
+UNMEASURED = 1e9
+"""How steady figures are that nothing but steps has shown: what is measured replaces them."""
 MOST_FILES = 64
 """Profiles in the cache folder; those that were written longest ago go first."""
 _MODES = "sampled", "greedy"
@@ -158,36 +161,61 @@ def identity(target: Target, drafter: Drafter, verifier: Verifier) -> dict[str, 
     }
 
 
-def profile_of(
-    target: Target, drafter: Drafter, verifier: Verifier, overhead: Overhead = no_overhead, *, measure: bool = True
-) -> Profile:
-    """What was measured of these parts before, or what a handful of passes say now; assumed for models without a name or at work.
+def begun(target: Target, drafter: Drafter, verifier: Verifier) -> tuple[Profile, bool]:
+    """What was measured of these parts before, or what steps have shown, else assumed; and whether `profile_of` would measure them.
 
     Figures of another process that were not steady, as other work ran beside it, are measured once more; the steadier ones stay.
     """
     about = identity(target, drafter, verifier)
-    begun_with = about is not None and _file(about)[0] in _known
     stored = remembered(about)
-    if stored is not None and (begun_with or _spread(stored) <= STEADY):
-        return stored
-    if about is None or any(target.lengths):
-        return stored or Profile.assumed()
+    missing = about is not None and _file(about)[0] not in _tried and (stored is None or _spread(stored) > STEADY)
+    return stored or Profile.of(Costs.assumed(), {"assumed": True} | ({} if about is None else {"identity": about})), missing
+
+
+def profile_of(
+    target: Target,
+    drafter: Drafter,
+    verifier: Verifier,
+    overhead: Overhead = no_overhead,
+    slots: tuple[int, int] = (0, 0),
+    stopped: Callable[[], bool] = lambda: False,
+) -> Profile:
+    """What was measured of these parts before, or what a handful of passes say now; what `begun` says for models without a name or at work.
+
+    slots, stopped, errors: see `costs.measured`.
+    """
+    known, missing = begun(target, drafter, verifier)
+    if not missing or target.lengths[slots[0]]:
+        return known
+    about = identity(target, drafter, verifier) or {}
     try:
-        costs, spread = measured(target, drafter)
+        costs, spread = measured(target, drafter, slots, stopped)
         profile = Profile.of(replace(costs, overhead=overhead()), {"identity": about, "spread": spread})
+    except Interrupted:
+        raise
     except Exception as error:  # what cannot be measured alone, such as a model that first reads a source
         _log.info("costs are assumed, as measuring them failed: %r", error)
-        return stored or Profile.assumed()
-    if stored is not None and _spread(stored) <= spread:
-        return stored
+        _tried.add(_file(about)[0])
+        return known
+    _tried.add(_file(about)[0])
+    if _spread(known) <= spread:
+        return known
     _log.info("costs were measured: %s", profile.costs)
     remember(about, profile)
     return profile
 
 
+def remember_steps(target: Target, drafter: Drafter, verifier: Verifier, costs: Costs) -> None:
+    """Keep what steps have shown, for engines that start before anything is measured."""
+    about = identity(target, drafter, verifier)
+    stored = remembered(about)
+    if stored is None or _spread(stored) == UNMEASURED:
+        remember(about, Profile.of(costs, {"identity": about, "spread": UNMEASURED}))
+
+
 def _spread(profile: Profile) -> float:
-    """How steady its figures were, see `costs.Measured`; 1 where it does not say."""
-    spread = profile.about.get("spread")
+    """How steady its figures were, see `costs.Measured`; 1 where it does not say, as of `polydraft tune`."""
+    spread = UNMEASURED if profile.about.get("assumed") else profile.about.get("spread")
     return float(spread) if isinstance(spread, (int, float)) else 1.0
 
 
@@ -195,7 +223,9 @@ def _folder() -> Path | None:
     return None if os.environ.get("POLYDRAFT_CACHE") in ("", "off") else cache_folder()
 
 
-_known: dict[str, Profile] = {}
+_known: dict[str, Profile | None] = {}
+_tried: set[str] = set()
+"""What this process has measured, or could not."""
 _NAME = re.compile("[0-9a-f]{24}.json")
 _log = logging.getLogger(__name__)
 
@@ -241,6 +271,7 @@ def remembered(about: dict[str, Any] | None) -> Profile | None:
         return None
     key, file = _file(about)
     if key not in _known and file is not None and os.path.exists(file):  # False where the folder may not be looked into
+        _known[key] = None  # it is told of once
         try:
             _known[key] = Profile.load(file)
         except InvalidInputError as error:

@@ -19,6 +19,7 @@ from polydraft.bench.speedup import Speedup
 from polydraft.clock import clock
 from polydraft.core import Budget, SamplingParams
 from polydraft.engine.api import Engine
+from polydraft.engine.loop import step_overhead
 from polydraft.engine.speculation import Menu, Speculation
 from polydraft.engine.stats import RequestStats
 from polydraft.errors import InvalidInputError
@@ -219,6 +220,7 @@ def tune(
     sampling = replace(params or SamplingParams(max_tokens=64), ignore_eos=True, seed=None)
     adaptive, drafter = AdaptivePolicy(), engine.drafter
     adaptive.prepare(engine.target, drafter, engine.verifier)
+    adaptive.measure(engine.target, drafter, engine.verifier, lambda: step_overhead(engine.target))
     trials = [Trial("plain", FixedPolicy(Budget.fixed((-1,)))), Trial("adaptive", adaptive)]
     for budget in pairing.allowed(shapes, drafter.info, engine.verifier.info):
         name = f"chain of {budget.max_depth}" if budget.width == 1 else f"{budget.width} paths of {budget.max_depth}"
