@@ -1,9 +1,12 @@
 """Seconds of steps: measured with a handful of passes, interpolated, with prices that do not fall, and followed while steps run."""
 
+import os
+
 import numpy as np
 import pytest
 
 from polydraft import Engine, SamplingParams
+from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.policy import costs as module
 from polydraft.policy import profile
@@ -131,6 +134,17 @@ def test_the_folder_of_figures_is_bounded_and_nothing_else_in_it_is_touched(monk
     assert len([*tmp_path.iterdir()]) == 4 and (tmp_path / "other.json").exists()
     monkeypatch.setattr(profile, "_known", {})
     assert profile.remembered({"pair": 4}) == Profile.assumed() and profile.remembered({"pair": 0}) is None
+
+
+def test_a_model_file_that_changed_under_its_name_is_another_model(tmp_path):
+    engine, file = table_engine(), tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF")
+    engine.target.name = str(file)
+    parts = engine.target, NgramDrafter(), engine.verifier
+    before = identity(*parts)
+    assert before is not None and identity(*parts) == before
+    os.utime(file, ns=(1, 1))
+    assert identity(*parts) != before
 
 
 def test_models_at_work_or_without_a_name_are_not_measured():

@@ -134,8 +134,9 @@ def _model(model: Target | None) -> dict[str, Any] | None:
     """What tells a model apart from others, or None for one without a name."""
     if model is None or not model.name:
         return None
-    config = Path(model.name) / "config.json"
-    changed = config.stat().st_mtime_ns if config.exists() else None
+    place = Path(model.name)
+    file = place if place.is_file() else place / "config.json"
+    changed = file.stat().st_mtime_ns if file.exists() else None
     fields = ("weight_format", "max_num_seqs", "vocab_size", "draft_vocabulary")
     return {
         "name": model.name,
