@@ -23,7 +23,7 @@ plain, *others = measure(contenders, prompts, max_tokens=48, repetitions=2)
 print(f"{plain.contender.name}: {plain.tokens_per_second:.0f} tokens/s")
 for found in others:
     print(
-        f"{found.contender.name}: {found.tokens_per_second:.0f} tokens/s, {found.speedup_over(plain):.2f}x, "
+        f"{found.contender.name}: {found.tokens_per_second:.0f} tokens/s, {found.speedup_over(plain).ratio:.2f}x, "
         f"{found.tokens_per_step:.2f} tokens per step, accepted by depth {[round(a, 2) for a in found.acceptance_by_depth]}"
     )
 
