@@ -13,6 +13,8 @@ def random_blocks(name, outputs, inputs, seed=0):
     raw = rng.integers(0, 256, (outputs, inputs // size * num_bytes), np.uint8).view(raw_blocks(name))
     for field in (name for name in ("d", "m", "dmin") if name in raw.dtype.names):
         raw[field] = rng.normal(size=raw.shape).astype(np.float16).view(np.uint16)
+    if "exponent" in raw.dtype.names:
+        raw["exponent"] = rng.integers(121, 131, raw.shape)
     return raw
 
 

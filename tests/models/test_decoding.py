@@ -27,6 +27,10 @@ def random_blocks(name, size=0.01):
         scales = random.standard_normal(blocks[field].shape) * size
         scales[:3] = [[0.0], [6e-8], [100.0]]
         blocks[field] = scales.astype(np.float16).view(np.uint16)
+    if "exponent" in (raw.names or ()):
+        exponents = random.integers(110, 130, blocks["exponent"].shape)
+        exponents[:3] = [[0], [1], [134]]
+        blocks["exponent"] = exponents
     return blocks.view(np.uint8).reshape(OUTPUTS, -1)
 
 

@@ -9,7 +9,7 @@ from polydraft.models.compiled.formats import BLOCKS, DTYPES, pack, pack_blocks,
 from polydraft.models.compiled.vectors import LANES, PANEL
 from tests.models.blocks import dequantised, random_blocks
 
-BITS = {"Q4_K": 4.75, "Q5_K": 6, "Q5_0": 6, "Q5_1": 6, "Q6_K": 6.75, "Q8_0": 8.6, "Q4_0": 4.5, "Q4_1": 5}
+BITS = {"Q4_K": 4.75, "Q5_K": 6, "Q5_0": 6, "Q5_1": 6, "Q6_K": 6.75, "Q8_0": 8.6, "Q4_0": 4.5, "Q4_1": 5, "MXFP4": 4.25}
 """Most bits of a weight in panels."""
 
 

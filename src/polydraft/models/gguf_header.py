@@ -43,6 +43,7 @@ LAYOUTS = {
     20: BlockLayout("IQ4_NL", 32, 18),
     23: BlockLayout("IQ4_XS", 256, 136),
     30: BlockLayout("BF16", 1, 2),
+    39: BlockLayout("MXFP4", 32, 17),
 }
 """Number formats by their numbers in a file; the `gguf` package has all, and takes a third of a second to import."""
 TYPES = tuple(layout.type for layout in LAYOUTS.values())

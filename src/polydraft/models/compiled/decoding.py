@@ -13,7 +13,16 @@ from jaxtyping import Float, UInt8
 
 from polydraft.compile_time import inner, unowned
 from polydraft.compiled_code import njit
-from polydraft.models.compiled.formats import BLOCK, BLOCKS, FIFTH_BITS, SAMPLED, TOGETHER, raw_blocks, small_integers
+from polydraft.models.compiled.formats import (
+    BLOCK,
+    BLOCKS,
+    FIFTH_BITS,
+    SAMPLED,
+    TOGETHER,
+    block_scales,
+    raw_blocks,
+    small_integers,
+)
 from polydraft.models.compiled.vectors import LANES
 from polydraft.threads import usable_cores
 
@@ -206,7 +215,8 @@ def _prepared(name: str, blocks: UInt8[np.ndarray, "O bytes"]) -> tuple[Any, ...
     def by_run(field: str) -> np.ndarray:
         return raw[field].view(np.float16).astype(np.float32)[..., None]
 
-    scale = by_run("d") * integers["scales"].astype(np.float32) if integers else by_run("d")
+    scale = block_scales(raw)[..., None]
+    scale = scale * integers["scales"].astype(np.float32) if integers else scale
     least = np.zeros((*raw.shape, 0), np.float32)
     if block.least == "m":
         least = by_run("m")

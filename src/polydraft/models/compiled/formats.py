@@ -8,6 +8,7 @@ Q4_1, Q5_1             [blocks] of 32 inputs                                    
 Q2_K, Q4_K, Q5_K       [blocks] of 256 inputs                                                   d scale code - dmin min
 Q3_K, Q6_K             [blocks] of 256 inputs                                                   d scale (code - middle)
 IQ4_NL, IQ4_XS         [blocks] of 32 and 256 inputs                                            d table[code], d scale table[code]
+MXFP4                  [blocks] of 32 inputs                                                    2^(exponent - 128) table[code]
 
 Blocks are those of GGUF files, number for number: d, m and dmin are float16, and only the 6-bit scales of K-quants are widened to bytes.
 A block of a panel holds LANES outputs; its codes are words of four inputs of one output, so that a vector is one word of every output.
@@ -36,6 +37,7 @@ __all__ = [
     "TOGETHER",
     "BlockFormat",
     "Plane",
+    "block_scales",
     "format_name",
     "pack",
     "pack_blocks",
@@ -75,7 +77,7 @@ class BlockFormat(NamedTuple):
 
     inputs: of a block.  run: inputs that share a scale.  period: sub-blocks after which the places of codes repeat.
     low, high: planes of the codes; high bits stand above the low ones.
-    scale: dtype of the small integer that d is multiplied by, one a run, or None.  least: what is added to a weight: "m", or
+    exponent: whether the scale is a power of two, by its exponent.  scale: dtype of the small integer that d is multiplied by, one a run, or None.  least: what is added to a weight: "m", or
     "mins" (-dmin min), or None.  middle: what is subtracted from a code.  table: what a code stands for.
     """
 
@@ -88,6 +90,7 @@ class BlockFormat(NamedTuple):
     least: str | None = None
     middle: int = 0
     table: tuple[int, ...] | None = None
+    exponent: bool = False
 
     @property
     def bits(self) -> int:
@@ -102,7 +105,7 @@ class BlockFormat(NamedTuple):
     @property
     def dtype(self) -> np.dtype:
         """A block of LANES outputs."""
-        fields: list[tuple] = [("d", np.uint16, (LANES,))]
+        fields: list[tuple] = [("exponent", np.uint8, (LANES,)) if self.exponent else ("d", np.uint16, (LANES,))]
         if self.least == "m":
             fields.append(("m", np.uint16, (LANES,)))
         elif self.least:
@@ -131,6 +134,7 @@ _FOUR = Plane(4, _halves, 4)
 _FOUR_OF_K = Plane(4, lambda s, group: (group, 4 * s), 8)
 _TWO_OF_K = Plane(2, lambda s, group: (group, 2 * s), 8)
 _FIFTH = Plane(1, lambda _, group: (0, group), 1)
+_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 BLOCKS = {
     "Q4_0": BlockFormat(32, _FOUR, middle=8),
@@ -153,6 +157,7 @@ BLOCKS = {
     ),
     "IQ4_NL": BlockFormat(32, _FOUR, table=_IQ4),
     "IQ4_XS": BlockFormat(256, _FOUR, scale=np.int8, table=_IQ4),
+    "MXFP4": BlockFormat(32, _FOUR, table=_FP4, exponent=True),
 }
 """Formats of blocks by their names in GGUF files. Codes of Q8_0 are kept without sign, as dot products take them."""
 DTYPES = {**NUMBERS, **{name: block.dtype for name, block in BLOCKS.items()}}
@@ -234,6 +239,7 @@ _RAW: dict[str, list[tuple]] = {
     "Q6_K": [("codes", "<u4", (32,)), ("high", "<u4", (16,)), ("scales", np.int8, (16,)), ("d", _HALF)],
     "IQ4_NL": [("d", _HALF), ("indices", "<u4", (4,))],
     "IQ4_XS": [("d", _HALF), ("scales_high", "<u2"), ("scales", _BYTE, (4,)), ("indices", "<u4", (32,))],
+    "MXFP4": [("exponent", _BYTE), ("indices", "<u4", (4,))],
 }
 """Blocks of one output as they lie in files; codes as words of four bytes."""
 
@@ -258,6 +264,21 @@ def _spread_fifth_bits() -> np.ndarray:
 
 
 FIFTH_BITS = _spread_fifth_bits()
+
+
+def block_scales(fields: np.ndarray) -> np.ndarray:
+    """The scale of each block in float32: d, or 2^(exponent - 128), as MXFP4 says it (OCP Microscaling Formats, version 1.0, section 5.4.1).
+
+    Example:
+        >>> blocks = np.zeros(3, raw_blocks("MXFP4"))
+        >>> blocks["exponent"] = 129, 128, 0
+        >>> block_scales(blocks).tolist() == [2.0, 1.0, 2.0**-128]
+        True
+    """
+    if "exponent" not in (fields.dtype.names or ()):
+        return fields["d"].view(np.float16).astype(np.float32)
+    exponents = fields["exponent"].astype(np.uint32)
+    return np.where(exponents < 2, np.uint32(1 << 21) << exponents, (exponents - 1) << np.uint32(23)).view(np.float32)
 
 
 def small_integers(raw: np.ndarray, name: str) -> dict[str, np.ndarray]:
@@ -352,7 +373,7 @@ def _unpacked_blocks(panels: np.ndarray, block: BlockFormat) -> np.ndarray:
 
     def by_run(field: str) -> np.ndarray:
         """[outputs, K, runs, 1] of a number of each run, or of the block."""
-        values = panels[field]
+        values = block_scales(panels)[:, :, None] if field == "d" else panels[field]
         values = values.view(np.float16).astype(np.float32)[:, :, None] if values.dtype == _HALF else values.astype(np.float32)
         return values.transpose(0, 3, 1, 2).reshape(P * LANES, K, -1, 1)
 

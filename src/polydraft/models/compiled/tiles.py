@@ -185,7 +185,7 @@ class _Block:
         self.code, self.stored = code, stored
         self.format = BLOCKS[format_name(as_dtype(stored))]
         self.here = address
-        self.d = self.halves("d")
+        self.d = self.powers("exponent") if self.format.exponent else self.halves("d")
         self.least = self.halves("m" if self.format.least == "m" else "dmin") if self.format.least else None
         self.period = None
 
@@ -194,6 +194,14 @@ class _Block:
 
     def halves(self, name):
         return self.code.builder.fpext(self.code.load(self.field(name), HALVES), FLOATS)
+
+    def powers(self, name):
+        """2^(exponent - 128), see `formats.block_scales`."""
+        b, code = self.code.builder, self.code
+        exponents = b.zext(code.load(self.field(name), ir.VectorType(BYTE, LANES)), INTS)
+        small = b.shl(code.ints(1 << 21), exponents)
+        others = b.shl(b.sub(exponents, code.ints(1)), code.ints(23))
+        return b.bitcast(b.select(b.icmp_unsigned("<", exponents, code.ints(2)), small, others), FLOATS)
 
     @contextmanager
     def each_period(self):
