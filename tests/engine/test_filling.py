@@ -54,14 +54,32 @@ def test_a_prompt_that_nobody_waits_for_is_read_at_once_and_an_abort_ends_the_re
     monkeypatch.setattr(filling.Filling, "room", lambda self, *_: 50)
     target = Noted()
     engine = Engine.of(target, drafter=None)
-    engine.add_request(Request("one", tuple(i % 6 for i in range(300)), GREEDY, 0))
+    engine.add_request(Request("one", tuple(i % 6 for i in range(250)), GREEDY, 0))
     engine.step()
-    assert target.events == [299, "pass"]
+    assert target.events == [249, "pass"]
     gone = engine.add_request(Request("two", tuple(i % 5 for i in range(300)), GREEDY, 0))
     engine.step()
     engine.abort_request("two")
     engine.step()
     assert target.events[2:] == [50, "pass", "pass"] and gone.finish_reason == "abort" and engine.num_running == 1
+
+
+def test_a_prompt_that_is_read_alone_is_read_in_steps_of_which_each_hears_an_abort(monkeypatch):
+    monkeypatch.setattr(filling, "ALONE_FIRST", 40)
+    monkeypatch.setattr(filling, "ALONE_LEAST", 40)
+    monkeypatch.setattr(filling, "ALONE_SECONDS", 0.0)
+    target = Noted()
+    engine = Engine.of(target, drafter=None)
+    gone = engine.add_request(Request("gone", tuple(i % 6 for i in range(370)), GREEDY, 0))
+    engine.step()
+    assert gone.stats.read_tokens == 40
+    prompt = tuple(i % 5 for i in range(101))
+    kept = [engine.add_request(Request("kept", prompt, GREEDY, 0, j)) for j in range(2)]
+    engine.abort_request("gone")
+    while engine.has_unfinished_requests:
+        engine.step()
+    assert gone.finish_reason == "abort" and [e for e in target.events if e != "pass"] == [40, 40, 40, 20]
+    assert [sample.token_ids for sample in kept] == [plain_greedy(target, prompt, 20)] * 2 and kept[0].stats.read_tokens == 101
 
 
 def test_pieces_are_half_as_long_as_a_round_within_bounds_and_longer_where_more_are_read():

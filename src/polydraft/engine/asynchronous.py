@@ -123,10 +123,14 @@ class AsyncEngine:
         params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         seconds: float | None = None,
+        results: list[Result] | None = None,
         **asked: Any,
     ) -> AsyncGenerator[tuple[int, StepOutput], None]:
-        """The same for several prompts, each output with the index of its own; they draw as the prompts of one `Engine.generate` do."""
-        async with aclosing(self._outputs(self.engine.numbered(prompts, params), seconds, asked)) as outputs:
+        """The same for several prompts, each output with the index of its own; they draw as the prompts of one `Engine.generate` do.
+
+        results: gets that of each prompt once it waits, to look at before the first output.
+        """
+        async with aclosing(self._outputs(self.engine.numbered(prompts, params), seconds, asked, results)) as outputs:
             async for result, output in outputs:
                 yield result.index, output
 
@@ -163,9 +167,13 @@ class AsyncEngine:
         return (await self.generate([ids], chat_params, seconds=seconds, **asked))[0]
 
     async def _outputs(
-        self, requests: Seq[tuple[int, Prompt, SamplingParams]], seconds: float | None, asked: Mapping[str, Any]
+        self,
+        requests: Seq[tuple[int, Prompt, SamplingParams]],
+        seconds: float | None,
+        asked: Mapping[str, Any],
+        waiting: list[Result] | None = None,
     ) -> AsyncGenerator[tuple[Result, StepOutput], None]:
-        """Of numbered prompts what steps give, each with the result that fills."""
+        """Of numbered prompts what steps give, each with the result that fills. waiting: gets the results once all of them are queued."""
         mailbox, home, results = _Mailbox(), asyncio.get_running_loop(), dict[str, Result]()
         unfinished, timer = 0, None
         self._mailboxes.add(mailbox)
@@ -176,6 +184,8 @@ class AsyncEngine:
                 result = self.engine.submit(prompt, compiled[id(params)], index, mailbox, **asked)
                 results[result.id] = result
                 unfinished += params.n
+            if waiting is not None:
+                waiting += results.values()
             self._asked.set()
             if seconds is not None:
                 timer = home.call_later(seconds, self._abort, results)

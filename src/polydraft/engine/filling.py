@@ -1,4 +1,5 @@
-"""New prompts are read in pieces while others run, each worth less than a round, so that running streams keep flowing.
+"""New prompts are read in pieces: while others run, each worth less than a round, so that running streams keep flowing; alone, each so long
+that whoever has left meanwhile is soon heard.
 
 Chunked prefill, Agrawal et al. 2023, "SARATHI" (arXiv 2308.16369): pieces ride in the passes of the rounds where the target takes both
 together (`core.Mixing`), and are read between the rounds elsewhere. A piece is committed like any tokens: what is read of a prompt,
@@ -24,6 +25,8 @@ SHARE = 0.5
 """Of a round's time that pieces may take. At 0.75 the p99 between tokens grew 2.2 to 2.8 times while 892 tokens joined (SmolLM2-135M), as times vary."""
 LONGEST = 0.25
 """Seconds of a step that the pieces of several prompts may take together."""
+ALONE_SECONDS, ALONE_FIRST, ALONE_LEAST = 0.3, 256, 128
+"""Of a step that does nothing but read; and tokens that such a step reads before any was timed, and at least."""
 NEWEST = 0.1
 """Weight of the last round in the means that the cost of a row is learnt from."""
 RECENT, HICCUP = 9, 1.5
@@ -77,6 +80,8 @@ class Filling:
         self.rides = isinstance(target, Mixing)
         self._cost, self._seconds_per_token, self._num_read, self.round_seconds = RowCost(), 0.0, 0, 0.0
         self._recent = deque[float](maxlen=RECENT)
+        self._alone = 0.0
+        """Seconds of a token that is read alone."""
 
     def room(self, num_new: int = 1) -> int:
         """Prompt tokens that take a share of a round's time for each of the prompts that are read."""
@@ -112,18 +117,33 @@ class Filling:
                 riding[first] = min(tokens_left, room)
                 room -= riding[first]
             elif room == self.room(len(new)):
-                self._read_alone(first, room)
+                self._seconds_per_token = self._read_alone(first, room)
                 room = 0
         self._num_read += sum(riding.values())
         return whole, riding
 
-    def _read_alone(self, s: Sequence, count: int) -> None:
+    def piece(self, new: Seq[Sequence]) -> list[Sequence]:
+        """Those that are read to their end in this step, while nothing else runs: all where that does not take long, else a part of the first is read."""
+        room = ALONE_FIRST if not self._alone else max(1, int(ALONE_SECONDS / self._alone) // ALONE_LEAST) * ALONE_LEAST
+        whole = list[Sequence]()
+        for s in sorted(new, key=lambda s: s.due):
+            tokens_left = 0 if any(s.context == other.context for other in whole) else self._left(s)
+            if tokens_left > room and drafting.reads_on(s):
+                if not whole:
+                    self._alone = self._read_alone(s, room)
+                break
+            whole.append(s)
+            room = max(room - tokens_left, 0)
+        return whole
+
+    def _read_alone(self, s: Sequence, count: int) -> float:
+        """Seconds of a token."""
         start = self._clock()
         drafting.read_on(self._target, s, count)
         seconds = self._clock() - start
         s.sample.stats.seconds["prefill"] += seconds
         self._num_read += count
-        self._seconds_per_token = seconds / count
+        return seconds / count
 
     def book(self, riding: Mapping[Sequence, int], seconds: dict[str, float]) -> None:
         """Move what reading took from a round's seconds to the sequences that were read."""

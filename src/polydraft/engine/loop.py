@@ -299,9 +299,11 @@ class Loop:
                 self.target.encode([s.slot for s in joining if s.slot is not None], [s.request.source_token_ids for s in joining])
             _share(joining, watch.stop())
         new = [s for s in self._running if s.filling]
-        riding = dict[Sequence, int]()
-        if running and new and self._second is None:
-            new, riding = self._filling.pieces(new)
+        riding, all_new = dict[Sequence, int](), new
+        if new and self._second is None:
+            new, riding = self._filling.pieces(new) if running else (self._filling.piece(new), {})
+        for s in all_new:
+            s.sample.stats.read_tokens = int(self.target.lengths[s.slot])
         if not new:
             return riding
         watch = Stopwatch(self._clock)
@@ -313,6 +315,7 @@ class Loop:
         _share(new, watch.stop())
         for s in new:
             s.filling = False
+            s.sample.stats.read_tokens = s.sample.stats.prompt_tokens
         return riding
 
     def _follows_costs(self, s: Sequence) -> bool:
@@ -437,6 +440,8 @@ class Loop:
                 self._waiting = OrderedDict({s: None})
                 try:
                     self._admit()
+                    while s.filling:
+                        self._admit()
                     self._round(s.speculation, [s], {})
                 except Exception as error:
                     self._put_back()

@@ -20,7 +20,7 @@ def _no_seconds() -> dict[str, float]:
 class RequestStats:
     """Counts and seconds of one sequence; a step's seconds are shared equally by the sequences in it.
 
-    prompt_tokens, cached_tokens: of the prompt, and those of them that a slot still held from an earlier request.
+    prompt_tokens, cached_tokens: of the prompt, and those of them that a slot still held from an earlier request.  read_tokens: that are read by now.
     steps: forward passes of the target after the prefill.
     drafted_by_depth[d]: steps whose tree reached depth d+1; accepted_by_depth[d]: steps that accepted a token there.
     seconds: by phase, see `PHASES`; compiling and loading compiled code is left out.
@@ -38,6 +38,7 @@ class RequestStats:
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    read_tokens: int = 0
     generated_tokens: int = 0
     discarded_tokens: int = 0
     steps: int = 0

@@ -139,6 +139,14 @@ class Answer(ABC):
     def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:
         """The response, from all outputs."""
 
+    def opening(self) -> list[dict[str, Any]]:
+        """Events with which a stream opens, before anything is read."""
+        return []
+
+    def pause(self, doing: str) -> str:
+        """What stands in a stream where nothing has come for a while. doing: what its request does, in words."""
+        return f": {doing}\n\n"
+
     @abstractmethod
     def chunks(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
         """Events that an output is worth, often one, none where no text is certain yet."""

@@ -181,13 +181,17 @@ class MessageAnswer(Answer):
         return self._body()
 
     def chunks(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
-        first = not self.readers
         events = self._events(prompt, output)
-        start = {"type": "message_start", "message": {**self._body(), "content": [], "stop_reason": None, "stop_sequence": None}}
         if output.finished:
             ending = {"stop_reason": self._reason(), "stop_sequence": self._stop_sequence()}
             events += [{"type": "message_delta", "delta": ending, "usage": self.usage()}, {"type": "message_stop"}]
-        return [start, *events] if first else events
+        return events
+
+    def opening(self) -> list[dict[str, Any]]:
+        return [{"type": "message_start", "message": self._body()}]
+
+    def pause(self, doing: str) -> str:
+        return f'{super().pause(doing)}event: ping\ndata: {{"type": "ping"}}\n\n'
 
     def closing(self) -> list[dict[str, Any]]:
         return []

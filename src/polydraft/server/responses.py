@@ -180,15 +180,14 @@ class Responses(Answer):
         return self._body(status)
 
     def chunks(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
-        first = not self.readers
-        events = [
-            self._event(f"response.{kind}", response=self._body("in_progress")) for kind in ("created", "in_progress") if first
-        ]
-        events += self._events(prompt, output)
+        events = self._events(prompt, output)
         if output.finished:
             status = _status(output)
             events.append(self._event(f"response.{status}", response=self._body(status)))
         return events
+
+    def opening(self) -> list[dict[str, Any]]:
+        return [self._event(f"response.{kind}", response=self._body("in_progress")) for kind in ("created", "in_progress")]
 
     def closing(self) -> list[dict[str, Any]]:
         return []

@@ -16,6 +16,7 @@ from polydraft.core import EncoderDecoder
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine.asynchronous import AsyncEngine
 from polydraft.engine.output import StepOutput
+from polydraft.engine.sequence import Result
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models.chat_template import template_of
 from polydraft.params import WHOLE_CONTEXT, SamplingParams, StructuredOutputs
@@ -26,6 +27,7 @@ from polydraft.server.errors import ApiError
 from polydraft.server.incoming import GONE, unless_gone
 from polydraft.server.messages import CountRequest, MessageAnswer, MessagesRequest
 from polydraft.server.metrics import Metrics
+from polydraft.server.pauses import Pause, with_pauses
 from polydraft.server.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -44,6 +46,10 @@ from polydraft.server.tracing import traced
 __all__ = ["Service"]
 
 log = logging.getLogger("polydraft.server")
+FIRST_SECONDS = 0.05
+"""In which a stream that fails has a status of its own; one that goes on has begun by then."""
+PAUSE_SECONDS = 5.0
+"""Without an event, after which a stream says what its request does."""
 LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\u0085\u2028\u2029"}
 """Characters at which some clients end lines though JSON and server-sent events do not."""
 
@@ -282,18 +288,27 @@ class Service:
             "verifier": chosen.verifier.info.name,
             "lossless": chosen.verifier.info.lossless,
         }
-        fitting = [self._fitting(params, ids) for ids in answer.prompts]
-        outputs = self.engine.stream_all(answer.prompts, fitting, seconds=self.config.timeout, **drafting)
+        form = params.structured_outputs
+        if isinstance(form, StructuredOutputs):
+            source = await unless_gone(request, self.engine.compile_grammar(form))
+            if source is None:
+                return Response(status_code=GONE)
+            params = params.with_(structured_outputs=source)
+        fitting, results = [self._fitting(params, ids) for ids in answer.prompts], list[Result]()
+        outputs = self.engine.stream_all(answer.prompts, fitting, seconds=self.config.timeout, results=results, **drafting)
         outputs = traced(outputs, request.headers, self.name, chosen.source)
         if not body.stream:
             collected = await unless_gone(request, _all(outputs))
             return Response(status_code=GONE) if collected is None else JSONResponse(answer.whole(collected))
-        first = await unless_gone(request, anext(outputs))  # a refusal has its own status
+        paced = with_pauses(outputs, FIRST_SECONDS, PAUSE_SECONDS)
+        first = await unless_gone(request, anext(paced))  # a refusal has its own status
         if first is None:
+            await paced.aclose()
             return Response(status_code=GONE)
-        answer.check(*first)
+        if not isinstance(first, Pause):
+            answer.check(*first)
         answer.include_usage = body.stream_options is not None and body.stream_options.include_usage
-        events = _events(request, answer, first, outputs)
+        events = _events(request, answer, first, paced, results)
         return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
@@ -305,16 +320,23 @@ async def _all(outputs: AsyncGenerator[tuple[int, StepOutput], None]) -> list[tu
 async def _events(
     request: Request,
     answer: Answer,
-    first: tuple[int, StepOutput],
-    outputs: AsyncGenerator[tuple[int, StepOutput], None],
+    first: tuple[int, StepOutput] | Pause,
+    outputs: AsyncGenerator[tuple[int, StepOutput] | Pause, None],
+    results: Sequence[Result],
 ) -> AsyncGenerator[str, None]:
-    """Server-sent events: chunks, perhaps the usage, and the end; an error is the last event."""
+    """Server-sent events: chunks, comments where there are none for a while, perhaps the usage, and the end; an error is the last event."""
     try:
         async with aclosing(outputs):
-            for chunk in answer.chunks(*first):
+            for chunk in answer.opening():
                 yield _event(chunk)
+            if not isinstance(first, Pause):
+                for chunk in answer.chunks(*first):
+                    yield _event(chunk)
             async for output in outputs:
                 await asyncio.sleep(0)  # where the client has left, the loop learns of it before more is written
+                if isinstance(output, Pause):
+                    yield answer.pause(_doing(results))
+                    continue
                 for chunk in answer.chunks(*output):
                     yield _event(chunk)
         for chunk in answer.closing():
@@ -325,6 +347,16 @@ async def _events(
         log.log(level, "request %s failed while it was streamed: %s", request.state.request_id, error)
         yield _event(answer.failed(refusal))
     yield answer.end
+
+
+def _doing(results: Sequence[Result]) -> str:
+    """What a request does that has given nothing for a while, in words for its stream."""
+    stats = [sample.stats for result in results for sample in result.samples if sample.finish_reason is None]
+    if any(s.seconds_to_first_token is not None for s in stats):
+        return "decoding"
+    if all(s.seconds_waiting is None for s in stats):
+        return "waiting for a slot"
+    return f"prefill {sum(s.read_tokens for s in stats)} / {sum(s.prompt_tokens for s in stats)}"
 
 
 def _event(body: dict[str, Any]) -> str:
