@@ -25,9 +25,10 @@ from polydraft.models.catalogue import HubModel, Wheel
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.config import CheckpointConfig
 from polydraft.models.folder import load_module
-from polydraft.models.gguf import GgufFile
+from polydraft.models.gguf import DESCRIBED, GgufFile
 from polydraft.models.gguf_folders import TRANSFORMERS_TYPES
 from polydraft.models.gguf_header import LAYOUTS, TYPES
+from polydraft.models.gguf_module import module_of_file
 from polydraft.models.load import load_model, load_tokenizer
 from tests.models.gguf_files import logits, read_by_transformers, write, writer_arch
 from tests.support.closeness import assert_close
@@ -73,7 +74,7 @@ def test_a_file_of_every_type_has_the_logits_of_its_dequantised_weights(tmp_path
     assert isinstance(target, CompiledLlama)
     theirs = read_by_transformers(path)
     assert_close(row(target), logits(theirs, IDS))
-    ours = GgufFile(path).module().state_dict()
+    ours = module_of_file(GgufFile(path)).state_dict()
     assert all(torch.equal(weight, ours[name]) for name, weight in theirs.state_dict().items())
 
 
@@ -118,7 +119,7 @@ def test_files_of_phi_and_smollm3_are_the_models_that_were_written(tmp_path, nam
     torch.manual_seed(0)
     module = filled(hf.AutoModelForCausalLM.from_config(FUSED_OR_UNROTATED[name]).eval())
     path = write(tmp_path / "m.gguf", module, kind)
-    target, read = load_model(path, device="cpu", max_num_seqs=1, activations="float32"), GgufFile(path).module()
+    target, read = load_model(path, device="cpu", max_num_seqs=1, activations="float32"), module_of_file(GgufFile(path))
     assert isinstance(target, CompiledLlama)
     if kind == "F32":
         assert_close(logits(read, IDS), logits(module, IDS))
@@ -132,7 +133,7 @@ def test_factors_of_long_and_short_contexts_in_a_file_are_those_of_phi3(tmp_path
     module = filled(hf.AutoModelForCausalLM.from_config(config).eval())
     more = [(f"rope_factors_{name}.weight", np.array(x, np.float32)) for name, x in (("short", short), ("long", long))]
     path = write(tmp_path / "m.gguf", module, more=more, rope__scaling__original_context_length=32)
-    read = GgufFile(path).module()
+    read = module_of_file(GgufFile(path))
     for ids in (IDS, IDS * 8):
         assert_close(logits(read, ids), logits(module, ids))
     with pytest.warns(UserWarning, match=r"rotary frequencies .* depend on the length.*Give max_model_len=32 or less"):
@@ -206,7 +207,7 @@ def test_settings_are_those_that_transformers_reads_of_them(tmp_path, name):
         assert mine == theirs, setting
 
 
-@pytest.mark.parametrize("architecture", GgufFile.architectures)
+@pytest.mark.parametrize("architecture", DESCRIBED)
 def test_names_of_weights_are_those_of_the_gguf_package(tmp_path, architecture):
     configs = {"gemma": hf.GemmaConfig(**WIDE), **FUSED_OR_UNROTATED}
     module = hf.AutoModelForCausalLM.from_config(configs[architecture]) if architecture in configs else small(architecture)
@@ -430,15 +431,14 @@ def test_an_architecture_and_a_type_that_are_not_read_are_named(tmp_path):
 
 def test_a_folder_is_advised_where_transformers_has_the_architecture_and_nowhere_else(tmp_path):
     assert set(TRANSFORMERS_TYPES.values()) <= MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
-    assert TRANSFORMERS_TYPES.keys() <= set(gguf.MODEL_ARCH_NAMES.values()) - GgufFile.architectures
+    assert TRANSFORMERS_TYPES.keys() <= set(gguf.MODEL_ARCH_NAMES.values()) - {*GgufFile.architectures}
     squeezed = {name.replace("_", "").removesuffix("text") for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {"bert"}
     named = {name for name in gguf.MODEL_ARCH_NAMES.values() if re.sub("[-_.]", "", name) in squeezed}
-    assert named <= TRANSFORMERS_TYPES.keys() | GgufFile.architectures
+    assert named <= TRANSFORMERS_TYPES.keys() | {*GgufFile.architectures}
 
 
 ADVISED = {
-    "lfm2": hf.Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]),
-    "olmo2": hf.Olmo2Config(**SIZES),
+    "olmo": hf.OlmoConfig(**SIZES),
     "mamba": hf.MambaConfig(vocab_size=64, hidden_size=32, state_size=4, num_hidden_layers=2),
 }
 

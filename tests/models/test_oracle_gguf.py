@@ -12,7 +12,7 @@ from polydraft.tree import pad
 from tests.models.tree_rounds import outcome
 
 FOLDER = Path(__file__).parent / "oracle_gguf"
-THROUGH = {"phi3-longrope"}
+THROUGH = {"olmo2", "phi3-longrope", "starcoder2"}
 """Those that run through transformers alone."""
 MODELS = [(path.stem, way) for path in sorted(FOLDER.glob("*.gguf")) for way in ("transformers", "compiled")]
 MODELS = [(name, way) for name, way in MODELS if way == "transformers" or name not in THROUGH]

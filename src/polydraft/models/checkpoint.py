@@ -150,9 +150,9 @@ def of_file(file: GgufFile) -> Checkpoint | None:
     Raises:
         ModelLoadError: weights are missing, or there are others.
     """
-    config = file.config
-    if config.model_type not in ARCHITECTURES:
+    if not file.is_described:
         return None
+    config = file.config
     try:
         shapes = _shapes(config)
     except ValueError:

@@ -8,6 +8,7 @@ import torch
 
 from polydraft.errors import InvalidInputError, ModelLoadError, first_line
 from polydraft.models.gguf import GgufFile
+from polydraft.models.gguf_module import module_of_file
 from polydraft.models.gguf_parts import is_gguf
 from polydraft.models.hub import located
 from polydraft.models.supported import check_plain, is_encoder_decoder
@@ -156,7 +157,7 @@ def load_module(
     if is_gguf(folder):
         file = GgufFile(folder)
         check_plain(file.transformers_config, max_model_len)
-        return file.module().to(place, None if number == "auto" else number)
+        return module_of_file(file, None if dtype is None else number, place)
     config = load_config(folder)
     check_plain(config, max_model_len)
     kind = _auto_class(config)

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polydraft.errors import first_line
+from polydraft.errors import ModelLoadError, first_line
 from polydraft.models.compiled.architectures import ARCHITECTURES, Architecture
 from polydraft.models.config import CheckpointConfig
+from polydraft.models.conversions import CONVERSIONS, Conversion
 from polydraft.models.gguf_header import GgufHeader
 from polydraft.models.gguf_roles import end_ids, special_id
 from polydraft.models.gguf_rope import LONG_FACTORS, SHORT_FACTORS, rope_scaling
@@ -33,12 +34,22 @@ DESCRIBED = {a.gguf: a for a in ARCHITECTURES.values() if a.gguf is not None}
 class GgufFile(GgufHeader):
     """A model in a GGUF file; weights are read from the file when they are asked for. Raises as `GgufHeader`."""
 
-    architectures = DESCRIBED.keys()
+    architectures = tuple(dict.fromkeys([*DESCRIBED, *CONVERSIONS]))
+
+    @property
+    def is_described(self) -> bool:
+        """Whether its architecture is one of the compiled path's."""
+        return self.architecture in DESCRIBED
 
     @property
     def described(self) -> Architecture:
-        """Its architecture."""
+        """Its architecture, where it is one of the compiled path's."""
         return DESCRIBED[self.architecture]
+
+    @property
+    def conversion(self) -> Conversion | None:
+        """How it is converted for transformers, where that takes more than names."""
+        return CONVERSIONS.get(self.architecture)
 
     @cached_property
     def config(self) -> CheckpointConfig:
@@ -49,8 +60,7 @@ class GgufFile(GgufHeader):
         """
         if self.setting("expert_count"):
             raise self.refusal(f"it is a mixture of {self.setting('expert_count')} experts", "Give its safetensors folder")
-        if "token_embd.weight" not in self.tensors:
-            raise self.refusal("it has no tensor 'token_embd.weight'", "Give a file with a whole model")
+        self._check_whole()
         hidden, heads = self.count("embedding_length"), self.count("attention.head_count")
         width = self.count("attention.key_length", hidden // heads)
         return CheckpointConfig(
@@ -82,6 +92,8 @@ class GgufFile(GgufHeader):
         """
         from transformers import AutoConfig
 
+        if self.conversion is not None:
+            return self._converted_config(self.conversion)
         config = self.config
         settings = {field.name: getattr(config, field.name) for field in fields(config)}
         settings |= settings.pop("of_architecture")
@@ -95,6 +107,20 @@ class GgufFile(GgufHeader):
         except Exception as error:  # transformers checks types and ranges
             raise self.refusal(f"its settings cannot be: {first_line(error)}", "Give another file of the model") from error
 
+    def _check_whole(self) -> None:
+        if "token_embd.weight" not in self.tensors:
+            raise self.refusal("it has no tensor 'token_embd.weight'", "Give a file with a whole model")
+
+    def _converted_config(self, conversion: Conversion) -> Any:
+        from transformers import AutoConfig
+
+        self._check_whole()
+        settings = conversion.config_settings(self)
+        try:
+            return AutoConfig.for_model(conversion.model_type, **settings)
+        except Exception as error:  # transformers checks types and ranges
+            raise self.refusal(f"its settings cannot be: {first_line(error)}", "Give another file of the model") from error
+
     def _rope_scaling(self, width: int) -> dict[str, Any]:
         scaling = rope_scaling(self, width)
         if scaling["rope_type"] != "longrope":
@@ -105,6 +131,8 @@ class GgufFile(GgufHeader):
     @property
     def rope_factors(self) -> Tensor | None:
         """By what the frequencies of a head's rotations are divided, [half of a head], where the file says so (as Llama 3.1 does)."""
+        if self.conversion is not None and self.conversion.reads_rope_factors:
+            return None
         return _dequantised(*self._blocks(ROPE_FACTORS)) if ROPE_FACTORS in self.tensors else None
 
     def own_name(self, name: str) -> str:
@@ -118,7 +146,7 @@ class GgufFile(GgufHeader):
         part_name = self._fused[part][0] if part in self._fused else self.described.gguf_name(part or stem)
         full_name = f"{part_name}.{kind}" if layer is None else f"blk.{layer}.{part_name}.{kind}"
         if full_name not in self.tensors:
-            raise self.refusal(f"it has no tensor {full_name!r}, which is {name!r} of transformers", "Copy or download it again")
+            raise self._lacks(full_name, name)
         return full_name
 
     @cached_property
@@ -132,10 +160,27 @@ class GgufFile(GgufHeader):
         part = name.rpartition(".")[0].partition("model.layers.")[2].partition(".")[2]
         return self._fused[part][1] if part in self._fused else slice(None)
 
+    def own_names(self, name: str) -> tuple[str, ...]:
+        """The file's names of all tensors that a weight of transformers is made of.
+
+        Raises:
+            ModelLoadError: the file lacks one.
+        """
+        if self.conversion is None:
+            return (self.own_name(name),)
+        names = self.conversion.source(name).tensors
+        if missing := [tensor for tensor in names if tensor not in self.tensors]:
+            raise self._lacks(missing[0], name)
+        return names
+
+    def _lacks(self, tensor: str, name: str) -> ModelLoadError:
+        return self.refusal(f"it has no tensor {tensor!r}, which is {name!r} of transformers", "Copy or download it again")
+
     def check_all_used(self, names: Iterable[str]) -> None:
         """Refuse a file with tensors that a model of these weights, by transformers' names, would not have: its distribution would be another."""
         factors = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS} if self.architecture == "phi3" else {ROPE_FACTORS}
-        unused = self.tensors.keys() - {self.own_name(name) for name in names} - factors
+        beside = factors if self.conversion is None else self.conversion.beside(self)
+        unused = self.tensors.keys() - {tensor for name in names for tensor in self.own_names(name)} - beside
         if unused:
             raise self.refusal(f"its tensor {min(unused)!r} is none of the architecture's", "Give another file of the model")
 
@@ -187,31 +232,19 @@ class GgufFile(GgufHeader):
         kind, blocks = self.blocks(name)
         return _dequantised(kind, blocks)
 
-    def module(self) -> Any:
-        """The model as a module of transformers with float32 weights, on a CPU, in evaluation mode.
+    def weight(self, name: str, *, outline: bool = False) -> Tensor:
+        """A weight of transformers' model in float32, or, as an outline, a tensor without values of its shape, but for sizes of 1."""
+        if self.conversion is None:
+            return torch.empty(self.shape(name), device="meta") if outline else self.read(name) - self._offset(name)
+        names = self.own_names(name)
+        tensors = [
+            torch.empty(self.tensors[n].shape, device="meta") if outline else _dequantised(*self._blocks(n)) for n in names
+        ]
+        return self.conversion.source(name).made(self.transformers_config, *tensors)
 
-        Raises:
-            ModelLoadError: weights are missing, or there are others.
-        """
-        from transformers import AutoModelForCausalLM
-
-        network = AutoModelForCausalLM.from_config(self.transformers_config, dtype=torch.float32).eval()
-        tied = network.lm_head.weight is network.get_input_embeddings().weight
-        weights = {
-            name: weight
-            for name, weight in network.named_parameters(remove_duplicate=False)
-            if not (tied and name == "lm_head.weight")
-        }
-        self.check_all_used(weights)
-        for name, weight in weights.items():
-            if self.shape(name) != tuple(weight.shape):
-                raise self.refusal(
-                    f"its {name!r} is of shape {self.shape(name)}; expected {tuple(weight.shape)}", "Give another file"
-                )
-            weight.data = self.read(name) - (self.described.norm_offset if "norm" in name else 0.0)
-        if self.rope_factors is not None:
-            network.model.rotary_emb.inv_freq /= self.rope_factors
-        return network
+    def _offset(self, name: str) -> float:
+        """What the file adds to a weight."""
+        return self.described.norm_offset if "norm" in name else 0.0
 
     def transformers_tokenizer(self) -> Any:
         """Its tokenizer as transformers makes it, with the chat template where it has one."""

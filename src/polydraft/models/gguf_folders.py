@@ -5,8 +5,8 @@ __all__ = ["TRANSFORMERS_TYPES", "instead_of"]
 TRANSFORMERS_TYPES = {
     **{name: name for name in ("afmoe", "apertus", "arcee", "bitnet", "bloom", "cohere2", "dbrx", "dots1", "exaone4", "falcon")},
     **{name: name for name in ("glm4", "gpt2", "gptj", "granitemoe", "jamba", "lfm2", "llama4", "mamba", "mamba2")},
-    **{name: name for name in ("minicpm3", "mpt", "nemotron", "nemotron_h", "olmo", "olmo2", "olmoe", "phimoe", "seed_oss")},
-    **{name: name for name in ("stablelm", "starcoder2")},
+    **{name: name for name in ("minicpm3", "mpt", "nemotron", "nemotron_h", "olmo", "olmoe", "phimoe", "seed_oss")},
+    **{name: name for name in ("stablelm",)},
     "command-r": "cohere",
     "deepseek2": "deepseek_v3",
     "ernie4_5": "ernie4_5",

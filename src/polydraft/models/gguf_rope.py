@@ -5,6 +5,7 @@ is refused by name: ignored, it would be another model.
 """
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 from polydraft.models.gguf_header import GgufHeader
@@ -21,17 +22,19 @@ READ = {"rope.scaling.type", "rope.scaling.factor", "rope.scaling.finetuned", OR
 FOLDER = "Give its safetensors folder"
 
 
-def rope_scaling(file: GgufHeader, width: int) -> dict[str, Any]:
+def rope_scaling(file: GgufHeader, width: int, *, read: Collection[str] = (), partial: bool | None = None) -> dict[str, Any]:
     """Rotary parameters as transformers names them, but for the base and the factors of a longrope. width: of a head.
+
+    read: further keys of scaling that the architecture reads.  partial: whether it may rotate a part of each head; default those of Phi alone.
 
     Raises:
         ModelLoadError: a scaling, or an option of it, that is not read.
     """
-    unread = sorted(key for key in file.metadata if ".rope.scaling." in key and key.partition(".")[2] not in READ)
+    unread = sorted(key for key in file.metadata if ".rope.scaling." in key and key.partition(".")[2] not in {*READ, *read})
     if unread:
         raise file.refusal(f"its {unread[0]} is {file.metadata[unread[0]]!r}, which is not read", FOLDER)
     turned = file.count("rope.dimension_count", width)
-    if turned != width and file.architecture != "phi3":
+    if turned != width and not (file.architecture == "phi3" if partial is None else partial):
         raise file.refusal(f"it turns {turned} of the {width} numbers of a head; expected all of them", FOLDER)
     part = {} if turned == width else {"partial_rotary_factor": turned / width}
     return _scaled(file) | part
