@@ -63,7 +63,7 @@ class OwnDistribution:
         self._model, self._slot = model, model.max_num_seqs - 1
 
     def __call__(self, ids: Int[Tensor, "1 T"]) -> Any:
-        last = len(self._model.arrays.weights.attention_norm)
+        last = len(self._model.weights.attention_norm)
         self._model.release([self._slot])
         states = self._model.prefill([self._slot], ids.tolist(), hidden=(last,)).hidden[last]
         self._model.release([self._slot])

@@ -97,7 +97,7 @@ def _multiply(x, w, k, rounded, y, rows):
 
 def _products(target: CompiledLlama, rows: int, repetitions: int) -> tuple[float, float]:
     """Seconds of one pass in the layers' products and in the head."""
-    w, work = target.arrays.weights, target.arrays.work
+    w, work = target.weights, target.arrays.work
     x = np.zeros((rows, max(work.normed.shape[1], work.act.shape[1])), np.float32)
     y = np.zeros((rows, max(w.gate_up.outputs, target.arrays.sizes.outputs)), np.float32)
     best = [float("inf")] * 2

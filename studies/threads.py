@@ -48,7 +48,9 @@ class Sample(NamedTuple):
 def on_threads(model: CompiledLlama, number: int) -> CompiledLlama:
     """The same weights and slots with another number of threads, at most that of the model."""
     other, work = copy(model), model.arrays.work
-    other.arrays = model.arrays._replace(work=work._replace(queries=work.queries[:number]))
+    other.arrays = model.arrays._replace(
+        work=work._replace(queries=work.queries[:number]), program=model.arrays.program._replace(threads=number)
+    )
     other.pool = Pool(number)
     return other
 

@@ -34,6 +34,7 @@ __all__ = [
     "Pool",
     "default_threads",
     "num_pieces",
+    "put_arguments",
     "share",
     "share_row",
     "shared_arguments",
@@ -308,6 +309,19 @@ def shared_arguments(typingctx, arguments):
         return builder.ptrtoint(_on_stack(context, builder, arguments, args[0]), ir.IntType(64))
 
     return types.int64(arguments), emit
+
+
+@intrinsic
+def put_arguments(typingctx, arguments, address):
+    """Write arguments where an address points, for code that is called often; returns how many bytes they take. An address of 0 writes nothing."""
+
+    def emit(context, builder, signature, args):
+        kind = context.get_value_type(arguments)
+        with builder.if_then(builder.icmp_signed("!=", args[1], ir.Constant(ir.IntType(64), 0))):
+            _write(builder, args[0], builder.inttoptr(args[1], kind.as_pointer()))
+        return ir.Constant(ir.IntType(64), context.get_abi_sizeof(kind))
+
+    return types.int64(arguments, types.int64), emit
 
 
 def _on_stack(context, builder, kind, value):

@@ -52,7 +52,7 @@ def test_nothing_is_run_but_the_drafted_rows_and_no_weight_is_copied():
     made = layered.engine("early-exit", {"layer": 2}, num_paths=1, depth=3, model=model)
     net = made.drafter.model
     assert net.weight_bytes == 0
-    assert net.arrays.target.weights.qkv.data.ctypes.data == model.arrays.weights.qkv.data.ctypes.data
+    assert net.arrays.target.embed.data.ctypes.data == model.arrays.embed.data.ctypes.data
     assert net.arrays.memory.keys.ctypes.data == model.arrays.memory.keys.ctypes.data
     result = made.generate([[1, 2, 3] * 8], SamplingParams(max_tokens=30, seed=1))[0]
     assert 0 < net.passes <= 3 * result.stats.steps

@@ -85,7 +85,7 @@ def test_without_layers_behind_it_a_map_is_a_linear_head(tmp_path):
     last = model.prefill([0], [TEXT[:-1]], hidden=(4,)).hidden[4][0, -1]
     with torch.no_grad():
         x = net.maps[0].weight @ last
-        gain = torch.from_numpy(model.arrays.weights.norm)
+        gain = torch.from_numpy(model.arrays.norm)
         expected = (net.output @ (x * torch.rsqrt(x.square().mean() + model.arrays.sizes.epsilon) * gain)).softmax(-1)
     torch.testing.assert_close(drafted(model, tmp_path, depth=1).probs[0, 0], expected, atol=1e-4, rtol=1e-3)
 

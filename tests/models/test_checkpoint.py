@@ -39,7 +39,7 @@ def saved(folder, name, dtype=torch.bfloat16, **changed):
 
 
 def arrays(model):
-    return {part: getattr(x, "data", x) for part, x in model.arrays.weights._asdict().items()}
+    return {part: getattr(x, "data", x) for part, x in model.weights._asdict().items()}
 
 
 @pytest.mark.parametrize(

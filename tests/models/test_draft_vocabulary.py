@@ -172,8 +172,8 @@ def test_engine_limits_a_large_vocabulary_of_a_draft_model_and_says_what_it_expe
     for given in (None, 64, 0, 2000):
         made = Engine.from_pretrained(target, draft_model=draft, draft_vocabulary=given, max_num_seqs=1)
         drafts = made.drafter.model
-        sizes[given] = drafts.arrays.weights.head.panels
-        assert made.target.arrays.weights.head.outputs >= 2048
+        sizes[given] = drafts.arrays.head.panels
+        assert made.target.arrays.head.outputs >= 2048
         assert identity(made.target, made.drafter, made.verifier)["models"][1]["draft_vocabulary"] == str(
             64 if given == 64 else None
         )

@@ -47,11 +47,11 @@ def logits_of(model):
 def test_formats_that_differ_from_tensor_to_tensor_are_kept(tmp_path):
     path = mixed_file(tmp_path / "m.gguf")
     model, file = CompiledLlama(checkpoint.of_file(GgufFile(path)), max_num_seqs=1, activations="float32"), GgufFile(path)
-    assert model.arrays.weights.down.formats == {"Q3_K", "Q4_K"}
-    assert {"Q4_K", "Q5_0", "Q6_K"} <= model.arrays.weights.qkv.formats
+    assert model.weights.down.formats == {"Q3_K", "Q4_K"}
+    assert {"Q4_K", "Q5_0", "Q6_K"} <= model.weights.qkv.formats
     for layer in range(2):
         parts = [file.read(f"model.layers.{layer}.self_attn.{part}_proj.weight") for part in "qkv"]
-        assert torch.equal(model.arrays.weights.qkv.matrix(layer, 512, 256), torch.cat(parts))
+        assert torch.equal(model.weights.qkv.matrix(layer, 512, 256), torch.cat(parts))
     assert torch.equal(model.embed(torch.arange(96)), file.read("model.embed_tokens.weight"))
     assert_close(logits_of(model), logits(read_by_transformers(path), IDS))
 
@@ -60,7 +60,7 @@ def test_formats_that_differ_within_a_panel_are_widened_without_loss(tmp_path):
     path = mixed_file(tmp_path / "m.gguf", num_attention_heads=32, num_key_value_heads=2, head_dim=8)
     model, file = CompiledLlama(checkpoint.of_file(GgufFile(path)), max_num_seqs=1), GgufFile(path)
     parts = [file.read(f"model.layers.0.self_attn.{part}_proj.weight") for part in "qkv"]
-    assert torch.equal(model.arrays.weights.qkv.matrix(0, 288, 256), torch.cat(parts))
+    assert torch.equal(model.weights.qkv.matrix(0, 288, 256), torch.cat(parts))
 
 
 def test_rounded_activations_are_near_the_exact_ones_and_said(tmp_path):
@@ -84,10 +84,10 @@ def test_only_blocks_of_more_bits_are_rounded_again_and_said(tmp_path):
     files = checkpoint.of_file(GgufFile(mixed_file(tmp_path / "m.gguf")))
     model = CompiledLlama(files, max_num_seqs=1, quantization="int4")
     assert model.rounded_again == {"Q4_0": {"Q5_0", "Q6_K", "Q8_0"}}
-    assert model.arrays.weights.out.formats == {"Q4_K"} and model.arrays.weights.head.formats == {"Q4_0"}
+    assert model.weights.out.formats == {"Q4_K"} and model.weights.head.formats == {"Q4_0"}
     assert model.quantization_error > 0
     kept = CompiledLlama(files, max_num_seqs=1, quantization="int8")
-    assert (kept.rounded_again, kept.arrays.weights.head.formats) == ({}, {"Q8_0"})
+    assert (kept.rounded_again, kept.weights.head.formats) == ({}, {"Q8_0"})
 
 
 def test_a_draft_models_blocks_are_rounded_to_four_bits_unless_they_are_to_stay(tmp_path):

@@ -145,8 +145,8 @@ def _siblings(tree: DraftTree):
 def test_a_model_without_its_last_layers_is_the_model_that_ends_there():
     few = CompiledLlama(without_layers(checkpoint_of(str(pair.target_folder())), [3, 4, 5, 6, 7]), **OPTIONS)
     whole: Any = load.load_model(str(pair.target_folder()), **OPTIONS)
-    layers = len(whole.arrays.weights.attention_norm)
-    assert len(few.arrays.weights.attention_norm) == layers - len(set(range(3, 8)) & set(range(layers)))
+    layers = len(whole.weights.attention_norm)
+    assert len(few.weights.attention_norm) == layers - len(set(range(3, 8)) & set(range(layers)))
     states = [m.prefill([0], [[5, 6, 7]], hidden=[2]).hidden[2] for m in (few, whole)]
     assert torch.equal(*states)
 
@@ -177,9 +177,7 @@ def test_dimensions_of_zeros_change_no_logit():
 def test_a_model_of_two_bits_has_them_in_every_matrix_and_stays_near():
     files = checkpoint_of(str(pair.target_folder()))
     coarse, whole = (CompiledLlama(model, **OPTIONS) for model in (in_two_bits(files), files))
-    assert (
-        coarse.arrays.weights.down.formats == coarse.arrays.weights.qkv.formats == coarse.arrays.weights.head.formats == {"Q2_K"}
-    )
+    assert coarse.weights.down.formats == coarse.weights.qkv.formats == coarse.weights.head.formats == {"Q2_K"}
     p, q = (model.prefill([0], [list(range(40, 72))]).logits[0, -1].softmax(-1) for model in (whole, coarse))
     assert 0.5 < float(torch.minimum(p, q).sum()) < 0.999
 

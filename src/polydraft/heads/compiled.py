@@ -14,9 +14,9 @@ from polydraft.compiled_code import njit
 from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError
 from polydraft.models.compiled.forward import describe, draft_pass
-from polydraft.models.compiled.layers import CHUNK
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.proposals import CompiledProposals
+from polydraft.models.compiled.workspace import CHUNK
 from polydraft.models.slots import TREE_ROOM
 
 __all__ = ["HEADS", "CompiledHead", "compiled", "head_pass", "run_rows"]

@@ -25,18 +25,20 @@ from polydraft.models.checkpoint import EMBEDDING, HEAD, Checkpoint, head_width
 from polydraft.models.compiled.cache import new_memory, whole
 from polydraft.models.compiled.forward import compiled_pass
 from polydraft.models.compiled.kernels import rms_norm
-from polydraft.models.compiled.layers import CHUNK, Sizes, model_arrays, multiply, place_heads, workspace
+from polydraft.models.compiled.layers import model_arrays, multiply
+from polydraft.models.compiled.parts.attention import place_heads
 from polydraft.models.compiled.products import FORMATS, packed
 from polydraft.models.compiled.weights import packed_weights
+from polydraft.models.compiled.workspace import CHUNK, Sizes, workspace
 from polydraft.models.slots import TREE_ROOM
 
 __all__ = ["CompiledDiffusion"]
 
 
 @njit(cache=True, nogil=True)
-def inject_states(model, fc, gain, slot, begin, states):
+def inject_states(model, weights, fc, gain, slot, begin, states):
     """Make the columns begin .. of a slot of the target's states [CHUNK or fewer, F]."""
-    weights, sizes, memory, work = model
+    sizes, memory, work = model.sizes, model.memory, model.work
     rows, zero = len(states), np.int64(0)
     multiply(states, fc, 0, work.rounded, work.update, rows)
     rms_norm(work.update, gain, sizes.epsilon, work.normed, zero, rows)  # pyright: ignore[reportArgumentType]
@@ -81,7 +83,7 @@ class CompiledDiffusion(DepthDistributions):
             x.nbytes for x in (weights.qkv, weights.out, weights.gate_up, weights.down, weights.head, self._fc)
         )
         work = workspace(weights, sizes, columns, 1, tensors["fc.weight"].shape[1])
-        self.net = model_arrays(weights, sizes, memory, work)
+        self.weights, self.net = weights, model_arrays(weights, sizes, memory, work)
         self.roots = np.zeros(target.max_num_seqs, np.int64)
         """The last token of each slot."""
 
@@ -89,7 +91,7 @@ class CompiledDiffusion(DepthDistributions):
         """The target's states at the committed tokens from the one at `begin` on, the root left out."""
         rows = states.float().contiguous().numpy()
         for i in range(0, len(rows), CHUNK):
-            inject_states(self.net, self._fc, self._gain, slot, begin + i, rows[i : i + CHUNK])
+            inject_states(self.net, self.weights, self._fc, self._gain, slot, begin + i, rows[i : i + CHUNK])
         self.filled(slot, begin + len(rows))
 
     def denoise(self, slots: Sequence[int], blocks: Int[np.ndarray, "B X"]) -> Float[np.ndarray, "B X D"]:
@@ -101,7 +103,7 @@ class CompiledDiffusion(DepthDistributions):
             n, places = len(here), np.broadcast_to(np.arange(1, X + 1), tokens.shape)
             extra, mask = np.stack([tokens, places, np.zeros_like(places)], 1), np.ones((n, X, X), np.bool_)
             parents, zeros, ones = np.full((n, 1), -1), np.zeros(n, np.int64), np.ones(n, np.int64)
-            untaken, hidden = np.full(len(self.net.weights.attention_norm) + 1, -1), np.empty((0, 0, 0), np.float32)
+            untaken, hidden = np.full(len(self.weights.attention_norm) + 1, -1), np.empty((0, 0, 0), np.float32)
             logits = np.empty((n * X, block_logits.shape[2]), np.float32)
             compiled_pass(
                 self.net, here, self.roots[here][:, None], parents, zeros, ones, ones, logits, hidden, untaken, extra, mask

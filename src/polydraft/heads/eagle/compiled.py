@@ -28,19 +28,11 @@ from polydraft.heads.eagle.network import EagleCheckpoint
 from polydraft.models.checkpoint import head_width, rotary
 from polydraft.models.compiled.cache import SlotMemory, move_columns, new_memory, token_bytes, whole
 from polydraft.models.compiled.kernels import add, copy_row, gate, rms_norm
-from polydraft.models.compiled.layers import (
-    CHUNK,
-    ONE,
-    Sizes,
-    Workspace,
-    attend,
-    cut_runs,
-    multiply_shared,
-    place_heads,
-    workspace,
-)
+from polydraft.models.compiled.layers import multiply_shared
+from polydraft.models.compiled.parts.attention import attend, place_heads
 from polydraft.models.compiled.products import FORMATS, Packed, output_row, packed
 from polydraft.models.compiled.vectors import PANEL, aligned
+from polydraft.models.compiled.workspace import CHUNK, ONE, Sizes, Workspace, cut_runs, workspace
 from polydraft.models.slots import TREE_ROOM
 
 __all__ = ["CompiledEagle"]

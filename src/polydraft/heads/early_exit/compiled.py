@@ -20,10 +20,11 @@ from polydraft.heads.early_exit.network import ExitCheckpoint
 from polydraft.heads.network import TargetSlots
 from polydraft.models.compiled.cache import SlotMemory
 from polydraft.models.compiled.kernels import add, copy_row, gate, rms_norm, scale_row
-from polydraft.models.compiled.layers import CHUNK, NONE, ONE, ModelArrays, Sizes, Workspace, cut_runs, multiply_shared, run_layer
+from polydraft.models.compiled.layers import ModelArrays, multiply_shared, run_layer
 from polydraft.models.compiled.products import FORMATS, Packed, output_row, packed
 from polydraft.models.compiled.rounding import rounded_bytes
 from polydraft.models.compiled.vectors import aligned
+from polydraft.models.compiled.workspace import CHUNK, NONE, ONE, Sizes, Workspace, cut_runs
 
 __all__ = ["CompiledExit"]
 
@@ -45,7 +46,7 @@ class ExitArrays(NamedTuple):
     inner: np.ndarray  # [CHUNK, 2 I]
     act: np.ndarray  # [CHUNK, I]
     update: np.ndarray  # [CHUNK, h]
-    rounded: np.ndarray  # as of `layers.Workspace`
+    rounded: np.ndarray  # as of `Workspace`
 
 
 @njit
@@ -55,7 +56,7 @@ def _run(model, rows, logits, done):
     zero: Any = np.int64(0)  # a literal 0 would compile everything below twice
     runs = cut_runs(work.rows, rows, work.runs)
     for t in range(rows):
-        output_row(target.weights.embed, zero, work.rows[t].token, work.x[t])
+        output_row(target.embed, zero, work.rows[t].token, work.x[t])
         scale_row(work.x[t], target.sizes.embedding_scale)
     for layer in range(model.layer):
         run_layer(target, layer, rows, runs)
@@ -94,15 +95,15 @@ class CompiledExit(TargetSlots, CompiledHead):
         self.share(compiled(target, "early-exit"))
         self.name, self.pool = "early-exit", target.pool
         exit_.check(target)
-        weights, tensors = target.arrays.weights, exit_.tensors
-        h, inner = len(weights.norm), exit_.config.intermediate_size if tensors else 0
+        net, tensors = target.arrays, exit_.tensors
+        h, inner = len(net.norm), exit_.config.intermediate_size if tensors else 0
         if tensors:
             epsilon = exit_.config.rms_norm_eps
             self.draft_ids = exit_.ids[exit_.ids < target.vocab_size]
             head = packed([exit_.output(target)[: len(self.draft_ids)]], FORMATS[quantization])
             mlp_norm, norm = (tensors[f"{name}.weight"].float().numpy() for name in ("mlp_norm", "norm"))
         else:
-            epsilon, head, norm = target.arrays.sizes.epsilon, weights.head, weights.norm
+            epsilon, head, norm = net.sizes.epsilon, net.head, net.norm
             mlp_norm = np.empty(0, np.float32)
 
         def matrix(*names: str) -> Packed:
@@ -110,10 +111,10 @@ class CompiledExit(TargetSlots, CompiledHead):
             return packed([torch.cat(parts)], FORMATS[quantization])
 
         gate_up, down = matrix("gate_proj", "up_proj"), matrix("down_proj")
-        self.weight_bytes = sum(x.nbytes for x in (gate_up, down, head) if x is not weights.head)
+        self.weight_bytes = sum(x.nbytes for x in (gate_up, down, head) if x is not net.head)
         sizes = Sizes(0, 0, 0, inner, head.outputs, np.float32(epsilon), NONE)
-        shared = sizes, target.arrays.memory, target.arrays.work
+        shared = sizes, net.memory, net.work
         rooms = (aligned(CHUNK, width) for width in (h, gate_up.outputs, inner, down.outputs))
         rounded = aligned(CHUNK, rounded_bytes(max(h, inner)), dtype=np.uint8)
         matrices = mlp_norm, gate_up, down, norm, head
-        self.arrays = ExitArrays(target.arrays, exit_.layers[0], *shared, *matrices, *rooms, rounded)
+        self.arrays = ExitArrays(net, exit_.layers[0], *shared, *matrices, *rooms, rounded)

@@ -21,10 +21,11 @@ from polydraft.heads.compiled import compiled
 from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.heads.hidden_transfer.network import TransferCheckpoint
 from polydraft.models.compiled.kernels import copy_row, rms_norm
-from polydraft.models.compiled.layers import CHUNK, ModelArrays, cut_runs, multiply_shared, run_layer
+from polydraft.models.compiled.layers import ModelArrays, multiply_shared, run_layer
 from polydraft.models.compiled.products import FORMATS, Packed, packed
 from polydraft.models.compiled.rounding import rounded_bytes
 from polydraft.models.compiled.vectors import aligned
+from polydraft.models.compiled.workspace import CHUNK, cut_runs
 
 __all__ = ["CompiledTransfer"]
 
@@ -36,7 +37,7 @@ class TransferArrays(NamedTuple):
     first_layers: np.ndarray
     maps: Packed
     head: Packed
-    rounded: np.ndarray  # as of `layers.Workspace`
+    rounded: np.ndarray  # as of `Workspace`
     mapped: np.ndarray  # [CHUNK, h]
 
 
@@ -53,7 +54,7 @@ def transfer_pass(model, slots, states, distributions):
             row.length, row.num_seen, row.has_logits = length, i + 1, 1
             for j in range(i + 1):
                 work.seen_columns[t, j] = length + j
-    rows, layers = zero, len(target.weights.attention_norm)
+    rows, layers = zero, len(target.program.layers) - 2
     for layer in range(model.first_layers[0], layers + 1):
         if rows < k * B and model.first_layers[rows // B] == layer:
             i = rows // B
@@ -63,7 +64,7 @@ def transfer_pass(model, slots, states, distributions):
             rows += B
         if layer < layers:
             run_layer(target, layer, rows, cut_runs(work.rows, rows, work.runs))
-    rms_norm(work.x, target.weights.norm, target.sizes.epsilon, work.normed, zero, rows)  # pyright: ignore[reportArgumentType]
+    rms_norm(work.x, target.norm, target.sizes.epsilon, work.normed, zero, rows)  # pyright: ignore[reportArgumentType]
     multiply_shared(work, work.normed, model.head, 0, model.rounded, distributions, rows)
 
 
@@ -81,7 +82,7 @@ class CompiledTransfer(DepthDistributions):
         net = compiled(target, "hidden-transfer").arrays
         head.check(target)
         super().__init__(target, head.ids, len(head.layers), "hidden-transfer")
-        kind, h = FORMATS[quantization], len(net.weights.norm)
+        kind, h = FORMATS[quantization], len(net.norm)
         maps = packed([head.tensors[f"maps.{i}.weight"].float() for i in range(self.depths)], kind)
         output = packed([head.output(target)[: len(self.draft_ids)]], kind)
         rounded = aligned(CHUNK, rounded_bytes(h), dtype=np.uint8)

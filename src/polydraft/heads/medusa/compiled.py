@@ -18,10 +18,11 @@ from polydraft.exponential import exp
 from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.heads.medusa.network import MedusaCheckpoint
 from polydraft.models.compiled.kernels import copy_row
-from polydraft.models.compiled.layers import CHUNK, multiply
+from polydraft.models.compiled.layers import multiply
 from polydraft.models.compiled.products import FORMATS, Packed, packed
 from polydraft.models.compiled.rounding import rounded_bytes
 from polydraft.models.compiled.vectors import aligned
+from polydraft.models.compiled.workspace import CHUNK
 
 __all__ = ["CompiledMedusa"]
 

@@ -6,24 +6,25 @@ from numba.extending import overload
 from polydraft.compile_time import inner
 from polydraft.compiled_code import njit
 from polydraft.models.compiled.kernels import rms_norm, scale_row
-from polydraft.models.compiled.layers import ModelArrays, cut_runs, finish_logits, inlined, multiply, run_head, run_layer
+from polydraft.models.compiled.layers import ModelArrays, finish_logits, multiply, run_head, run_layer
 from polydraft.models.compiled.products import output_row
+from polydraft.models.compiled.workspace import cut_runs
 
 __all__ = ["compiled_pass", "describe", "draft_pass", "embed_rows", "head_rows"]
 
 
 @njit(cache=True, nogil=True)
-def embed_rows(weights, sizes, tokens, out):
+def embed_rows(model, tokens, out):
     """Embeddings of some tokens."""
     for t in range(len(tokens)):
-        output_row(weights.embed, 0, tokens[t], out[t])
-        scale_row(out[t], sizes.embedding_scale)
+        output_row(model.embed, 0, tokens[t], out[t])
+        scale_row(out[t], model.sizes.embedding_scale)
 
 
 @njit(cache=True, nogil=True)
 def head_rows(model, states, logits):
     """Logits of some states behind the final norm, at most as many as are in work at once."""
-    multiply(states, model.weights.head, 0, model.work.rounded, logits, np.int64(len(states)))
+    multiply(states, model.head, 0, model.work.rounded, logits, np.int64(len(states)))
     finish_logits(model.sizes, logits, np.int64(len(states)))
 
 
@@ -34,23 +35,23 @@ def _copy(source, begin, end, target, first):
             target[first + t - begin, i] = source[t, i]
 
 
-@inlined
+@inner
 def _run_rows(model, rows, logits, done, hidden, taken, first):
     """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now.
 
     hidden[taken[l], first + t] = what enters layer l.
     """
-    weights, sizes, _, work = model
-    layers, zero = len(weights.attention_norm), np.int64(0)
+    sizes, work = model.sizes, model.work
+    layers, zero = len(model.program.layers) - 2, np.int64(0)
     runs = cut_runs(work.rows, rows, work.runs)
     for t in range(rows):
-        output_row(weights.embed, zero, work.rows[t].token, work.x[t])
+        output_row(model.embed, zero, work.rows[t].token, work.x[t])
         scale_row(work.x[t], sizes.embedding_scale)
     for l in range(layers):
         if taken[l] >= 0:
             _copy(work.x, zero, rows, hidden[taken[l]], first)
         run_layer(model, l, rows, runs)
-    rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, zero, rows)  # pyright: ignore[reportArgumentType]
+    rms_norm(work.x, model.norm, sizes.epsilon, work.normed, zero, rows)  # pyright: ignore[reportArgumentType]
     if taken[layers] >= 0:
         _copy(work.normed, zero, rows, hidden[taken[layers]], first)
     num_logits = zero
@@ -137,7 +138,7 @@ def _(model, slots, tokens, parents, begins, ends, wanted, logits):
         return None
 
     def run(model, slots, tokens, parents, begins, ends, wanted, logits):
-        hidden, places = np.empty((0, 0, 0), np.float32), np.full(len(model.weights.attention_norm) + 1, -1, np.int64)
+        hidden, places = np.empty((0, 0, 0), np.float32), np.full(len(model.program.layers) - 1, -1, np.int64)
         extra, mask = np.empty((len(slots), 3, 0), np.int64), np.empty((len(slots), 0, 0), np.bool_)
         compiled_pass(model, slots, tokens, parents, begins, ends, wanted, logits, hidden, places, extra, mask)
 

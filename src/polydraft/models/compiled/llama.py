@@ -26,11 +26,12 @@ from polydraft.models.compiled.cache import CACHE_DTYPES, move_columns, new_memo
 from polydraft.models.compiled.draft_vocabulary import DraftVocabulary
 from polydraft.models.compiled.forward import compiled_pass, embed_rows, head_rows
 from polydraft.models.compiled.kernels import GELU, SILU
-from polydraft.models.compiled.layers import CHUNK, ModelArrays, Sizes, model_arrays, workspace
+from polydraft.models.compiled.layers import model_arrays, with_head
 from polydraft.models.compiled.products import BYTES, FORMATS
 from polydraft.models.compiled.proposals import CompiledProposals
 from polydraft.models.compiled.vectors import PANEL
 from polydraft.models.compiled.weights import packed_weights
+from polydraft.models.compiled.workspace import CHUNK, Sizes, workspace
 from polydraft.models.slots import TREE_ROOM, special_ids
 from polydraft.models.supported import check_plain, context_length
 from polydraft.threads import MAX_THREADS, Pool, default_threads
@@ -126,8 +127,8 @@ class CompiledLlama(CompiledProposals):
         self._sees_all = not any(spec.windows)
         self.weight_bytes = sum(x.nbytes for x in (weights.head, weights.qkv, weights.out, weights.gate_up, weights.down))
         threads = default_threads(self.weight_bytes) if threads is None else threads
-        self.arrays = model_arrays(weights, sizes, memory, workspace(weights, sizes, columns, threads))
-        self._no_states = np.full(len(self.arrays.weights.attention_norm) + 1, -1, np.int64)
+        self.weights, self.arrays = weights, model_arrays(weights, sizes, memory, workspace(weights, sizes, columns, threads))
+        self._no_states = np.full(len(self.weights.attention_norm) + 1, -1, np.int64)
         self.pool = Pool(threads)
         self._vocabulary: DraftVocabulary | None = None
 
@@ -148,7 +149,7 @@ class CompiledLlama(CompiledProposals):
         num_first = -(-num_first // PANEL) * PANEL
         if 2 * num_first <= self.vocab_size:
             special = (*special_ids, *self.eos_token_ids)
-            head = self.arrays.weights.head
+            head = self.arrays.head
             self._vocabulary = DraftVocabulary(head, self.vocab_size, num_first, special, self.max_num_seqs)
             self.draft_vocabulary = num_first
             self._take_outputs()
@@ -158,10 +159,10 @@ class CompiledLlama(CompiledProposals):
         if self._vocabulary is not None:
             self.output_tokens = self._vocabulary.tokens
             self.draft_ids = self.output_tokens.ids
-            (weights, sizes, *others), layer = self.arrays, self._vocabulary.layer
-            if layer is not weights.head:
-                self.weight_bytes += (layer.panels - weights.head.panels) * layer.panel_bytes
-                self.arrays = ModelArrays(weights._replace(head=layer), sizes._replace(outputs=layer.outputs), *others)
+            head, layer = self.arrays.head, self._vocabulary.layer
+            if layer is not head:
+                self.weight_bytes += (layer.panels - head.panels) * layer.panel_bytes
+                self.arrays = with_head(self.arrays, layer)
 
     def reads(self, slot: int, token_ids: Sequence[int]) -> None:
         """The text of a slot goes on so: its tokens are drafted."""
@@ -246,7 +247,7 @@ class CompiledLlama(CompiledProposals):
         if layers:
             state_index = state_index.copy()
             state_index[list(layers)] = range(len(layers))
-        hidden = np.empty((len(layers), B * (N - since + extra.shape[2]), len(self.arrays.weights.norm)), np.float32)
+        hidden = np.empty((len(layers), B * (N - since + extra.shape[2]), len(self.arrays.norm)), np.float32)
         nodes = tokens, parents, np.full(B, since), np.full(B, N)
         with self.pool:
             compiled_pass(self.arrays, np.array(slots), *nodes, logits_from, logits, hidden, state_index, extra, mask)
@@ -260,13 +261,13 @@ class CompiledLlama(CompiledProposals):
     @property
     def offers(self) -> Needs:
         """Hidden states of all layers, embeddings, the head, and auxiliary rows of token ids; of a draft vocabulary no head, with windows no such rows."""
-        layers = tuple(range(len(self.arrays.weights.attention_norm) + 1))
+        layers = tuple(range(len(self.weights.attention_norm) + 1))
         return Needs(layers, True, self._vocabulary is None, True, self._sees_all, True)
 
     def embed(self, token_ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
         """Embeddings of tokens, as layer 0 of `hidden`."""
-        out = np.empty((token_ids.numel(), len(self.arrays.weights.norm)), np.float32)
-        embed_rows(self.arrays.weights, self.arrays.sizes, token_ids.reshape(-1).numpy(), out)
+        out = np.empty((token_ids.numel(), len(self.arrays.norm)), np.float32)
+        embed_rows(self.arrays, token_ids.reshape(-1).numpy(), out)
         return torch.from_numpy(out).view(*token_ids.shape, -1)
 
     def head(self, hidden: Float[Tensor, "*shape D"]) -> Float[Tensor, "*shape V"]:

@@ -56,17 +56,19 @@ def _round_block(typingctx, x, rounded):
 
 
 @inner
-def round_rows(x, n, w, rounded, begin, end):
-    """Round rows begin .. end-1, n activations each, as the product with w takes them; nothing where it takes them as they are.
+def round_rows(x, n, rounding, rounded, begin, end):
+    """Round rows begin .. end-1, n activations each; nothing where the product takes them as they are.
+
+    rounding: of its weights, EXACT, BFLOATS or BYTES.
 
     rounded: [rows, bytes], see `rounded_bytes`.
     """
-    if w.rounding == BFLOATS:
+    if rounding == BFLOATS:
         for t in range(begin, end):
             bits, out = x[t].view(np.uint32), rounded[t].view(np.uint16)
             for i in range(n):
                 out[i] = bfloat16_bits(bits[i])
-    elif w.rounding == BYTES:
+    elif rounding == BYTES:
         whole = n // BLOCK
         for t in range(begin, end):
             row, out = x[t], rounded[t]

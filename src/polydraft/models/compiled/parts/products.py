@@ -1,0 +1,122 @@
+"""Products with weights, and what stands between two of them: norms, and rounding as the next product takes it."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from polydraft.compile_time import unowned
+from polydraft.compiled_code import njit
+from polydraft.models.compiled.kernels import add, norm_part, rms_norm
+from polydraft.models.compiled.products import Packed, matmul, matmul_to
+from polydraft.models.compiled.program import lasting_code
+from polydraft.models.compiled.rounding import round_rows
+
+__all__ = ["Head", "Join", "Norm", "Product", "Rounding", "head_code", "join_code", "norm_code", "product_code", "rounding_code"]
+
+
+class Product(NamedTuple):
+    """y = x W^T, panels of W.  rounded: x as `round_rows` left it."""
+
+    step: np.ndarray
+    x: np.ndarray
+    w: Packed
+    rounded: np.ndarray
+    y: np.ndarray
+
+
+@unowned
+def _product(a, begin, end, thread):
+    step = a.step[0]
+    matmul(a.x, a.w, step.index, a.rounded, a.y, begin, end, step.rows)
+
+
+@njit(cache=True)
+def product_code(arguments, address):
+    return lasting_code(_product, arguments, address)
+
+
+class Head(NamedTuple):
+    """logits = x W^T, panels of W; they go to the step's address.  outputs: of W."""
+
+    step: np.ndarray
+    x: np.ndarray
+    w: Packed
+    rounded: np.ndarray
+    outputs: int
+
+
+@unowned
+def _head(a, begin, end, thread):
+    step = a.step[0]
+    matmul_to(a.x, a.w, np.int64(0), a.rounded, step.logits, 4 * a.outputs, begin, end, step.rows)
+
+
+@njit(cache=True)
+def head_code(arguments, address):
+    return lasting_code(_head, arguments, address)
+
+
+class Norm(NamedTuple):
+    """normed = norm(x), rounded for the product behind it.  gain: [layers, h]."""
+
+    step: np.ndarray
+    x: np.ndarray
+    gain: np.ndarray
+    epsilon: np.float32
+    normed: np.ndarray
+    rounding: int
+    rounded: np.ndarray
+
+
+@unowned
+def _norm(a, begin, end, thread):
+    rms_norm(a.x, a.gain[a.step[0].index], a.epsilon, a.normed, begin, end)
+    round_rows(a.normed, a.gain.shape[1], a.rounding, a.rounded, begin, end)
+
+
+@njit(cache=True)
+def norm_code(arguments, address):
+    return lasting_code(_norm, arguments, address)
+
+
+class Rounding(NamedTuple):
+    """Rounds x, of a width, for the product behind it."""
+
+    x: np.ndarray
+    width: int
+    rounding: int
+    rounded: np.ndarray
+
+
+@unowned
+def _rounding(a, begin, end, thread):
+    round_rows(a.x, a.width, a.rounding, a.rounded, begin, end)
+
+
+@njit(cache=True)
+def rounding_code(arguments, address):
+    return lasting_code(_rounding, arguments, address)
+
+
+class Join(NamedTuple):
+    """x += scale update, normalised where the layer has a norm for it.  gain: [layers, h] or [layers, 0]."""
+
+    step: np.ndarray
+    x: np.ndarray
+    update: np.ndarray
+    gain: np.ndarray
+    epsilon: np.float32
+    scale: np.float32
+
+
+@unowned
+def _join(a, begin, end, thread):
+    gain = a.gain[a.step[0].index]
+    for t in range(begin, end if len(gain) > 0 else begin):
+        norm_part(a.update[t], np.int64(0), gain, a.epsilon)
+    add(a.x, a.update, a.scale, begin, end)
+
+
+@njit(cache=True)
+def join_code(arguments, address):
+    return lasting_code(_join, arguments, address)
