@@ -1,6 +1,7 @@
 """Every method by name: one line here makes it known to the engine, the command line, the tests and the docs.
 
-Other packages add theirs through the entry-point groups `polydraft.verifiers`, `polydraft.drafters` and `polydraft.decoding`.
+Other packages add theirs through the entry-point groups `polydraft.verifiers`, `polydraft.drafters`, `polydraft.heads` (drafters whose
+`checkpoint` says which folders it reads) and `polydraft.decoding`.
 """
 
 from collections.abc import Callable, Mapping
@@ -66,6 +67,9 @@ DRAFTERS: dict[str, str] = {
 }
 """name -> "module:object", a class whose instances are `core.Drafter` and whose `methods` attribute lists what it can make."""
 
+HEADS = ("eagle", "mtp", "medusa", "diffusion", "early-exit", "hidden-transfer")
+"""Drafters that read a folder of a head's weights, in the order in which they are asked whether it is theirs."""
+
 RECIPES: dict[str, str] = {
     "eagle": "polydraft.heads.eagle.network:EagleRecipe",
     "early-exit": "polydraft.heads.early_exit.network:ExitRecipe",
@@ -94,9 +98,25 @@ GROUPS = {"verifier": "polydraft.verifiers", "drafter": "polydraft.drafters", "d
 """Entry-point groups of other packages' methods."""
 
 
+HEAD_GROUP = "polydraft.heads"
+"""Of drafters that are heads."""
+
+
 @lru_cache(maxsize=1)
 def _plugins() -> dict[str, dict[str, Any]]:
-    return {kind: {e.name: e for e in entry_points(group=group)} for kind, group in GROUPS.items()}
+    found = {kind: {e.name: e for e in entry_points(group=group)} for kind, group in GROUPS.items()}
+    heads = {e.name: e for e in entry_points(group=HEAD_GROUP)}
+    return {**found, "drafter": {**found["drafter"], **heads}, "head": heads}
+
+
+def heads() -> list[str]:
+    """Names of all drafters that are heads, built in and plugged in.
+
+    Example:
+        >>> "eagle" in heads()
+        True
+    """
+    return [*_plugins()["head"], *HEADS]
 
 
 def names(kind: str) -> list[str]:
@@ -251,7 +271,7 @@ def _advice(name: str, option: str, known: set[str]) -> str:
     if option == "index":
         return f"Leave the index out, or name a drafter that reads it: {', '.join([*INDEXED, 'mixture'])}."
     if option == "weights":
-        return f"Leave the head out, or the drafter, which its folder names; or name one that reads it: {', '.join(sorted({*RECIPES} - {'model'}))}."
+        return f"Leave the head out, or the drafter, which its folder names; or name one that reads it: {', '.join(sorted(heads()))}."
     return f"Expected one of: {', '.join(sorted(known)) or 'none'}."
 
 

@@ -257,7 +257,7 @@ def relaid(folder, where, layout):
     """The same head as others publish it."""
     tensors, said = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
     where.mkdir()
-    probe = tensors.pop("target_probe")
+    del tensors["target_probe"]
     if layout == "authors":
         for name in ("polydraft_head", "norm_before_residual"):
             said.pop(name, None)
@@ -275,7 +275,7 @@ def relaid(folder, where, layout):
             "transformer_layer_config": {name: said[name] for name in nested},
         }
         tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
-        tensors["embed_tokens.weight"] = probe.repeat_interleave(said["transformer_layer_config"]["vocab_size"] // len(probe), 0)
+        tensors["embed_tokens.weight"] = load_file(pair.target_folder() / "model.safetensors")["model.embed_tokens.weight"]
         save_file(tensors, where / "model.safetensors")
     (where / "config.json").write_text(json.dumps(said))
     return where

@@ -23,6 +23,7 @@ from torch import Tensor
 from polydraft.atomic import replacing
 from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
+from polydraft.heads.fields import unknown_field
 from polydraft.heads.folders import kind_of
 from polydraft.models.checkpoint import rotary
 from polydraft.schema import HEAD, fault, read_json
@@ -30,6 +31,8 @@ from polydraft.schema import HEAD, fault, read_json
 __all__ = [
     "HeadCheckpoint",
     "embeddings",
+    "flat",
+    "has_head_norms",
     "head_config",
     "head_folder",
     "kind_of",
@@ -96,6 +99,10 @@ class HeadCheckpoint:
     kind: ClassVar[str] = "head"
     LAYERS: ClassVar[str] = "eagle_aux_hidden_state_layer_ids"
     """The name of the layers in the configuration, as published heads have it."""
+    FIELDS: ClassVar[frozenset[str]] = frozenset()
+    """Of the configuration that it reads beside those of all heads; others are refused."""
+    UNREAD: ClassVar[frozenset[str]] = frozenset({"t2d", "d2t", "target_probe", "lm_head.weight", "embed_tokens.weight"})
+    """Tensors that a folder may hold beside those of `shapes`; others are refused."""
     config: Any
     layers: tuple[int, ...]
     tensors: Mapping[str, Tensor]
@@ -113,6 +120,8 @@ class HeadCheckpoint:
             settings, tensors = cls.read(read_json((folder / "config.json").read_bytes()), folder)
             if problem := fault(settings, HEAD):
                 raise ValueError(problem)
+            if field := unknown_field(settings, {*cls.FIELDS, cls.LAYERS}):
+                raise ValueError(f"{field} is not understood, and may change what the head drafts")
             config, layers = head_config(settings), tuple(map(int, settings[cls.LAYERS]))
             rotary(config, 1)
         except Exception as error:  # whatever these files hold: they are somebody else's
@@ -121,7 +130,13 @@ class HeadCheckpoint:
                 f"with config.json ({cls.LAYERS} in it) and model.safetensors."
             ) from error
         head = cls(config, layers, tensors, _draft_ids(tensors, config.vocab_size))
-        for name, shape in head.shapes().items():
+        expected = head.shapes()
+        if strange := sorted(tensors.keys() - expected.keys() - cls.UNREAD):
+            raise ModelLoadError(
+                f"the head in {str(folder)!r} has {', '.join(strange[:4])}, which no part of a head of kind {cls.kind!r} with its configuration "
+                "reads: it would draft nonsense. Use a head of another format, or its authors' engine."
+            )
+        for name, shape in expected.items():
             actual = tuple(tensors[name].shape) if name in tensors else None
             if actual != shape:
                 raise ModelLoadError(
@@ -130,9 +145,24 @@ class HeadCheckpoint:
         return head
 
     @classmethod
+    def reads(cls, settings: Mapping[str, Any]) -> bool:
+        """Whether a configuration that names no kind of ours is of such a head; those of `polydraft train` name theirs."""
+        return False
+
+    @classmethod
     def read(cls, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         """The configuration and the tensors, whatever layout they are stored in."""
         return settings, stored(folder, "model.safetensors")
+
+    @property
+    def compiles(self) -> bool:
+        """Whether its compiled form runs a head of this configuration; else it drafts in torch."""
+        return True
+
+    @property
+    def state_size(self) -> int:
+        """Width of a state that it reads."""
+        return int(getattr(self.config, "target_hidden_size", None) or self.config.hidden_size)
 
     def layers_of(self, target: Target) -> tuple[int, ...]:
         """Whose states it reads of this target, where the folder does not say it: the last."""
@@ -149,14 +179,25 @@ class HeadCheckpoint:
             IncompatibleError: another width, vocabulary or model.
         """
         name, theirs = target.name or type(target).__name__, probe(target)
-        if theirs.shape[1] != self.config.hidden_size or target.vocab_size > self.config.vocab_size:
+        if theirs.shape[1] != self.state_size or target.vocab_size > self.config.vocab_size:
             raise IncompatibleError(
-                f"the head is for states of {self.config.hidden_size} numbers and {self.config.vocab_size} tokens; {name} has "
+                f"the head is for states of {self.state_size} numbers and {self.config.vocab_size} tokens; {name} has "
                 f"{theirs.shape[1]} and {target.vocab_size}. Use the head of this target, or train one: polydraft train {self.kind}."
             )
+        last, made_for = max(target.offers.hidden, default=0), getattr(self.config, "num_target_layers", None)
+        if made_for is not None and last and made_for != last:
+            raise IncompatibleError(
+                f"the head is for a model of {made_for} layers; {name} has {last}. Use the head of this target, or train one."
+            )
+        if beyond := [layer for layer in self.layers if last and not 0 <= layer <= last]:
+            raise IncompatibleError(
+                f"the head reads the states of layers {list(self.layers)}; {name} has none behind {last}, and {beyond[0]} is not there. "
+                "Use the head of this target."
+            )
         ours = self.tensors.get("target_probe")
-        if ours is None and "embed_tokens.weight" in self.tensors:  # published heads may bring all of the target's
-            ours = self.tensors["embed_tokens.weight"][torch.arange(PROBED) * (target.vocab_size // PROBED)]
+        own = None if getattr(self.config, "embed_requires_grad", False) else self.tensors.get("embed_tokens.weight")
+        if ours is None and own is not None:  # published heads may bring all of the target's
+            ours = own[torch.arange(PROBED) * (target.vocab_size // PROBED)]
         if ours is not None and torch.cosine_similarity(ours.float().flatten(), theirs.flatten(), dim=0) < 0.98:
             raise IncompatibleError(
                 f"the head was trained for another model than {name}: their embeddings differ. Use the head of this target, or "
@@ -201,11 +242,22 @@ def head_config(settings: Mapping[str, Any]) -> Any:
     if settings.get("rope_scaling") or settings.get("rope_parameters"):
         from transformers import LlamaConfig
 
-        return LlamaConfig(**{"num_attention_heads": 1, **settings})
+        return LlamaConfig(**{"num_attention_heads": 1, "num_hidden_layers": 1, **settings})
     config = {**DEFAULTS, **{name: value for name, value in settings.items() if value is not None}}
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     return SimpleNamespace(**config)
+
+
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of vLLM's speculators, whose layer's lie in a level of their own, in one; others as they are."""
+    nested = settings.get("transformer_layer_config") or {}
+    return {**settings, **nested} | ({"architectures": settings["architectures"]} if "architectures" in settings else {})
+
+
+def has_head_norms(config: Any) -> bool:
+    """Whether queries and keys of its layers are normed."""
+    return getattr(config, "model_type", "llama") == "qwen3"
 
 
 def _draft_ids(tensors: Mapping[str, Tensor], vocab_size: int) -> np.ndarray:

@@ -46,8 +46,8 @@ class HeadDrafter(ModelDrafter):
 
     @classmethod
     def model_of(cls, head: Any, target: Any) -> Any:
-        """The head as a draft model: its compiled form for a compiled target, for others its network."""
-        module, _, name = cls.forms[0 if isinstance(target, CompiledLlama) else 1].partition(":")
+        """The head as a draft model: its compiled form for a compiled target where it has one, else its network."""
+        module, _, name = cls.forms[0 if isinstance(target, CompiledLlama) and head.compiles else 1].partition(":")
         return getattr(import_module(module), name)(head, target)
 
     @classmethod

@@ -108,6 +108,18 @@ def _loaded(kind: type[HeadNetwork], head: HeadCheckpoint, target: Any) -> HeadN
     return network.to(device)
 
 
+def own_embeddings(head: HeadCheckpoint, device: torch.device) -> Float[Tensor, "V h"] | None:
+    """Of a head that brings some."""
+    own = head.tensors.get("embed_tokens.weight")
+    return None if own is None else own.to(device)
+
+
+def embedded(own: Tensor | None, target: Any, tokens: Tensor, device: torch.device) -> Float[Tensor, "*shape h"]:
+    """What a head's own embedding, or the target's where it has none, makes of tokens."""
+    rows = target.embed(tokens) if own is None else own[tokens.to(own.device)]
+    return rows.to(device).float()
+
+
 class HeadModel(SlotModel):
     """A network as a draft model in slots, a depth at a time; see `core.Target`.
 
@@ -123,6 +135,11 @@ class HeadModel(SlotModel):
         self.device, self.dtype = target.device, torch.float32
         self.draft_ids = head.ids[head.ids < target.vocab_size]
         self.network: Any = _loaded(self.network_class, head, target)
+        self.own_embeddings = own_embeddings(head, self.device)
+
+    def embedded(self, tokens: Tensor) -> Float[Tensor, "*shape h"]:
+        """What its embedding, or the target's, makes of tokens."""
+        return embedded(self.own_embeddings, self.target, tokens, self.device)
 
     @property
     def offers(self) -> Needs:

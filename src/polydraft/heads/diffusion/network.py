@@ -43,6 +43,7 @@ class DiffusionCheckpoint(HeadCheckpoint):
 
     kind = "diffusion"
     LAYERS = "diffusion_layers"
+    FIELDS = frozenset({"block_size"})
 
     @property
     def block(self) -> int:

@@ -49,6 +49,9 @@ class EagleWeights(NamedTuple):
     mlp_norm: np.ndarray
     norm: np.ndarray
     attention_norm: np.ndarray
+    q_norm: np.ndarray
+    k_norm: np.ndarray
+    state_norms: np.ndarray  # [parts of the target's states that are normed, width of one], no parts where none is
     fc: Packed
     project: Packed
     qkv: Packed
@@ -73,6 +76,21 @@ class EagleArrays(NamedTuple):
     states: np.ndarray  # [CHUNK, F]
     pairs: np.ndarray  # [CHUNK, 2 h]
     norm_before_residual: bool
+    norm_output: bool
+
+
+@njit
+def _norm_states(states, norms, epsilon, rows):
+    """Norm each part of the target's states with weights of its own."""
+    parts, width = norms.shape
+    for t in range(rows):
+        for p in range(parts):
+            total = np.float32(0)
+            for i in range(p * width, (p + 1) * width):
+                total += states[t, i] * states[t, i]
+            share = np.float32(1) / np.sqrt(total / np.float32(width) + epsilon)
+            for i in range(width):
+                states[t, p * width + i] *= share * norms[p, i]
 
 
 @njit
@@ -86,6 +104,7 @@ def _run(model, rows, logits, done):
         if n < model.counts[slot]:
             copy_row(model.target_states[slot, n], model.states[num_given])
             num_given += 1
+    _norm_states(model.states, weights.state_norms, sizes.epsilon, num_given)
     if num_given > 0 and weights.fc.panels > 0:
         multiply_shared(work, model.states, weights.fc, 0, work.rounded, work.update, num_given)
     num_given = zero
@@ -116,7 +135,7 @@ def _run(model, rows, logits, done):
     for t in range(rows):
         row = work.rows[t]
         cos, sin = weights.cos[row.position], weights.sin[row.position]
-        place_heads(work.qkv[t], nothing, nothing, nothing, sizes, cos, sin, memory, zero, row.slot, row.column)
+        place_heads(work.qkv[t], nothing, weights.q_norm, weights.k_norm, sizes, cos, sin, memory, zero, row.slot, row.column)
     runs = cut_runs(work.rows, rows, work.runs)
     for run in range(runs):
         for g in range(sizes.groups):
@@ -131,8 +150,13 @@ def _run(model, rows, logits, done):
     multiply_shared(work, work.act, weights.down, 0, work.rounded, work.update, rows)
     add(work.x, work.update, ONE, zero, rows)
     num_logits = zero
+    if model.norm_output:
+        rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, zero, rows)
     for t in range(rows):
-        copy_row(work.x[t], model.outputs[work.rows[t].slot, work.rows[t].column - work.rows[t].length])
+        copy_row(
+            work.normed[t] if model.norm_output else work.x[t],
+            model.outputs[work.rows[t].slot, work.rows[t].column - work.rows[t].length],
+        )
         if work.rows[t].has_logits:
             copy_row(work.x[t], work.x[num_logits])
             num_logits += 1
@@ -188,10 +212,17 @@ class CompiledEagle(CompiledHead):
         }
         packed_matrices: dict[str, Any] = {name: packed([matrix], FORMATS[quantization]) for name, matrix in matrices.items()}
         cos, sin = rotary(config, columns)
-        vectors = {"input_norm": "midlayer.input_layernorm", "hidden_norm": "midlayer.hidden_norm",
+        parts = [name for name in tensors if name.startswith("fc_norm.")] or [
+            name for name in tensors if name == "input_norm.weight"
+        ]
+        norms = [tensors[name].float() for name in sorted(parts, key=lambda name: (len(name), name))]
+        own = tensors.get("embed_tokens.weight")
+        exact = own is not None and own.dtype == torch.float32 and quantization == "float32"
+        vectors = {"q_norm": "midlayer.self_attn.q_norm", "k_norm": "midlayer.self_attn.k_norm", "input_norm": "midlayer.input_layernorm", "hidden_norm": "midlayer.hidden_norm",
                    "mlp_norm": "midlayer.post_attention_layernorm", "norm": "norm", "attention_norm": "midlayer.attention_norm"}  # fmt: skip
         weights = EagleWeights(
-            embed=packed([embeddings(target)], FORMATS["bfloat16"]),
+            embed=packed([embeddings(target) if own is None else own], FORMATS["float32" if exact else "bfloat16"]),
+            state_norms=torch.stack(norms).numpy() if norms else np.empty((0, 0), np.float32),
             ids=self.draft_ids,
             **{name: tensors.get(f"{where}.weight", torch.zeros(0)).float().numpy() for name, where in vectors.items()},
             **packed_matrices,
@@ -203,7 +234,9 @@ class CompiledEagle(CompiledHead):
         work = workspace(weights, sizes, columns, target.num_threads, max(F, 2 * h))
         target_rooms = aligned(slots, TREE_ROOM, F), np.zeros(slots, np.int64)
         rooms = aligned(slots, TREE_ROOM, h), aligned(CHUNK, F), aligned(CHUNK, 2 * h)
-        self.arrays = EagleArrays(weights, sizes, memory, work, *target_rooms, *rooms, head.norm_before_residual)
+        self.arrays = EagleArrays(
+            weights, sizes, memory, work, *target_rooms, *rooms, head.norm_before_residual, head.says("norm_output")
+        )
         self._left: dict[int, Float[Tensor, "T F"]] = {}
 
     def give(self, slot: int, states: Float[Tensor, "T F"]) -> None:

@@ -19,7 +19,8 @@ On disk, see `heads.checkpoint`, with the authors' tensor names, of what is trai
     config.json          a Llama configuration of one layer, with `draft_vocab_size` and `eagle_aux_hidden_state_layer_ids`
     model.safetensors    fc, midlayer.*, norm; lm_head of the draft vocabulary where it has its own
 
-Read are the layout of the authors and SGLang (pytorch_model.bin too; layers 2, L/2 and L-3 where none are named) and of vLLM's speculators.
+Read are the layout of the authors and SGLang (pytorch_model.bin too; layers 2, L/2 and L-3 where none are named), of vLLM's speculators, with
+norms of its states, of what it chains, and further layers, and of DeepSpec, whose `target_layer_ids` L is the output of layer L, the state L + 1 here.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +33,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polydraft.core import Scores, Target, TokenTree
-from polydraft.heads.checkpoint import HeadCheckpoint, stored
+from polydraft.heads.checkpoint import HeadCheckpoint, flat, has_head_norms, stored
+from polydraft.heads.fields import words
 from polydraft.heads.network import HeadModel, HeadNetwork, Material
 from polydraft.heads.recipe import Batch, Figures, Recipe, fresh_config, unrolled
 from polydraft.models.compiled.architectures import LLAMA
@@ -48,23 +50,45 @@ class EagleCheckpoint(HeadCheckpoint):
     """An EAGLE-3 head."""
 
     kind = "eagle"
+    FIELDS = words(
+        "eagle_config target_layer_ids draft_num_hidden_layers norm_before_residual norm_before_fc norm_output fc_norm norm_final_state"
+    )
     projects: ClassVar[bool] = False
     """Whether its layer reads a projection of the pair of an embedding and a state, else its attention reads the pair."""
 
     @classmethod
+    def reads(cls, settings: Mapping[str, Any]) -> bool:
+        """Speculators' by its name, others by the architecture or the fields of this method alone."""
+        if "speculators_model_type" in settings:
+            return settings["speculators_model_type"] == "eagle3"
+        named = any("Eagle3" in str(name) for name in settings.get("architectures") or ())
+        return named or any(field in settings for field in (cls.LAYERS, "eagle_config", "draft_vocab_size"))
+
+    @classmethod
     def read(cls, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-        """The authors' and SGLang's layout, or vLLM's speculators', which nests the layer's configuration and calls the layer layers.0."""
+        """The authors' and SGLang's layout, vLLM's speculators', which nests the layer's configuration, or DeepSpec's; both call the layer layers.0."""
         tensors = stored(folder, "model.safetensors", "pytorch_model.bin")
-        settings = {**settings.get("transformer_layer_config", {}), **settings}
-        return settings | {cls.LAYERS: settings.get(cls.LAYERS) or []}, {
+        settings = flat(settings)
+        layers = settings.get(cls.LAYERS) or (settings.get("eagle_config") or {}).get(cls.LAYERS) or []
+        layers = layers or [layer + 1 for layer in settings.get("target_layer_ids") or ()]
+        return settings | {cls.LAYERS: layers}, {
             f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name: tensor
             for name, tensor in tensors.items()
         }
 
+    def says(self, field: str) -> bool:
+        """Whether the configuration has this option."""
+        return bool(getattr(self.config, field, False))
+
     @property
     def norm_before_residual(self) -> bool:
         """Whether the layer adds to the normed state, as speculators may."""
-        return bool(getattr(self.config, "norm_before_residual", False))
+        return self.says("norm_before_residual")
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the compiled form runs it: one layer."""
+        return self.config.num_hidden_layers == 1
 
     def layers_of(self, target: Target) -> tuple[int, ...]:
         """Where the folder does not say them: those of the authors' code."""
@@ -73,12 +97,20 @@ class EagleCheckpoint(HeadCheckpoint):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the tensors that a head of this configuration has."""
-        h = self.config.hidden_size
-        own_head = {"lm_head.weight": (len(self.ids), h)} if "lm_head.weight" in self.tensors else {}
-        first = {"project.weight": (h, 2 * h)} if self.projects else {"fc.weight": (h, (len(self.layers) or 3) * h)}
-        layer = LLAMA.layer_shapes(self.config, h if self.projects else 2 * h) | {"hidden_norm.weight": (h,)}
+        config, h, taps = self.config, self.config.hidden_size, len(self.layers) or 3
+        own = {"lm_head.weight": (len(self.ids), h), "embed_tokens.weight": (config.vocab_size, h)}
+        own = {name: shape for name, shape in own.items() if name in self.tensors}
+        first = {"project.weight": (h, 2 * h)} if self.projects else {"fc.weight": (h, taps * self.state_size)}
+        first |= {"input_norm.weight": (taps * self.state_size,)} if self.says("norm_before_fc") else {}
+        first |= {f"fc_norm.{i}.weight": (self.state_size,) for i in range(taps if self.says("fc_norm") else 0)}
+        norms = dict.fromkeys(("self_attn.q_norm.weight", "self_attn.k_norm.weight"), (head_width(config),))
+        norms = norms if has_head_norms(config) else {}
+        layer = LLAMA.layer_shapes(config, h if self.projects else 2 * h) | {"hidden_norm.weight": (h,)} | norms
         layer |= {"attention_norm.weight": (h,)} if self.projects else {}
-        return {**first, "norm.weight": (h,), **own_head} | {f"midlayer.{name}": shape for name, shape in layer.items()}
+        shapes = {**first, "norm.weight": (h,), **own} | {f"midlayer.{name}": shape for name, shape in layer.items()}
+        for i in range(1, config.num_hidden_layers):
+            shapes |= {f"layers.{i}.{name}": shape for name, shape in (LLAMA.layer_shapes(config) | norms).items()}
+        return shapes
 
 
 class EagleHead(HeadNetwork):
@@ -86,10 +118,12 @@ class EagleHead(HeadNetwork):
 
     def __init__(self, config: Any, material: Material) -> None:
         super().__init__(config, material)
-        h = config.hidden_size
+        h, epsilon = config.hidden_size, config.rms_norm_eps
         self.midlayer = self.open(len(material.layers))
-        self.midlayer.hidden_norm = Norm(h, config.rms_norm_eps)
-        self.norm = Norm(h, config.rms_norm_eps)
+        self.midlayer.hidden_norm = Norm(h, epsilon)
+        further = range(1, getattr(config, "num_hidden_layers", 1))
+        self.layers = nn.ModuleDict({str(i): LlamaLayer(config, head_norms=has_head_norms(config)) for i in further})
+        self.norm = Norm(h, epsilon)
         for matrix in self.parameters():
             if matrix.ndim == 2:
                 nn.init.normal_(matrix, std=0.02)
@@ -99,9 +133,14 @@ class EagleHead(HeadNetwork):
 
     def open(self, num_states: int) -> LlamaLayer:
         """Make what comes before the layer, and the layer."""
-        h = self.config.hidden_size
-        self.fc = nn.Linear(num_states * h, h, bias=False)
-        return LlamaLayer(self.config, 2 * h)
+        config, h = self.config, self.config.hidden_size
+        width, epsilon = getattr(config, "target_hidden_size", None) or h, config.rms_norm_eps
+        if getattr(config, "norm_before_fc", False):
+            self.input_norm = Norm(num_states * width, epsilon)
+        if getattr(config, "fc_norm", False):
+            self.fc_norm = nn.ModuleList(Norm(width, epsilon) for _ in range(num_states))
+        self.fc = nn.Linear(num_states * width, h, bias=False)
+        return LlamaLayer(config, 2 * h, head_norms=has_head_norms(config))
 
     @property
     def first(self) -> nn.Linear:
@@ -110,6 +149,11 @@ class EagleHead(HeadNetwork):
 
     def read(self, features: Float[Tensor, "B T F"]) -> Float[Tensor, "B T h"]:
         """The target's states as one of the head's own."""
+        if hasattr(self, "fc_norm"):
+            parts = features.chunk(len(self.fc_norm), -1)
+            features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
+        if hasattr(self, "input_norm"):
+            features = self.input_norm(features)
         return self.fc(features.to(self.fc.weight.dtype))
 
     def join(
@@ -118,18 +162,32 @@ class EagleHead(HeadNetwork):
         """The rows that the layer adds to, and what its attention reads. pairs: normed embeddings and states, side by side."""
         return pairs[..., self.config.hidden_size :] if getattr(self.config, "norm_before_residual", False) else states, pairs
 
+    def chained(self, outputs: Float[Tensor, "*N h"]) -> Float[Tensor, "*N h"]:
+        """What the next step reads of what the layers put out."""
+        return self.norm(outputs) if getattr(self.config, "norm_output", False) else outputs
+
+    @property
+    def attentions(self) -> list[Any]:
+        """Of all layers."""
+        return [layer.self_attn for layer in (self.midlayer, *self.layers.values())]
+
     def through(
         self,
         embedded: Float[Tensor, "B A N h"],
         states: Float[Tensor, "B A N h"],
         positions: Int[Tensor, "..."],
-        sources: Callable[[Tensor, Tensor], Sequence[KeyValues]],
+        sources: Callable[[int, Tensor, Tensor], Sequence[KeyValues]],
     ) -> Float[Tensor, "B A N h"]:
-        """Rows of a token and the state before it through the layer. sources: what they attend to, once their own keys and values are there."""
+        """Rows of a token and the state before it through the layers. sources: what they attend to in a layer, once their own keys and values are there."""
         layer = self.midlayer
         x, y = self.join(torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(states)], -1), states)  # pyright: ignore[reportCallIssue]
-        key_values = sources(*layer.self_attn.keys_values(y, positions))
-        return layer.leave(x, attend(layer.self_attn.queries(y, positions), key_values))
+        key_values = sources(0, *layer.self_attn.keys_values(y, positions))
+        x = layer.leave(x, attend(layer.self_attn.queries(y, positions), key_values))
+        for i, layer in enumerate(self.layers.values(), 1):
+            y = layer.input_layernorm(x)  # pyright: ignore[reportCallIssue]
+            key_values = sources(i, *layer.self_attn.keys_values(y, positions))  # pyright: ignore
+            x = layer.leave(x, attend(layer.self_attn.queries(y, positions), key_values))  # pyright: ignore
+        return x
 
     def step(
         self, tokens: Int[Tensor, "B T"], states: Float[Tensor, "B T h"], lines: list[tuple[Tensor, Tensor]]
@@ -139,7 +197,7 @@ class EagleHead(HeadNetwork):
         """
         at = torch.arange(tokens.shape[1], device=tokens.device)
 
-        def sources(keys: Tensor, values: Tensor) -> list[KeyValues]:
+        def sources(_layer: int, keys: Tensor, values: Tensor) -> list[KeyValues]:
             lines.append((keys, values))
             (first, first_values), *others = [(k[:, :, 0], v[:, :, 0]) for k, v in lines]
             text = KeyValues(first, first_values, (at <= at[:, None])[:, None])
@@ -175,11 +233,11 @@ class EagleModel(HeadModel):
         super().__init__(head, target)
         attention, slots = self.network.midlayer.self_attn, target.max_num_seqs
         groups, width, dtype = attention.num_groups, attention.width, attention.k_proj.weight.dtype
-        columns = self.open_slots(
-            target.max_model_len, slots, context=0, bytes_per_token=2 * groups * width * dtype.itemsize, device=self.device
-        )
-        keys, values = (torch.zeros(slots, columns, groups, width, dtype=dtype, device=self.device) for _ in range(2))
-        self._cache = keys, values
+        layers = len(self.network.attentions)
+        bytes_per_token = layers * 2 * groups * width * dtype.itemsize
+        columns = self.open_slots(target.max_model_len, slots, context=0, bytes_per_token=bytes_per_token, device=self.device)
+        room = layers, slots, columns, groups, width
+        self._cache = tuple(torch.zeros(room, dtype=dtype, device=self.device) for _ in range(2))
         self._outputs = torch.zeros(slots, TREE_ROOM, head.config.hidden_size, device=self.device)
         self._given: dict[int, Float[Tensor, "T F"]] = {}
 
@@ -202,13 +260,13 @@ class EagleModel(HeadModel):
         first_columns = torch.from_numpy(self.lengths[slots] + since).to(self.device)[:, None]
         columns = first_columns + torch.arange(tokens.shape[1], device=self.device)
 
-        def sources(*new: Tensor) -> list[KeyValues]:
+        def sources(layer: int, *new: Tensor) -> list[KeyValues]:
             for store, entries in zip(self._cache, new, strict=True):
-                store[rows, columns] = entries[:, 0].to(store.dtype)
-            keys, values = (store[rows[:, 0], : visible.shape[-1]] for store in self._cache)
+                store[layer, rows, columns] = entries[:, 0].to(store.dtype)
+            keys, values = (store[layer, rows[:, 0], : visible.shape[-1]] for store in self._cache)
             return [KeyValues(keys, values, visible[:, None])]
 
-        embedded = self.target.embed(tokens).to(self.device).float()
+        embedded = self.embedded(tokens)
         return self.network.through(embedded[:, None], states[:, None], positions[:, None], sources)[:, 0].float()
 
     @torch.inference_mode()
@@ -235,14 +293,14 @@ class EagleModel(HeadModel):
         else:
             states = self._outputs[rows, torch.from_numpy(parents[:, since:]).to(self.device).clamp(min=0)]
         outputs = self._forward(slots, tree.tokens[:, since:].to(self.device), states, parents, since)
-        self._outputs[rows, torch.arange(since, tree.num_nodes, device=self.device)] = outputs
+        self._outputs[rows, torch.arange(since, tree.num_nodes, device=self.device)] = self.network.chained(outputs)
         return self._scores(slots, tree, since, self.network.logits(outputs))
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """See `slots.SlotModel.move`."""
         (slots, columns), (to_slots, to_columns) = (torch.from_numpy(x.T.copy()).to(self.device) for x in (source, target))
         for store in self._cache:
-            store[to_slots, to_columns] = store[slots, columns]
+            store[:, to_slots, to_columns] = store[:, slots, columns]
 
 
 class EagleRecipe(Recipe):

@@ -60,13 +60,13 @@ class ExitCheckpoint(HeadCheckpoint):
             IncompatibleError: another width, vocabulary or model.
             InvalidInputError: a layer out of range.
         """
-        if self.tensors:
-            super().check(target)
         last = max(target.offers.hidden, default=0)
         if len(self.layers) != 1 or not 1 <= self.layers[0] < last:
             raise InvalidInputError(
                 f"an exit behind layer {', '.join(map(str, self.layers))} was given; expected one of 1 to {last - 1}: the target has {last} layers."
             )
+        if self.tensors:
+            super().check(target)
 
 
 class ExitHead(HeadNetwork):

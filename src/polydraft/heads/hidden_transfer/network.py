@@ -52,12 +52,12 @@ class TransferCheckpoint(HeadCheckpoint):
             IncompatibleError: another width, vocabulary or model.
             InvalidInputError: layers out of range or order.
         """
-        super().check(target)
         last = max(target.offers.hidden, default=0)
         if not self.layers or list(self.layers) != sorted(set(self.layers)) or not 1 <= self.layers[0] <= self.layers[-1] <= last:
             raise InvalidInputError(
                 f"hidden transfer behind layers {self.layers} was given; expected rising ones of 1 to {last}, which the target has."
             )
+        super().check(target)
 
 
 EVERY = 8

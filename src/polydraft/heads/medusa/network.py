@@ -40,6 +40,12 @@ class MedusaCheckpoint(HeadCheckpoint):
     """Heads of Medusa."""
 
     kind = "medusa"
+    FIELDS = frozenset({"medusa_num_heads", "medusa_num_layers", "base_model_name_or_path", "version"})
+
+    @classmethod
+    def reads(cls, settings: Mapping[str, Any]) -> bool:
+        """The authors' name no kind."""
+        return "medusa_num_heads" in settings
 
     @classmethod
     def read(cls, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:

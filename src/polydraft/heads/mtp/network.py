@@ -12,7 +12,8 @@ Training is EAGLE-3's, with weights 0.6^(k-1) of the steps (FastMTP, arXiv 2509.
 On disk it is an EAGLE-3 head, but for what its layer reads.
 """
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -28,6 +29,11 @@ class MtpCheckpoint(EagleCheckpoint):
 
     kind = "mtp"
     projects = True
+
+    @classmethod
+    def reads(cls, settings: Mapping[str, Any]) -> bool:
+        """None but our own."""
+        return False
 
 
 class MtpHead(EagleHead):

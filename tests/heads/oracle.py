@@ -1,0 +1,76 @@
+"""Golden cases of published draft heads as their authors' code computes them: files as a user has them, and what is drafted over four rounds.
+
+Each round begins with `start` committed tokens before the newest one, `anchor`; then `accepted` drafts and `bonus` are committed. Of the
+logits every fourth column is kept, and of the files no embedding and output rows that are the target's: `folder` puts them back.
+"""
+
+from functools import lru_cache
+from pathlib import Path
+from shutil import copyfile
+from tempfile import mkdtemp
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from polydraft.models import load
+
+KEPT = Path(__file__).parent / "oracle_heads"
+COLUMN, SLOT = 4, 1
+TARGETS = {"dspark-gemma4": "dspark-gemma4/target"}
+
+
+def target_folder(kind):
+    """Of the model that a head is for."""
+    return KEPT / TARGETS.get(kind, "target-qwen3")
+
+
+@lru_cache(maxsize=64)
+def folder(kind):
+    """The head's, whole."""
+    tensors, files = load_file(KEPT / kind / "model.safetensors"), load_file(target_folder(kind) / "model.safetensors")
+    embedding, where = files["model.embed_tokens.weight"], Path(mkdtemp())
+    rows = files.get("lm_head.weight", embedding)
+    if "d2t" in tensors:
+        rows = rows[torch.arange(len(tensors["d2t"])) + tensors["d2t"]]
+    own = {"embed_tokens.weight": embedding, "lm_head.weight": rows}
+    save_file({name: x if x.numel() else own[name].clone() for name, x in tensors.items()}, where / "model.safetensors")
+    copyfile(KEPT / kind / "config.json", where / "config.json")
+    return where
+
+
+@lru_cache(maxsize=4)
+def _target(folder, backend):
+    return load.load_model(str(folder), backend=backend, device="cpu", max_num_seqs=3, max_model_len=256)
+
+
+def target(kind, backend="transformers"):
+    return _target(target_folder(kind), backend)
+
+
+@lru_cache(maxsize=64)
+def arrays(kind):
+    return load_file(KEPT / kind / "cases.safetensors")
+
+
+def states(kind, layers):
+    """Of all committed tokens but the last, side by side, as the head reads them."""
+    text, model = arrays(kind)["committed"][0].tolist(), target(kind)
+    scores = model.prefill([0], [text], hidden=tuple(sorted({*layers})))
+    model.release([0])
+    return torch.cat([scores.hidden[layer][0] for layer in layers], -1).clone()
+
+
+def rounds(kind):
+    """Of each round its arrays, the states `first` .. `start` of which are new, and the tokens behind them."""
+    found, number, first = arrays(kind), 0, 0
+    while f"r{number}.start" in found:
+        arrays_of = {name.partition(".")[2]: array for name, array in found.items() if name.startswith(f"r{number}.")}
+        start = int(arrays_of["start"])
+        yield arrays_of | {"first": first, "start": start, "tokens": found["committed"][0, first + 1 : start + 1].tolist()}
+        number, first = number + 1, start
+
+
+def assert_close(logits, expected):
+    """Within 1e-4 of the largest; expected: of some columns."""
+    actual = logits[..., ::COLUMN].reshape(expected.shape)
+    assert (actual - expected).abs().max() <= 1e-4 * expected.abs().max()

@@ -1,0 +1,86 @@
+"""Published EAGLE-3 heads draft what their authors' code drafts, round by round."""
+
+import json
+from shutil import copytree
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from polydraft.core import Outcome, TokenTree
+from polydraft.errors import ModelLoadError
+from polydraft.heads.eagle.compiled import CompiledEagle
+from polydraft.heads.eagle.network import EagleCheckpoint, EagleModel
+from polydraft.heads.folders import kind_of
+from tests.heads import oracle
+from tests.heads.oracle import SLOT
+
+KINDS = ["eagle3-deepspec", "speculators-eagle3-norm", "speculators-eagle3-fcnorm"]
+
+
+def model_of(kind, form):
+    checkpoint = EagleCheckpoint.load(oracle.folder(kind))
+    if form == "torch":
+        return checkpoint, EagleModel(checkpoint, oracle.target(kind))
+    return checkpoint, CompiledEagle(checkpoint, oracle.target(kind, "compiled"), quantization="float32")
+
+
+def logits_along(model, tokens):
+    """At the root and behind each token of a chain but the last."""
+    chain = torch.tensor([tokens])
+    rows = [model.score([SLOT], TokenTree.chain(chain[:, : n + 1]), since=n).logits[0, 0] for n in range(len(tokens))]
+    return torch.stack(rows)[:, model.draft_ids]
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"), [*((kind, "torch") for kind in KINDS), *((kind, "compiled") for kind in KINDS if kind != KINDS[2])]
+)
+def test_drafts_are_the_references(kind, form):
+    assert kind_of(oracle.folder(kind)) == "eagle"
+    checkpoint, model = model_of(kind, form)
+    states = oracle.states(kind, checkpoint.layers)
+    for r in oracle.rounds(kind):
+        entries, drafts, start = r["tokens"], r["draft_tokens"][0].tolist(), r["start"]
+        model.give(SLOT, states[r["first"] : start])
+        if len(entries) > 1:
+            model.prefill([SLOT], [entries[:-1]])
+        logits = logits_along(model, [entries[-1], *drafts[:-1]])
+        oracle.assert_close(logits, r["draft_logits"])
+        assert checkpoint.ids[logits.argmax(-1)].tolist() == drafts
+        if "forced_tokens" in r:
+            model.cut(SLOT, start - 1)
+            model.give(SLOT, states[start - 1 : start])
+            oracle.assert_close(logits_along(model, [entries[-1], *r["forced_tokens"][0].tolist()]), r["forced_logits"])
+        model.commit([SLOT], Outcome.of(np.empty((1, 0), np.int64), np.array([0]), np.array([0])))
+        assert model.lengths[SLOT] == start
+
+
+def changed(tmp_path, kind="speculators-eagle3-norm", tensors=(), **settings):
+    """The folder of a head with other settings and tensors."""
+    where = copytree(oracle.folder(kind), tmp_path / "head")
+    said = json.loads((where / "config.json").read_text())
+    (where / "config.json").write_text(json.dumps(said | settings))
+    save_file(load_file(where / "model.safetensors") | dict(tensors), where / "model.safetensors")
+    return where
+
+
+@pytest.mark.parametrize(
+    ("settings", "tensors", "said"),
+    [
+        ({"layer_scale": 2.0}, {}, r"layer_scale=2\.0 is not understood"),
+        ({"hidden_act": "gelu", "transformer_layer_config": None}, {}, "hidden_act='gelu' is not understood"),
+        ({}, {"extra_norm.weight": torch.ones(3)}, r"has extra_norm\.weight, which no part"),
+        ({"norm_before_fc": False}, {}, r"has input_norm\.weight, which no part"),
+        ({"fc_norm": True}, {}, r"has fc_norm\.0\.weight of shape None"),
+    ],
+)
+def test_a_field_or_tensor_that_is_not_understood_is_refused_by_name(tmp_path, settings, tensors, said):
+    with pytest.raises(ModelLoadError, match=said):
+        EagleCheckpoint.load(changed(tmp_path, tensors=tensors, **settings))
+
+
+def test_a_folder_that_no_head_reads_is_refused(tmp_path):
+    where = changed(tmp_path, speculators_model_type="hydra")
+    with pytest.raises(ModelLoadError, match=r"speculators_model_type='hydra'.*which no head reads"):
+        kind_of(where)
