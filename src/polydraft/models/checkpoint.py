@@ -7,7 +7,9 @@ transformers nor its loader is imported. That is for folders of the Llama family
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+import re
+import threading
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.models.compiled.architectures import ARCHITECTURES, LLAMA, LLAMA_FAMILY, Architecture
+from polydraft.models.compiled.architectures import ARCHITECTURES, LLAMA, LLAMA_FAMILY, Architecture, Stored
 from polydraft.models.config import CheckpointConfig
 from polydraft.models.folder import check_folder, load_config
 from polydraft.models.gguf import GgufFile
@@ -38,6 +40,9 @@ __all__ = [
 ]
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+TENSORS_OF_AN_OPEN_FILE = 32
+LAYER = re.compile(r"(model\.layers\.\d+\.|)(.+)")
+"""Prefix of a layer's weights, and their names in it."""
 NUMBERS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 
 
@@ -79,6 +84,7 @@ def of_module(module: Any) -> Checkpoint:
     """The weights of a module of transformers; nothing is copied."""
     weights = dict(module.named_parameters(remove_duplicate=False))
     tied = HEAD in weights and weights[HEAD] is weights.get(EMBEDDING)
+    weights |= _weights_of_experts(module, weights)
     generation = getattr(module, "generation_config", None)
     return Checkpoint(
         module.config,
@@ -90,6 +96,40 @@ def of_module(module: Any) -> Checkpoint:
         module.dtype,
         norm_offset=_norm_offset(module.config),
     )
+
+
+def _weights_of_experts(module: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of a mixture's layers, by the names of `mixture`: parts of what transformers stacks."""
+    architecture = ARCHITECTURES.get(module.config.model_type)
+    if architecture is None or architecture.mixture is None:
+        return {}
+    tensors = {**dict(module.named_buffers()), **weights}
+    try:
+        places = _located(module.config, _shapes(module.config), tensors)
+    except (KeyError, ValueError):
+        return {}
+    return {name: _part(tensors[place.name], place) for name, place in places.items()}
+
+
+def _located(config: Any, names: Iterable[str], tensors: Container[str]) -> dict[str, Stored]:
+    """Where weights lie among tensors of these names.
+
+    Raises:
+        KeyError: nowhere.
+    """
+    architecture, located = ARCHITECTURES[config.model_type], dict[str, Stored]()
+    for name in names:
+        prefix, part = LAYER.fullmatch(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
+        places = [place._replace(name=prefix + place.name) for place in architecture.places(part, config)]
+        place = next((place for place in places if place.name in tensors), None)
+        if place is None:
+            raise KeyError(name)
+        located[name] = place
+    return located
+
+
+def _part(tensor: Any, place: Stored) -> Tensor:
+    return place.part(tensor[:] if place.index is None else tensor[place.index])
 
 
 def _norm_offset(config: Any) -> float:
@@ -122,7 +162,8 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
         return None
     try:
         files, shapes = _files(folder), _shapes(config)
-        outlines = {name: _outline(files[name], name, shape) for name, shape in shapes.items()}
+        places = _located(config, shapes, files)
+        outlines = _outlines(files, places, shapes)
         for rope in ARCHITECTURES[config.model_type].spec(config).rotaries:
             rotary(config, 1, rope=rope)
         float(config.rms_norm_eps)
@@ -131,12 +172,12 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
         generation = _generation_ids(folder)
     except Exception:  # whatever is odd about it, transformers' own loader has the words for it
         return None
-    tied, cpu = HEAD not in shapes, torch.device("cpu")
+    tied, cpu, reader = HEAD not in shapes, torch.device("cpu"), _Reader(files, places)
     return Checkpoint(
         config,
         generation,
         outlines,
-        lambda name: _read(files[name], name),
+        reader.read,
         tied,
         cpu,
         torch.float32,
@@ -157,9 +198,11 @@ def of_file(file: GgufFile) -> Checkpoint | None:
         shapes = _shapes(config)
     except ValueError:
         return None
-    file.check_all_used(shapes)
-    if any(file.shape(name) != shape for name, shape in shapes.items()):
-        return None
+    file.check_all_used(map(file.own_name, shapes))
+    for name, shape in shapes.items():
+        if tuple(size for size in file.shape(name) if size > 1) != tuple(size for size in shape if size > 1):
+            told = f"its tensor {file.own_name(name)!r} has the shape {file.shape(name)} for {name!r}; expected {shape}"
+            raise file.refusal(told, "Give another file of the model")
     outlines = {
         name: torch.empty(shape, dtype=NUMBERS.get(file.blocks(name)[0], torch.float32), device="meta")
         for name, shape in shapes.items()
@@ -181,21 +224,53 @@ def _files(folder: Path) -> dict[str, Path]:
     return {name: folder / file for name, file in index["weight_map"].items()}
 
 
-def _outline(file: Path, name: str, shape: tuple[int, ...]) -> Tensor:
+def _outlines(
+    files: Mapping[str, Path], places: Mapping[str, Stored], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Tensor]:
+    """Of weights by name.
+
+    Raises:
+        ValueError: one of another shape.
+    """
     from safetensors import safe_open
 
-    with safe_open(file, "pt") as opened:
-        tensor = opened.get_slice(name)
-        if tuple(tensor.get_shape()) != shape:
-            raise ValueError(name)
-        return torch.empty(shape, dtype=NUMBERS[tensor.get_dtype()], device="meta")
+    wanted, tensors = {place.name for place in places.values()}, dict[str, Tensor]()
+    for file in {files[name] for name in wanted}:
+        with safe_open(file, "pt") as opened:
+            for name in wanted.intersection(opened.keys()):
+                entry = opened.get_slice(name)
+                tensors[name] = torch.empty(entry.get_shape(), dtype=NUMBERS[entry.get_dtype()], device="meta")
+    outlines = {name: _part(tensors[place.name], place) for name, place in places.items()}
+    if wrong := [name for name, outline in outlines.items() if tuple(outline.shape) != shapes[name]]:
+        raise ValueError(wrong[0])
+    return outlines
 
 
-def _read(file: Path, name: str) -> Tensor:
-    from safetensors import safe_open
+class _Reader:
+    """Reads weights of safetensors files one by one. A tensor holds its file open, and an open file what was read of it: every so many tensors the file
+    is opened again, which takes milliseconds where it has thousands."""
 
-    with safe_open(file, "pt") as opened:
-        return opened.get_tensor(name)
+    def __init__(self, files: Mapping[str, Path], places: Mapping[str, Stored]) -> None:
+        self.files, self.places = files, places
+        self._file: Path | None = None
+        self._opened: Any = None
+        self._count, self._guard = 0, threading.Lock()
+
+    def read(self, name: str) -> Tensor:
+        from safetensors import safe_open
+
+        place = self.places[name]
+        file = self.files[place.name]
+        with self._guard:
+            if file != self._file or self._count >= TENSORS_OF_AN_OPEN_FILE:
+                self._file, self._opened, self._count = file, safe_open(file, "pt"), 0
+            self._count += 1
+            opened = self._opened
+        return _read(opened, place)
+
+
+def _read(opened: Any, place: Stored) -> Tensor:
+    return opened.get_tensor(place.name) if place.index is None else place.part(opened.get_slice(place.name)[place.index])
 
 
 def _generation_ids(folder: Path) -> Any:
@@ -221,8 +296,11 @@ def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
     architecture, h = ARCHITECTURES[config.model_type], config.hidden_size
     if not architecture.qkv_bias and (getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False)):
         raise ValueError(config.model_type)
-    layer = architecture.layer_shapes(config)
-    layers = {f"model.layers.{i}.{name}": shape for i in range(config.num_hidden_layers) for name, shape in layer.items()}
+    layers = {
+        f"model.layers.{i}.{name}": shape
+        for i in range(config.num_hidden_layers)
+        for name, shape in architecture.layer_shapes(config, layer=i).items()
+    }
     outer = {EMBEDDING: (config.vocab_size, h), "model.norm.weight": (h,)}
     return {**outer, **layers} if config.tie_word_embeddings else {**outer, **layers, HEAD: (config.vocab_size, h)}
 

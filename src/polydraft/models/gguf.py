@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from polydraft.errors import ModelLoadError, first_line
-from polydraft.models.compiled.architectures import ARCHITECTURES, Architecture
+from polydraft.models.compiled.architectures import ARCHITECTURES, Architecture, Stored
 from polydraft.models.config import CheckpointConfig
 from polydraft.models.conversions import CONVERSIONS, Conversion
-from polydraft.models.gguf_header import GgufHeader
+from polydraft.models.gguf_header import Entry, GgufHeader
 from polydraft.models.gguf_roles import end_ids, special_id
 from polydraft.models.gguf_rope import LONG_FACTORS, SHORT_FACTORS, rope_scaling
 
@@ -27,24 +27,34 @@ __all__ = ["GgufFile"]
 
 NUMBERS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Number formats that are no blocks."""
+LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)|.+")
+"""Transformers' name of a weight: its layer, and its name in it."""
 ROPE_FACTORS = "rope_freqs.weight"
-DESCRIBED = {a.gguf: a for a in ARCHITECTURES.values() if a.gguf is not None}
+DESCRIBED = {(a.gguf, a.mixture is not None): a for a in ARCHITECTURES.values() if a.gguf is not None}
+"""By name and whether there are experts: Mixtral is called as Llama is."""
 
 
 class GgufFile(GgufHeader):
     """A model in a GGUF file; weights are read from the file when they are asked for. Raises as `GgufHeader`."""
 
-    architectures = tuple(dict.fromkeys([*DESCRIBED, *CONVERSIONS]))
+    architectures = dict.fromkeys([*(name for name, _ in DESCRIBED), *CONVERSIONS]).keys()
 
     @property
     def is_described(self) -> bool:
         """Whether its architecture is one of the compiled path's."""
-        return self.architecture in DESCRIBED
+        return (self.architecture, bool(self.setting("expert_count"))) in DESCRIBED
 
-    @property
+    @cached_property
     def described(self) -> Architecture:
-        """Its architecture, where it is one of the compiled path's."""
-        return DESCRIBED[self.architecture]
+        """Its architecture, where it is one of the compiled path's.
+
+        Raises:
+            ModelLoadError: it is not read with experts, or not without.
+        """
+        experts = self.setting("expert_count") or 0
+        if (architecture := DESCRIBED.get((self.architecture, experts > 0))) is None:
+            raise self.refusal(f"it is a mixture of {experts} experts", "Give its safetensors folder")
+        return architecture
 
     @property
     def conversion(self) -> Conversion | None:
@@ -58,13 +68,12 @@ class GgufFile(GgufHeader):
         Raises:
             ModelLoadError: settings are missing, or ask for what the architecture is not read with.
         """
-        if self.setting("expert_count"):
-            raise self.refusal(f"it is a mixture of {self.setting('expert_count')} experts", "Give its safetensors folder")
+        described = self.described
         self._check_whole()
         hidden, heads = self.count("embedding_length"), self.count("attention.head_count")
         width = self.count("attention.key_length", hidden // heads)
-        return CheckpointConfig(
-            model_type=self.described.model_type,
+        config = CheckpointConfig(
+            model_type=described.model_type,
             name_or_path=str(self.path),
             vocab_size=self.tensors["token_embd.weight"].shape[0],
             max_position_embeddings=self.count("context_length"),
@@ -80,8 +89,11 @@ class GgufFile(GgufHeader):
             bos_token_id=special_id(self, "bos"),
             eos_token_id=end_ids(self) or None,
             pad_token_id=special_id(self, "padding"),
-            of_architecture=self.described.gguf_settings(self),
+            of_architecture=described.gguf_settings(self),
         )
+        if described.mixture is not None and (fault := described.mixture(config).fault):
+            raise self.refusal(fault, "Give another file of the model")
+        return config
 
     @cached_property
     def transformers_config(self) -> Any:
@@ -136,18 +148,49 @@ class GgufFile(GgufHeader):
         return _dequantised(*self._blocks(ROPE_FACTORS)) if ROPE_FACTORS in self.tensors else None
 
     def own_name(self, name: str) -> str:
-        """The file's name of a weight that has this one in transformers.
+        """The file's name of the tensor that has a weight of transformers, or where experts are stacked those of a layer.
 
         Raises:
             ModelLoadError: the file lacks it.
         """
-        stem, _, kind = name.rpartition(".")
-        layer, part = re.fullmatch(r"model\.layers\.(\d+)\.(.+)|.+", stem).groups()  # pyright: ignore[reportOptionalMemberAccess]
-        part_name = self._fused[part][0] if part in self._fused else self.described.gguf_name(part or stem)
-        full_name = f"{part_name}.{kind}" if layer is None else f"blk.{layer}.{part_name}.{kind}"
-        if full_name not in self.tensors:
-            raise self._lacks(full_name, name)
-        return full_name
+        return self._place(name)[0]
+
+    def _place(self, name: str) -> tuple[str, int | None]:
+        """The tensor of a weight, and its index in a stack of experts."""
+        if name not in self._places:
+            layer, part = LAYER.fullmatch(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
+            module, _, kind = (part or name).rpartition(".")
+            in_file = (
+                Stored(f"{self._fused[module][0]}.{kind}") if module in self._fused else self.described.in_gguf(part or name)
+            )
+            full_name = in_file.name if layer is None else f"blk.{layer}.{in_file.name}"
+            if full_name not in self.tensors:
+                raise self._lacks(full_name, name)
+            if in_file.index is not None:
+                self._check_stack(full_name)
+            self._places[name] = full_name, in_file.index
+        return self._places[name]
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[str, int | None]]:
+        return {}
+
+    def _check_stack(self, tensor: str) -> None:
+        count, (found, *_) = self.setting("expert_count"), self.tensors[tensor].shape
+        if found != count:
+            raise self.refusal(
+                f"it has {count} experts by its settings, and {found} in its tensor {tensor!r}", "Copy or download it again"
+            )
+
+    def _entry(self, name: str) -> Entry:
+        """Where a weight lies, by transformers' name; of one expert alone."""
+        tensor, index = self._place(name)
+        entry = self.tensors[tensor]
+        if index is None:
+            return entry
+        count, *shape = entry.shape
+        size = entry.num_bytes // count
+        return Entry(tuple(shape), entry.type, entry.start + index * size, size, entry.part)
 
     @cached_property
     def _fused(self) -> dict[str, tuple[str, slice]]:
@@ -176,17 +219,17 @@ class GgufFile(GgufHeader):
     def _lacks(self, tensor: str, name: str) -> ModelLoadError:
         return self.refusal(f"it has no tensor {tensor!r}, which is {name!r} of transformers", "Copy or download it again")
 
-    def check_all_used(self, names: Iterable[str]) -> None:
-        """Refuse a file with tensors that a model of these weights, by transformers' names, would not have: its distribution would be another."""
+    def check_all_used(self, used: Iterable[str]) -> None:
+        """Refuse a file with tensors that are not used, by their names in the file: its distribution would be another."""
         factors = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS} if self.architecture == "phi3" else {ROPE_FACTORS}
         beside = factors if self.conversion is None else self.conversion.beside(self)
-        unused = self.tensors.keys() - {tensor for name in names for tensor in self.own_names(name)} - beside
+        unused = self.tensors.keys() - {*used} - beside
         if unused:
             raise self.refusal(f"its tensor {min(unused)!r} is none of the architecture's", "Give another file of the model")
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a weight, by transformers' name."""
-        first, *others = self.tensors[self.own_name(name)].shape
+        first, *others = self._entry(name).shape
         return len(range(first)[self._rows(name)]), *others
 
     def blocks(self, name: str) -> tuple[str, np.ndarray]:
@@ -194,8 +237,8 @@ class GgufFile(GgufHeader):
 
         The rows have the order of transformers, which is another one for queries and keys of Llama.
         """
-        stored_name = self.own_name(name)
-        kind, raw = self._blocks(stored_name)
+        stored_name, entry = self.own_name(name), self._entry(name)
+        kind, raw = self._bytes(entry)
         if not self.described.interleaved or not (".attn_q." in stored_name or ".attn_k." in stored_name):
             return kind, raw[self._rows(name)]
         heads = self.config.num_attention_heads if ".attn_q." in stored_name else self.config.num_key_value_heads
@@ -205,7 +248,9 @@ class GgufFile(GgufHeader):
         return kind, rows.swapaxes(1, 2).reshape(raw.shape)
 
     def _blocks(self, own: str) -> tuple[str, np.ndarray]:
-        entry = self.tensors[own]
+        return self._bytes(self.tensors[own])
+
+    def _bytes(self, entry: Entry) -> tuple[str, np.ndarray]:
         return entry.type, np.frombuffer(self.parts[entry.part], np.uint8, entry.num_bytes, entry.start).reshape(
             *entry.shape[:-1], -1
         )
@@ -215,7 +260,7 @@ class GgufFile(GgufHeader):
         if not hasattr(mmap, "MADV_DONTNEED"):
             return
         for name in names:
-            entry = self.tensors[self.own_name(name)]
+            entry = self._entry(name)
             first, last, _ = rows.indices(entry.shape[0])
             start, end = (entry.start + entry.num_bytes * row // entry.shape[0] for row in (first, last))
             begin = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE

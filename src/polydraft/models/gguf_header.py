@@ -16,7 +16,7 @@ from polydraft.errors import ModelLoadError
 from polydraft.models.gguf_folders import instead_of
 from polydraft.models.gguf_parts import parts_of
 
-__all__ = ["TYPES", "GgufHeader", "TextList"]
+__all__ = ["TYPES", "Entry", "GgufHeader", "TextList"]
 
 
 class BlockLayout(NamedTuple):

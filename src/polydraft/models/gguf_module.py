@@ -35,7 +35,7 @@ def module_of_file(file: GgufFile, dtype: torch.dtype | None = None, device: tor
     shapes = {name: weight.shape for name, weight in outline.named_parameters()}
     buffers = {name for name, _ in outline.named_buffers()}
     shapes |= {name: weight.shape for name, weight in outline.state_dict().items() if name in buffers}
-    file.check_all_used(shapes)
+    file.check_all_used(tensor for name in shapes for tensor in file.own_names(name))
     for name, shape in shapes.items():
         _check_shape(file, name, shape)
     number = _fitting(file, sum(shape.numel() for shape in shapes.values()), dtype, place)

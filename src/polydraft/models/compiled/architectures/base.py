@@ -3,7 +3,7 @@
 Every layer of the compiled path has the same parts, and an architecture says which of them it has and with what numbers:
 
     x = x + residual_scale norm?(attention(norm(x)))      norms of queries and keys, biases, rotation, window, soft cap
-    x = x + residual_scale norm?(feed_forward(norm(x)))   activation(gate) up
+    x = x + residual_scale norm?(feed_forward(norm(x)))   activation(gate) up, or a mixture of experts, see `mixture`
     logits = cap(logit_scale head(norm(x)))               x begins as embedding_scale times the token's embedding
 
 Settings are read by the names of transformers' configurations, whichever file they come from.
@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from polydraft.models.compiled.architectures.mixture import GGUF_NAMES as MIXTURE_NAMES
+from polydraft.models.compiled.architectures.mixture import Mixture, Stored, in_gguf, stacked
 from polydraft.models.gguf_header import GgufHeader
 from polydraft.models.rotary import head_width, rope_parameters
 from polydraft.models.windows import windows
@@ -38,6 +40,7 @@ GGUF_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    **MIXTURE_NAMES,
 }
 """Files' names of what transformers' modules are called, without the layer."""
 
@@ -96,11 +99,14 @@ class Architecture:
 
     model_type: of config.json.  gguf: `general.architecture` of GGUF files.
     norms: field of `layers.Weights` -> transformers' name of a norm in a layer.  norm_offset: added to norm weights of folders; GGUF files hold the sum.
-    head_norms, qkv_bias: whether a layer has norms of queries and keys, and biases of its first product.
+    head_norms, qkv_bias, out_bias: whether a layer has norms of queries and keys, and biases of its first product and of attention's last one.
+    sinks: whether each head has a score more in its softmax, without a value.
     spec: from a configuration.
     fused: whether q, k, v and gate, up are one matrix each.
     gguf_names: where GGUF files name tensors otherwise than Llama's.  interleaved: whether they have the two halves of a rotation side by side
     in the rows of queries and keys.  gguf_settings: of transformers' configuration, what such a file implies or names otherwise.
+    mixture: from a configuration, where layers are mixtures of experts.  stack: where transformers has a weight of an expert, by its name and
+    `Mixture.inner`.  module_names: of modules, what folders may call them otherwise, without the layer.
     """
 
     model_type: str
@@ -114,6 +120,24 @@ class Architecture:
     gguf_names: Mapping[str, str] = field(default_factory=dict[str, str])
     interleaved: bool = False
     gguf_settings: Callable[[GgufHeader], Mapping[str, Any]] = lambda file: {}
+    mixture: Callable[[Any], Mixture] | None = None
+    stack: Callable[[str, int], Stored | None] = stacked
+    module_names: Mapping[str, str] = field(default_factory=dict[str, str])
+    out_bias: bool = False
+    sinks: bool = False
+
+    def in_gguf(self, name: str) -> Stored:
+        """Where a GGUF file has a weight, both without the layer."""
+        if exact := self.gguf_names.get(name) or GGUF_NAMES.get(name):
+            return Stored(exact)
+        module, _, kind = name.rpartition(".")
+        return in_gguf(name) or Stored(f"{self.gguf_name(module)}.{kind}")
+
+    def places(self, name: str, config: Any) -> list[Stored]:
+        """Where a folder or a module of transformers may have a weight, both without the layer."""
+        renamed = [Stored(name.replace(ours, theirs)) for ours, theirs in self.module_names.items() if name.startswith(ours)]
+        in_stack = None if self.mixture is None else self.stack(name, self.mixture(config).inner)
+        return [Stored(name), *renamed, *([] if in_stack is None else [in_stack])]
 
     def gguf_name(self, module: str) -> str:
         """A GGUF file's name of a module of transformers, both without the layer."""
@@ -133,7 +157,7 @@ class Architecture:
             "mlp.up_proj": ("mlp.gate_up_proj", slice(inner, None)),
         }
 
-    def layer_shapes(self, config: Any, inputs: int | None = None) -> dict[str, tuple[int, ...]]:
+    def layer_shapes(self, config: Any, inputs: int | None = None, layer: int = 0) -> dict[str, tuple[int, ...]]:
         """Of the weights of one layer, by name. inputs: width of what its attention reads, default the model's."""
         h, inner, width = config.hidden_size, config.intermediate_size, head_width(config)
         q, kv, inputs = config.num_attention_heads * width, config.num_key_value_heads * width, inputs or h
@@ -142,12 +166,18 @@ class Architecture:
             "self_attn.k_proj.weight": (kv, inputs),
             "self_attn.v_proj.weight": (kv, inputs),
             "self_attn.o_proj.weight": (h, q),
-            "mlp.gate_proj.weight": (inner, h),
-            "mlp.up_proj.weight": (inner, h),
-            "mlp.down_proj.weight": (h, inner),
         }
+        mixture = None if self.mixture is None else self.mixture(config)
+        if mixture is not None and mixture.layers[layer]:
+            shapes |= mixture.shapes(h)
+        else:
+            shapes |= {"mlp.gate_proj.weight": (inner, h), "mlp.up_proj.weight": (inner, h), "mlp.down_proj.weight": (h, inner)}
         if self.qkv_bias:
             shapes |= {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,), "self_attn.v_proj.bias": (kv,)}
+        if self.out_bias:
+            shapes["self_attn.o_proj.bias"] = (h,)
+        if self.sinks:
+            shapes["self_attn.sinks"] = (config.num_attention_heads,)
         if self.head_norms:
             shapes |= {"self_attn.q_norm.weight": (width,), "self_attn.k_norm.weight": (width,)}
         return shapes

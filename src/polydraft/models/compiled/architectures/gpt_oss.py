@@ -1,0 +1,50 @@
+"""gpt-oss (arXiv 2508.10925): mixtures of experts with a clamped gate, biases everywhere, attention with sinks, and a window in every second layer.
+
+Its positions are scaled by yarn whose bounds are not rounded to whole pairs. Files do not say so, and llama.cpp rounds them.
+"""
+
+from typing import Any
+
+from polydraft.models.compiled.architectures.base import Architecture
+from polydraft.models.compiled.architectures.mixture import ROUTER, Mixture, stacked_by_columns
+from polydraft.models.gguf_header import GgufHeader
+
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+ALPHA, LIMIT = 1.702, 7.0
+"""Of the clamped gate, where a configuration does not say it."""
+
+
+def mixture(config: Any) -> Mixture:
+    return Mixture(
+        config.num_local_experts,
+        config.num_experts_per_tok,
+        config.intermediate_size,
+        (True,) * config.num_hidden_layers,
+        biased=True,
+        limit=getattr(config, "swiglu_limit", LIMIT),
+        alpha=getattr(config, "swiglu_alpha", ALPHA),
+    )
+
+
+def settings(file: GgufHeader) -> dict[str, Any]:
+    return {
+        "num_local_experts": file.count("expert_count"),
+        "num_experts_per_tok": file.count("expert_used_count"),
+        "sliding_window": file.count("attention.sliding_window"),
+        "layer_types": [GLOBAL if layer % 2 else LOCAL for layer in range(file.count("block_count"))],
+        "attention_bias": True,
+    }
+
+
+GPT_OSS = Architecture(
+    "gpt_oss",
+    "gpt-oss",
+    qkv_bias=True,
+    out_bias=True,
+    sinks=True,
+    gguf_names={"post_attention_layernorm": "post_attention_norm", "self_attn.sinks": "attn_sinks.weight"},
+    gguf_settings=settings,
+    mixture=mixture,
+    stack=stacked_by_columns,
+    module_names={ROUTER: "mlp.router"},
+)

@@ -1,0 +1,28 @@
+"""Mixtral (arXiv 2401.04088): Mistral whose feed-forwards are mixtures of experts. Files call it `llama`, with a number of experts."""
+
+from typing import Any
+
+from polydraft.models.compiled.architectures.base import Architecture
+from polydraft.models.compiled.architectures.mixture import PROJECTIONS, ROUTER, Mixture, expert_name
+from polydraft.models.gguf_header import GgufHeader
+
+EXPERTS = 8
+FOLDER_NAMES = {ROUTER: "block_sparse_moe.gate"} | {
+    expert_name(e, part, ""): f"block_sparse_moe.experts.{e}.{name}."
+    for e in range(EXPERTS)
+    for part, name in zip(PROJECTIONS, ("w1", "w3", "w2"), strict=True)
+}
+"""What its own folders call modules."""
+
+
+def mixture(config: Any) -> Mixture:
+    return Mixture(
+        config.num_local_experts, config.num_experts_per_tok, config.intermediate_size, (True,) * config.num_hidden_layers
+    )
+
+
+def settings(file: GgufHeader) -> dict[str, Any]:
+    return {"num_local_experts": file.count("expert_count"), "num_experts_per_tok": file.count("expert_used_count")}
+
+
+MIXTRAL = Architecture("mixtral", "llama", interleaved=True, gguf_settings=settings, mixture=mixture, module_names=FOLDER_NAMES)
