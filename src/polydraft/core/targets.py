@@ -93,6 +93,7 @@ class Target(Protocol):
     plain_reason: why no drafts can be scored, or None where they can.
     draft_ids: tokens that a draft model has logits of, where they are not all.  pool: entered around each pass.
     checkpoint: where its weights can be read again.  weight_bytes, cache_bytes: of its weights and of a full cache, 0 where nobody says.
+    cache_grows: whether memory is taken as tokens are written.  cache_tokens: that all slots may hold together, 0 for full slots.
     weight_format, quantization_error, activations, rounded_again, draft_vocabulary: see `models.compiled.llama`.
     """
 
@@ -113,6 +114,7 @@ class Target(Protocol):
     weight_bytes: int = 0
     cache_bytes: int = 0
     cache_grows: bool = False
+    cache_tokens: int = 0
     weight_format: str | None = None
     quantization_error: float | None = None
     activations: str | None = None

@@ -31,6 +31,7 @@ from polydraft.engine.admission import Admission
 from polydraft.engine.filling import Filling, RoundTime
 from polydraft.engine.output import StepOutput, emit
 from polydraft.engine.parts import check_decoding
+from polydraft.engine.room import Room
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sample, Sequence
 from polydraft.engine.speculation import PLAIN, Menu, Speculation
@@ -100,6 +101,8 @@ class Loop:
         self._second = Second(decoding, target, self._slots) if isinstance(decoding, SecondSequenceDecoding) else None
         self._admission = Admission(target, tokenizer, self.eos_token_ids, self.menu, decoding, self._second)
         self._filling = Filling(target, self._clock)
+        shared = self._second is not None and self._second.model is target
+        self._room = Room(target, self._slots, 2 if shared else 1)
         self._keeps = keep_prefixes and self._second is None and target.rolls_back and not isinstance(target, EncoderDecoder)
         if self._keeps and isinstance(target, BlockCopying):
             self._slots.prefix_cache = PrefixCache(target, prefix_cache_bytes)
@@ -274,6 +277,8 @@ class Loop:
         num_sequences = len(self._running) + min(len(self._waiting), self._slots.num_free)
         while self._waiting and self._slots.num_free and (self._second is None or self._second.has_room):
             s = next(iter(self._waiting))
+            if not self._room.admits(s, self._running):
+                break
             if self._follows_costs(s):
                 if self._running:
                     break
@@ -395,6 +400,7 @@ class Loop:
         with self._stepping:
             self._take_in()
             try:
+                self._preempt()
                 self._resume()
                 riding, took = self._admit(), list[RoundTime]()
                 for chosen, group in _alike([s for s in self._running if not s.filling]):
@@ -414,6 +420,15 @@ class Loop:
         if default.unmeasured and default.drafter is not None and not (self._running or self._waiting or self._asked):
             assert isinstance(default.policy, AdaptivePolicy)
             default.policy.keep(self.target, default.drafter, default.verifier)
+
+    def _preempt(self) -> None:
+        """Those that came last wait again, before the others, where all that runs has outgrown the KV cache."""
+        for s in self._room.outgrown(self._running):
+            self._running.remove(s)
+            self._waiting[s] = None
+            self._waiting.move_to_end(s, last=False)
+            self._evict(s, keep=True)
+        self._room.make(self._running)
 
     def _put_back(self) -> None:
         """All that runs waits again, before the others; what has finished leaves."""

@@ -6,7 +6,7 @@ import torch
 
 from polydraft.errors import CapacityError
 
-__all__ = ["available_bytes", "check_memory", "default_prefix_cache_bytes", "fitting_length", "weight_bytes"]
+__all__ = ["available_bytes", "check_memory", "default_prefix_cache_bytes", "fitting_length", "fitting_tokens", "weight_bytes"]
 
 SHORTEST = 512
 """A default context is not cut below this."""
@@ -54,6 +54,21 @@ def fitting_length(context: int, bytes_per_token: int, scratch: int, device: tor
     """
     fits = available_bytes(device) // 2 // bytes_per_token - scratch
     return min(context, max(fits, SHORTEST))
+
+
+def fitting_tokens(columns: int, max_num_seqs: int, bytes_per_token: int, device: torch.device, *, asked: bool) -> int:
+    """Tokens that slots may hold together, where a slot takes memory as it grows: what all of them have room for, or what fits half of the free memory.
+
+    columns: of a slot; one of them may be full, whatever there is.  asked: whether its length was asked for, and all that is free may be taken.
+
+    Example:
+        >>> fitting_tokens(512, 4, 1, torch.device("cpu"), asked=False)
+        2048
+    """
+    free, every = available_bytes(device), columns * max_num_seqs
+    if not bytes_per_token or every * bytes_per_token <= (free if asked else free // 2):
+        return every
+    return max(columns, free // 2 // bytes_per_token)
 
 
 def default_prefix_cache_bytes() -> int:

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from polydraft.compiled_code import njit
 from polydraft.core import Outcome, Scores, Target, TokenTree
 from polydraft.errors import CapacityError, InvalidInputError
-from polydraft.models.memory import check_memory, fitting_length
+from polydraft.models.memory import check_memory, fitting_length, fitting_tokens
 from polydraft.models.prefix_cache import PrefixCache
 
 __all__ = ["TREE_ROOM", "SlotModel", "Slots", "common_length", "given_back_on_error", "special_ids"]
@@ -79,8 +79,9 @@ class SlotModel(Target, ABC):
 
     lengths: [slots] committed tokens, to be read; they change by `prefill`, `commit`, `cut`, `copy` and `release`.
     max_model_len: most tokens of a sequence.  max_num_seqs: slots.  passes: forward passes so far.
-    cache_bytes: the KV cache of all slots when they are full.  bytes_per_token: of one token's entries.  block_tokens: see `core.BlockCopying`.
-     cache_grows: whether memory is taken only as tokens are written.
+    cache_bytes: the KV cache when it is full.  bytes_per_token: of one token's entries.  block_tokens: see `core.BlockCopying`.
+     cache_grows: whether memory is taken only as tokens are written, so that any slot may have the whole context.
+     cache_tokens: that all slots may hold together; see `Slots.make_room`.
     """
 
     bytes_per_token: int
@@ -107,7 +108,8 @@ class SlotModel(Target, ABC):
     ) -> int:
         """Begin with empty slots; how many columns each needs: the context and a tree, and `spare` more, up to a multiple.
 
-        max_model_len: default the model's context, or as much of it as fits half the free memory.  bytes_per_token: of one sequence.
+        max_model_len: default the model's context, or as much of it as fits half the free memory, for one slot where the cache grows, else for all.
+        bytes_per_token: of one sequence.
 
         Raises:
             InvalidInputError, CapacityError: no slots, or more memory than is free.
@@ -115,11 +117,15 @@ class SlotModel(Target, ABC):
         if max_num_seqs < 1:
             raise InvalidInputError(f"max_num_seqs={max_num_seqs} was given; expected an integer >= 1.")
         self.bytes_per_token, every = bytes_per_token, bytes_per_token * max_num_seqs
-        self.max_model_len = max_model_len or fitting_length(context, every, TREE_ROOM, device)
+        needed = bytes_per_token if self.cache_grows else every
+        self.max_model_len = max_model_len or fitting_length(context, needed, TREE_ROOM, device)
         columns = -(-(self.max_model_len + TREE_ROOM + spare) // multiple) * multiple
-        self.cache_bytes, self.max_num_seqs, self.passes = columns * every, max_num_seqs, 0
-        check_memory(self.cache_bytes, device, max_model_len=self.max_model_len, max_num_seqs=max_num_seqs)
-        self._lengths, self._scored = np.zeros(max_num_seqs, np.int64), np.zeros(max_num_seqs, np.int64)
+        check_memory(columns * needed, device, max_model_len=self.max_model_len, max_num_seqs=max_num_seqs)
+        self.cache_tokens, asked = columns * max_num_seqs, max_model_len is not None
+        if self.cache_grows:
+            self.cache_tokens = fitting_tokens(columns, max_num_seqs, bytes_per_token, device, asked=asked)
+        self.cache_bytes, self.max_num_seqs, self.passes = self.cache_tokens * bytes_per_token, max_num_seqs, 0
+        self._lengths, self._scored, self._written = (np.zeros(max_num_seqs, np.int64) for _ in range(3))
         self._read_only = self._lengths.view()
         self._read_only.flags.writeable = False
         return columns
@@ -128,6 +134,16 @@ class SlotModel(Target, ABC):
     def lengths(self) -> Int64[np.ndarray, " slots"]:
         """See the class."""
         return self._read_only
+
+    @property
+    def written(self) -> Int64[np.ndarray, " slots"]:
+        """Tokens of each slot that memory was taken for, and not given back."""
+        return np.maximum(self._written, self._lengths)
+
+    def trim(self, slot: int) -> None:
+        """Empty a slot and give its memory back, where it grows."""
+        self.release([slot])
+        self._written[slot] = 0
 
     chunk = TREE_ROOM
     """Prompt tokens of one sequence that `append` is given at a time."""
@@ -221,6 +237,7 @@ class SlotModel(Target, ABC):
     def cut(self, slot: int, length: int) -> None:
         """Forget all committed tokens but the first `length`."""
         assert 0 <= length <= self._lengths[slot], "a cut behind the end"
+        self._written[slot] = self.written[slot]
         self._lengths[slot], self._scored[slot] = length, 0
 
     def copy(self, source: int, slot: int, length: int) -> None:
@@ -233,6 +250,7 @@ class SlotModel(Target, ABC):
     def release(self, slots: Sequence[int]) -> None:
         """Empty the slots; those that are empty already are ignored."""
         index = list(slots)
+        self._written[index] = self.written[index]
         self._lengths[index] = self._scored[index] = 0
 
 
@@ -324,6 +342,7 @@ class Slots:
         if not self._free:
             raise CapacityError(f"the model has {len(self._taken)} slots and all are taken; raise max_num_seqs.")
         slot = self._best(token_ids)
+        self.make_room(len(token_ids) + TREE_ROOM, but=slot)
         kept_ids = self._kept.pop(slot, ())
         length = (
             common_length(kept_ids, token_ids) if self._model.lengths[slot] == len(kept_ids) else 0
@@ -345,6 +364,21 @@ class Slots:
             self.abandon(slot)
             raise
         return slot
+
+    def make_room(self, num_tokens: int, but: int | None = None) -> None:
+        """Give back memory of free slots, the oldest first, until what slots hold leaves room for so many tokens more. but: one that is to be taken."""
+        model = self._model
+        if not model.cache_grows or not isinstance(model, SlotModel):
+            return
+        for slot in [*(slot for slot in self._free if slot not in self._kept), *self._kept]:
+            if int(model.written.sum()) + num_tokens <= model.cache_tokens:
+                return
+            if slot not in self._free or slot == but or not model.written[slot]:
+                continue
+            kept_ids = self._kept.pop(slot, ())
+            if self.prefix_cache is not None and kept_ids and model.lengths[slot] == len(kept_ids):
+                self.prefix_cache.store(slot, kept_ids)
+            model.trim(slot)
 
     def holds(self, slot: int, token_ids: Sequence[object]) -> None:
         """What a taken slot is filled with, to be copied as far as it has come by those that take one for a text that begins alike."""

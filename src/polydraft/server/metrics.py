@@ -118,7 +118,7 @@ class ModelMetrics:
         """When each running sample was last given tokens."""
         self._cached = 0, 0
         """Tokens of the prefix cache that are counted: hits and evicted ones."""
-        self._columns = engine.target.max_model_len * engine.target.max_num_seqs
+        self._columns = engine.target.cache_tokens or engine.target.max_model_len * engine.target.max_num_seqs
 
     def states(self) -> dict[str, dict[tuple[str, ...], float]]:
         """By name of the family and its labels but the model's."""

@@ -26,7 +26,7 @@ from polydraft.heads.checkpoint import embeddings
 from polydraft.heads.compiled import HEADS, CompiledHead
 from polydraft.heads.eagle.network import EagleCheckpoint
 from polydraft.models.checkpoint import head_width, rotary
-from polydraft.models.compiled.cache import SlotMemory, move_columns, new_memory, token_bytes, whole
+from polydraft.models.compiled.cache import SlotMemory, forget, move_columns, new_memory, token_bytes, whole
 from polydraft.models.compiled.kernels import add, copy_row, gate, rms_norm
 from polydraft.models.compiled.layers import multiply_shared
 from polydraft.models.compiled.parts.attention import attend, place_heads
@@ -179,6 +179,8 @@ class CompiledEagle(CompiledHead):
         IncompatibleError: a head of another target.
     """
 
+    cache_grows = True
+
     def __init__(
         self, head: EagleCheckpoint, target: Any, *, max_num_seqs: int | None = None, quantization: str = "int8"
     ) -> None:
@@ -238,6 +240,11 @@ class CompiledEagle(CompiledHead):
             weights, sizes, memory, work, *target_rooms, *rooms, head.norm_before_residual, head.says("norm_output")
         )
         self._left: dict[int, Float[Tensor, "T F"]] = {}
+
+    def trim(self, slot: int) -> None:
+        """See `slots.SlotModel.trim`."""
+        super().trim(slot)
+        forget(self.arrays.memory, slot)
 
     def give(self, slot: int, states: Float[Tensor, "T F"]) -> None:
         """The target's states before each of the tokens that the slot is to read next, the root's last."""

@@ -15,9 +15,9 @@ from polydraft.compiled_code import njit
 from polydraft.models.compiled.kernels import bfloat16_bits
 from polydraft.models.compiled.products import number_product
 from polydraft.models.compiled.tiles import UNROLL
-from polydraft.models.compiled.vectors import PANEL, aligned
+from polydraft.models.compiled.vectors import PANEL, aligned, give_back
 
-__all__ = ["CACHE_DTYPES", "SlotMemory", "keep", "move_columns", "new_memory", "token_bytes", "whole"]
+__all__ = ["CACHE_DTYPES", "SlotMemory", "forget", "keep", "move_columns", "new_memory", "token_bytes", "whole"]
 
 CACHE_DTYPES = {"float32": 1, "bfloat16": 2}
 """What keys and values are kept in -> numbers in a pair."""
@@ -63,6 +63,13 @@ def new_memory(each: tuple[int, int, int], width: int, columns: int, lengths: np
     keys = aligned(*each, columns // PANEL, whole(width, UNROLL) // together, PANEL, 2, dtype=np.uint16)
     values = aligned(*each, whole(width) // PANEL, columns // together, PANEL, 2, dtype=np.uint16)
     return SlotMemory(keys, values, lengths, together, number_product(np.dtype(np.float32 if together == 1 else np.uint16)))
+
+
+def forget(memory: SlotMemory, slot: int) -> None:
+    """Give the system back what a slot has taken."""
+    for entries in (memory.keys, memory.values):
+        for layer in entries:
+            give_back(layer[slot])
 
 
 @inner

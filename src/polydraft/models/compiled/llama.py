@@ -22,7 +22,7 @@ from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import checkpoint
 from polydraft.models.checkpoint import Checkpoint, head_width, why_not_compiled
 from polydraft.models.compiled.architectures import ARCHITECTURES
-from polydraft.models.compiled.cache import CACHE_DTYPES, move_columns, new_memory, token_bytes
+from polydraft.models.compiled.cache import CACHE_DTYPES, forget, move_columns, new_memory, token_bytes
 from polydraft.models.compiled.draft_vocabulary import DraftVocabulary
 from polydraft.models.compiled.forward import compiled_pass, embed_rows, head_rows
 from polydraft.models.compiled.kernels import GELU, SILU
@@ -354,6 +354,11 @@ class CompiledLlama(CompiledProposals):
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """See `slots.SlotModel.move`."""
         move_columns(self.arrays.memory, source, target)
+
+    def trim(self, slot: int) -> None:
+        """See `slots.SlotModel.trim`."""
+        super().trim(slot)
+        forget(self.arrays.memory, slot)
 
     block_tokens = PANEL
 

@@ -1,7 +1,10 @@
 """The processor's vectors: memory that suits them, and code for them in LLVM's own language."""
 
+import ctypes
 import mmap
+import sys
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -20,6 +23,7 @@ __all__ = [
     "PANEL",
     "VectorCode",
     "aligned",
+    "give_back",
     "instruction_set",
 ]
 
@@ -32,6 +36,8 @@ LANES = 16 if FEATURES.get("avx512f") else 8
 PANEL = 2 * LANES
 """Outputs that a tile computes at once."""
 _HUGE = 2**21
+_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # `mmap` does not have its name
+_MADVISE: Any = getattr(ctypes.CDLL(None), "madvise", None) if hasattr(mmap, "MADV_DONTNEED") else None
 BYTE, INT, FLOAT = ir.IntType(8), ir.IntType(32), ir.FloatType()
 INTS, FLOATS = ir.VectorType(INT, LANES), ir.VectorType(FLOAT, LANES)
 
@@ -61,7 +67,9 @@ def aligned(*shape: int, dtype: np.dtype | type[np.generic] = np.float32, huge: 
     size = np.dtype(dtype).itemsize * int(np.prod(shape))
     advice = getattr(mmap, "MADV_HUGEPAGE" if huge else "MADV_NOHUGEPAGE", None)
     if advice is not None and 4 * size >= _HUGE:
-        pages = mmap.mmap(-1, size + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        # what is not written yet is not promised: a cache of many long texts may have more room than there is memory
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0 if huge else _NORESERVE)
+        pages = mmap.mmap(-1, size + _HUGE, flags=flags)
         with suppress(OSError):  # a system built without them
             pages.madvise(advice)
         raw, start = np.frombuffer(pages, np.uint8), _HUGE if huge else 64
@@ -69,6 +77,24 @@ def aligned(*shape: int, dtype: np.dtype | type[np.generic] = np.float32, huge: 
         raw, start = np.zeros(size + 64, np.uint8), 64
     start = -raw.ctypes.data % start
     return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def give_back(array: np.ndarray) -> None:
+    """Give the system back the whole pages of a contiguous array of `aligned`; what was there is lost.
+
+    Example:
+        >>> cache = aligned(1024, 1024)
+        >>> cache[:] = 1
+        >>> give_back(cache[256:512])
+        >>> bool(cache[255].all() and cache[512].all())
+        True
+    """
+    if _MADVISE is None or not array.flags.c_contiguous:
+        return
+    first = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (array.ctypes.data + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
+    if size > 0:
+        _MADVISE(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
 
 class VectorCode:
