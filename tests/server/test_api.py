@@ -241,7 +241,7 @@ def test_what_one_request_gets_does_not_depend_on_its_neighbours(served):
 def test_tokens_there_and_back(served):
     ids = served.post("/tokenize", prompt="naïve = 'é'").json()
     assert ids["count"] == len(ids["tokens"])
-    assert served.post("/detokenize", tokens=ids["tokens"]).json() == {"prompt": "naïve = 'é'"}
+    assert served.post("/detokenize", tokens=ids["tokens"]).json()["prompt"] == "naïve = 'é'"
     assert served.post("/tokenize", messages=MESSAGES).json()["count"] > 5
 
 

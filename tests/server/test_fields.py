@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from polydraft.cli.files import read_lines
-from polydraft.server.service import _event
+from polydraft.server.answers import in_one_line
 from tests.server.test_tools import ADD
 
 anthropic = pytest.importorskip("anthropic", reason="pip install anthropic")
@@ -199,7 +199,7 @@ def test_max_tokens_beyond_the_context_ends_with_length(served):
 
 
 def test_line_ends_of_unicode_are_escaped_in_streams():
-    assert _event({"x": "a\u2028b\u2029c\u0085d"}) == 'data: {"x":"a\\u2028b\\u2029c\\u0085d"}\n\n'
+    assert in_one_line({"x": "a\u2028b\u2029c\u0085d"}) == '{"x":"a\\u2028b\\u2029c\\u0085d"}'
 
 
 def test_lines_of_prompt_files_end_at_line_feeds_only(tmp_path):

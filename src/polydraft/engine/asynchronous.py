@@ -13,13 +13,14 @@ import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from time import perf_counter
 from types import TracebackType
 from typing import Any
 
 from polydraft.engine.api import Engine
+from polydraft.engine.embedding import Embedding
 from polydraft.engine.output import StepOutput
 from polydraft.engine.prompts import Prompt
 from polydraft.engine.sequence import Result
@@ -33,6 +34,7 @@ COMPILERS = 2
 """Threads that compile grammars; one grammar may take seconds, and another request's shall not wait for it."""
 MOST_COMPILING = 64
 """Requests whose grammars are compiled or wait for that, at most."""
+CLOSED = "the engine takes no more requests: it was closed, or never entered. Use `async with`."
 
 
 class _Mailbox(asyncio.Queue[StepOutput | None]):
@@ -153,6 +155,25 @@ class AsyncEngine:
                 results[result.index] = result
         return [results[index] for index, *_ in requests]
 
+    async def embed(self, texts: Seq[Seq[int]]) -> list[Embedding]:
+        """The mean of the last states of each text of token ids; see `Loop.embed`. Cancelling it leaves the rest unread."""
+        if not self.running:
+            raise BusyError(CLOSED)
+        waiting = list[Future[Embedding]]()
+        try:
+            for ids in texts:
+                waiting.append(self.engine.embed(ids))
+            self._asked.set()
+            return [await asyncio.wrap_future(future) for future in waiting]
+        except asyncio.CancelledError:
+            if self._closing:
+                raise BusyError(CLOSED) from None
+            raise
+        finally:
+            for future in waiting:
+                future.cancel()
+            self._asked.set()
+
     async def chat(
         self,
         messages: Seq[Mapping[str, Any]],
@@ -236,7 +257,7 @@ class AsyncEngine:
 
     def _check_waiting(self, wanted: int) -> None:
         if not self.running:
-            raise BusyError("the engine takes no more requests: it was closed, or never entered. Use `async with`.")
+            raise BusyError(CLOSED)
         waiting = self.engine.num_waiting
         if waiting + wanted > self.max_waiting + self.engine.num_free:
             raise BusyError(

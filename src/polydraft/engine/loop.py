@@ -18,6 +18,7 @@ import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from time import perf_counter
 from typing import Any, Protocol
@@ -28,6 +29,7 @@ from polydraft.compile_time import working
 from polydraft.core import BlockCopying, Decoding, EncoderDecoder, Request, SecondSequenceDecoding, Target
 from polydraft.engine import drafting
 from polydraft.engine.admission import Admission
+from polydraft.engine.embedding import PIECE, Embedding, Embeddings
 from polydraft.engine.filling import Filling, RoundTime
 from polydraft.engine.output import StepOutput, emit
 from polydraft.engine.parts import check_decoding
@@ -117,6 +119,7 @@ class Loop:
         self._interrupted: list[Sequence] = []
         """What ran in the last step that raised."""
         self._streams: dict[str, Inbox] = {}
+        self._embeddings = Embeddings(target, self._slots)
         self._stepping = threading.Lock()
 
     @property
@@ -131,7 +134,7 @@ class Loop:
     @property
     def has_unfinished_requests(self) -> bool:
         """Whether a step has something to do or to return."""
-        return bool(self._asked or self._outputs or self._waiting or self._running)
+        return bool(self._asked or self._outputs or self._waiting or self._running or self._embeddings)
 
     @property
     def num_running(self) -> int:
@@ -184,6 +187,14 @@ class Loop:
         """
         return self._admission.grammars().compiled(wanted)
 
+    def embed(self, token_ids: Seq[int]) -> "Future[Embedding]":
+        """Queue a text, from any thread; steps read it in pieces, and give the mean of the target's last states, after the final norm, of all tokens.
+
+        Raises:
+            IncompatibleError, InvalidInputError, CapacityError, BusyError: see `embedding.Embeddings.add`.
+        """
+        return self._embeddings.add(token_ids)
+
     def abort_request(self, request_id: str) -> None:
         """End all samples of a request, from any thread, before the next step's round; what was emitted stays. Unknown ids are ignored.
 
@@ -195,6 +206,7 @@ class Loop:
         """The same for every request that was added before."""
         ids = [a.request.id for a in list(self._asked) if isinstance(a, Sequence)]
         self._asked.extend({*ids, *list(self._unfinished)})
+        self._embeddings.cancel()
 
     def discard(self, request_ids: Iterable[str]) -> None:
         """Abort requests whose outputs nobody reads: their slots are free at once, unless a step is running: then before the next.
@@ -280,7 +292,7 @@ class Loop:
             if not self._room.admits(s, self._running):
                 break
             if self._follows_costs(s):
-                if self._running:
+                if self._running or self._embeddings:
                     break
                 self._measure(s.speculation)
             s.slot = self._slots.take(s.token_ids[:-1] if self._keeps else ())
@@ -347,7 +359,7 @@ class Loop:
                 return
             with suppress(Interrupted):
                 for speculation in self.menu.unmeasured:
-                    self._measure(speculation, lambda: bool(self._asked) or stopped())
+                    self._measure(speculation, lambda: bool(self._asked or self._embeddings) or stopped())
 
     def _measure(self, chosen: Speculation, stopped: Callable[[], bool] = lambda: False) -> None:
         """Costs of drafts, by an idle target whose code is compiled; see `costs.measured`."""
@@ -408,6 +420,7 @@ class Loop:
                 if took:
                     self._filling.learn(took, sum(riding.values()))
                     self._keep()
+                self._embeddings.step(self._filling.room() if took else PIECE)
             except BaseException:
                 self._put_back()
                 raise

@@ -4,6 +4,7 @@ Of each sample a `Reader` knows how far it was told. Outputs share a sample that
 the output's own tokens and of the log-probabilities at their positions, which are there before it is given.
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Seq
@@ -21,6 +22,8 @@ from polydraft.server.errors import ApiError
 from polydraft.server.reasoning import ReasoningParser, opens_reasoning
 from polydraft.server.tools import HERMES, CallFormat, CallParser, Piece, ToolCall
 
+LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\u0085\u2028\u2029"}
+"""Characters at which some clients end lines though JSON and server-sent events do not."""
 LOWEST = -9999.0
 """Written for a log-probability of -inf, which JSON does not have."""
 
@@ -99,7 +102,12 @@ class Answer(ABC):
     include_usage: bool = False
 
     kind = chunk_kind = prefix = ""
-    end = "data: [DONE]\n\n"
+    media, end = "text/event-stream", "data: [DONE]\n\n"
+
+    def written(self, event: dict[str, Any]) -> str:
+        """An event as it stands in a stream."""
+        kind = f"event: {event['type']}\n" if "type" in event else ""
+        return f"{kind}data: {in_one_line(event)}\n\n"
 
     def __post_init__(self) -> None:
         self.readers: dict[int, Reader] = {}
@@ -334,6 +342,11 @@ class Chat(Choices):
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         text, parts = token_text(self.tokenizer, token_id)
         return {"token": text, "logprob": _finite(logprob), "bytes": parts}
+
+
+def in_one_line(body: Any) -> str:
+    """JSON without a character at which a client might end a line."""
+    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(LINE_ENDS)
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The routes: OpenAI's completions, chats and responses, Anthropic's messages, tokens, and whether the server lives."""
+"""The routes: OpenAI's, Anthropic's, Ollama's and llama.cpp's, and whether the server lives."""
 
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -18,7 +18,8 @@ from polydraft import __version__
 from polydraft.config import ServerConfig
 from polydraft.engine.asynchronous import AsyncEngine
 from polydraft.errors import PolydraftError
-from polydraft.server import errors
+from polydraft.server import errors, llamacpp, ollama, ollama_models
+from polydraft.server.embeddings import EmbeddingRequest, embeddings
 from polydraft.server.errors import ApiError
 from polydraft.server.guard import Guard
 from polydraft.server.incoming import body_of
@@ -33,6 +34,24 @@ __all__ = ["PAGE", "create_app"]
 log = logging.getLogger("polydraft.server")
 PAGE = Path(__file__).parent / "page"
 B = TypeVar("B", bound=BaseModel)
+POSTS: Sequence[tuple[str, Callable[..., Any], type[BaseModel]]] = (
+    ("/v1/completions /completions", Service.completions, CompletionRequest),
+    ("/v1/chat/completions /chat/completions", Service.chat, ChatRequest),
+    ("/v1/responses /responses", Service.responses, ResponsesRequest),
+    ("/v1/responses/input_tokens", Service.count_input, ResponsesRequest),
+    ("/v1/messages", Service.messages, MessagesRequest),
+    ("/v1/messages/count_tokens", Service.count_tokens, CountRequest),
+    ("/v1/embeddings /embeddings", embeddings, EmbeddingRequest),
+    ("/tokenize", Service.tokenize, TokenizeRequest),
+    ("/detokenize", Service.detokenize, DetokenizeRequest),
+    ("/completion", llamacpp.completion, llamacpp.LlamaCppCompletion),
+    ("/apply-template", llamacpp.apply_template, llamacpp.TemplateRequest),
+    ("/api/chat", ollama.chat, ollama.OllamaChat),
+    ("/api/generate", ollama.generate, ollama.OllamaGenerate),
+    ("/api/embed", ollama.embed, ollama.OllamaEmbed),
+    ("/api/embeddings", ollama.embedding, ollama.OllamaEmbedding),
+)
+"""Paths, the function of a model's service that answers, and the body that it takes."""
 
 
 def create_app(models: AsyncEngine | ModelPool, config: ServerConfig, keys: Sequence[str] = ()) -> FastAPI:
@@ -65,13 +84,13 @@ async def _refused(request: Request, error: Exception) -> Response:
     refusal = errors.of(error)
     if refusal.status >= 500:
         log.error("request %s failed: %s", request.state.request_id, error)
-    return refusal.response(anthropic=request.url.path.startswith("/v1/messages"))
+    return refusal.response(request.url.path)
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     what = {404: "there is nothing at this path", 405: "this path is not for this method"}.get(status, "the request was refused")
-    return ApiError(status, f"{what}: {request.method} {request.url.path[:200]}.").response()
+    return ApiError(status, f"{what}: {request.method} {request.url.path[:200]}.").response(request.url.path)
 
 
 class _Routes:
@@ -82,34 +101,30 @@ class _Routes:
 
     def join(self, app: FastAPI) -> None:
         """Put them into an application."""
-        app.get("/v1/models")(self.models)
+        for path in ("/v1/models", "/models"):
+            app.get(path)(self.models)
         app.get("/v1/models/{name:path}")(self.model)
         app.get("/health")(self.health)
         app.get("/ready")(self.ready)
         app.get("/metrics")(self.metrics)
+        app.get("/props")(self.props)
+        app.get("/slots")(self.slots)
+        ollama_models.join(app, self.pool, self._read)
         app.get("/", include_in_schema=False)(self.page)
         app.mount("/page", StaticFiles(directory=PAGE))
-        posts: list[tuple[str, Callable[..., Any], type[BaseModel]]] = [
-            ("/v1/completions", Service.completions, CompletionRequest),
-            ("/v1/chat/completions", Service.chat, ChatRequest),
-            ("/v1/responses", Service.responses, ResponsesRequest),
-            ("/v1/responses/input_tokens", Service.count_input, ResponsesRequest),
-            ("/v1/messages", Service.messages, MessagesRequest),
-            ("/v1/messages/count_tokens", Service.count_tokens, CountRequest),
-            ("/tokenize", Service.tokenize, TokenizeRequest),
-            ("/detokenize", Service.detokenize, DetokenizeRequest),
-        ]
-        for path, answer, kind in posts:
-            schema = kind.model_json_schema()
-            body = {"content": {"application/json": {"schema": schema}}, "required": True}
-            app.post(path, openapi_extra={"requestBody": body}, response_model=None)(self._route(answer, kind))
+        for paths, answer, kind in POSTS:
+            for path in paths.split():
+                schema = kind.model_json_schema()
+                body = {"content": {"application/json": {"schema": schema}}, "required": True}
+                app.post(path, openapi_extra={"requestBody": body}, response_model=None)(self._route(answer, kind))
 
     def _route(self, answer: Callable[..., Any], kind: type[BaseModel]) -> Callable[..., Any]:
         """A route that reads a body of a kind and has the model that it names answer."""
 
         async def route(request: Request) -> Any:
             body = await self._read(request, kind)
-            async with self.pool.use(getattr(body, "model", None)) as service:
+            name = ollama_models.served_name(self.pool, getattr(body, "model", None))
+            async with self.pool.use(name) as service:
                 return await answer(service, request, body)
 
         route.__name__ = answer.__name__
@@ -141,6 +156,16 @@ class _Routes:
     async def metrics(self) -> Response:
         """Figures for Prometheus."""
         return Response(self.pool.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def props(self) -> dict[str, Any]:
+        """What llama.cpp's clients ask about the first model."""
+        async with self.pool.use(None) as service:
+            return llamacpp.props(service, __version__)
+
+    async def slots(self) -> list[dict[str, Any]]:
+        """Its slots."""
+        async with self.pool.use(None) as service:
+            return llamacpp.slots(service)
 
     async def page(self) -> Response:
         """A chat, a text and a race to look at."""

@@ -28,10 +28,16 @@ class ApiError(Exception):
         kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self, *, anthropic: bool = False) -> JSONResponse:
-        """anthropic: with the type that its clients look for."""
+    @property
+    def ollama(self) -> dict[str, Any]:
+        """As its clients read it."""
+        return {"error": str(self)}
+
+    def response(self, path: str = "") -> JSONResponse:
+        """As clients of a path read it."""
         headers = {"Retry-After": str(RETRY_SECONDS)} if self.status in (429, 503) else None
-        return JSONResponse({"type": "error", **self.body} if anthropic else self.body, self.status, headers)
+        body = {"type": "error", **self.body} if path.startswith("/v1/messages") else self.body
+        return JSONResponse(self.ollama if path.startswith("/api/") else body, self.status, headers)
 
 
 def of(error: Exception) -> ApiError:

@@ -53,7 +53,7 @@ class Guard:
             if told_error.status >= 500:
                 log.exception("request %s failed", name)
             if not began:
-                await told_error.response()(scope, receive, told)
+                await told_error.response(scope["path"])(scope, receive, told)
 
     def _opens(self, headers: Headers) -> bool:
         """Compared in a time that does not depend on the key."""

@@ -362,10 +362,15 @@ class ChatRequest(Sampled):
 
 
 class TokenizeRequest(Body):
-    """Of /tokenize: text or a conversation. parse_special: as of completions, and of chats."""
+    """Of /tokenize: text or a conversation. parse_special: as of completions, and of chats.
+
+    content: llama.cpp's name of the text, which begins with the token that texts begin with where `add_special` says so.
+    """
 
     model: str | None = None
     prompt: Text | None = None
+    content: Text | None = None
+    add_special: bool = False
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     parse_special: bool | None = None
 

@@ -1,7 +1,6 @@
 """One model of a server: answers of its engine to completions, chats, responses and messages, and its tokens."""
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -15,6 +14,7 @@ from polydraft.config import ServerConfig
 from polydraft.core import EncoderDecoder
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine.asynchronous import AsyncEngine
+from polydraft.engine.embedding import Embedding
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import Result
 from polydraft.errors import IncompatibleError, InvalidInputError
@@ -50,8 +50,6 @@ FIRST_SECONDS = 0.05
 """In which a stream that fails has a status of its own; one that goes on has begun by then."""
 PAUSE_SECONDS = 5.0
 """Without an event, after which a stream says what its request does."""
-LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\u0085\u2028\u2029"}
-"""Characters at which some clients end lines though JSON and server-sent events do not."""
 
 
 class Service:
@@ -78,34 +76,34 @@ class Service:
         built = self.engine.engine.summary()
         drafts = {name: built[name] for name in ("drafter", "drafters", "verifier", "lossless", "decoding")}
         drafts["verifiers"] = self.engine.engine.menu.rules()
-        return {"max_model_len": built["max_model_len"], "chat": bool(self._template()), "speculation": drafts}
+        return {"max_model_len": built["max_model_len"], "chat": bool(self.template()), "speculation": drafts}
 
-    async def completions(self, request: Request, body: CompletionRequest) -> Response:
-        """Continue texts."""
+    async def completions(self, request: Request, body: CompletionRequest, kind: Callable[..., Answer] = Completion) -> Response:
+        """Continue texts. kind: of the answer."""
         if body.echo and body.logprobs is not None:
             raise ApiError(
                 400, "echo with logprobs asks for those of the prompt, which are not computed. Drop one.", param="echo"
             )
         prompts = body.prompts()
         params = self._params(body, len(prompts), chat=False)
-        ids = [await self._encoded(prompt, body.parse_special) for prompt in prompts]
-        echo = [p if isinstance(p, str) else self._decode(p) for p in prompts] if body.echo else ()
-        answer = Completion(self._tokenizer, self.name, ids, params, body.speculation.trace, echo)
+        ids = [await self.encoded(prompt, body.parse_special) for prompt in prompts]
+        echo = [p if isinstance(p, str) else self.decoded(p) for p in prompts] if body.echo else ()
+        answer = kind(self.tokenizer, self.name, ids, params, body.speculation.trace, echo)
         return await self._answer(request, body, answer, params)
 
     async def chat(self, request: Request, body: ChatRequest) -> Response:
         """Answer a conversation."""
-        return await self._converse(request, body, body.messages, partial(Chat, reasoning=self.config.reasoning))
+        return await self.converse(request, body, body.messages, partial(Chat, reasoning=self.config.reasoning))
 
     async def responses(self, request: Request, body: ResponsesRequest) -> Response:
         """Answer a text or a conversation."""
-        return await self._converse(request, body, body.messages(), partial(Responses, request=body), param="input")
+        return await self.converse(request, body, body.messages(), partial(Responses, request=body), param="input")
 
     async def messages(self, request: Request, body: MessagesRequest) -> Response:
         """Answer a conversation in Anthropic's format."""
-        return await self._converse(request, body, body.conversation(), MessageAnswer)
+        return await self.converse(request, body, body.conversation(), MessageAnswer)
 
-    async def _converse(
+    async def converse(
         self,
         request: Request,
         body: ChatRequest | ResponsesRequest | MessagesRequest,
@@ -115,13 +113,13 @@ class Service:
     ) -> Response:
         """An answer of a kind. param: where the messages stand in the request."""
         params, tools = self._params(body, 1, chat=True), body.offered_tools()
-        ids = await self._conversation(body, messages, param)
+        ids = await self.conversation(body, messages, param)
         params = await unless_gone(request, self._with_tools(params, tools))
         if params is None:
             return Response(status_code=GONE)
         names = [function.name for function in tools.callable]
         trace, calls = body.speculation.trace, self._call_format
-        answer = kind(self._tokenizer, self.name, [ids], params, trace, tools=names, calls=calls)
+        answer = kind(self.tokenizer, self.name, [ids], params, trace, tools=names, calls=calls)
         return await self._answer(request, body, answer, params)
 
     async def _with_tools(self, params: SamplingParams, tools: Tools) -> SamplingParams:
@@ -139,7 +137,7 @@ class Service:
             )
         calls = self._call_format
         options = {"required": tools.required, "parallel": tools.parallel, "text": form, "calls": calls}
-        grammar = call_grammar(functions, self._tokenizer, **options)
+        grammar = call_grammar(functions, self.tokenizer, **options)
         try:
             source = await self.engine.compile_grammar(grammar)
         except InvalidInputError as error:
@@ -152,19 +150,31 @@ class Service:
             raise ApiError(400, str(error), param="tools") from error
         return params.with_(
             structured_outputs=source,
-            skip_special_tokens=params.skip_special_tokens and not has_special_marks(self._tokenizer, calls),
+            skip_special_tokens=params.skip_special_tokens and not has_special_marks(self.tokenizer, calls),
         )
+
+    async def embedded(self, texts: Sequence[list[int]]) -> list[Embedding]:
+        """The mean of the last states of each text.
+
+        Raises:
+            ApiError: more texts than may be asked for, or not in time.
+        """
+        self._check_choices(len(texts), 1, "input")
+        try:
+            return await asyncio.wait_for(self.engine.embed(texts), self.config.timeout)
+        except (asyncio.TimeoutError, TimeoutError):
+            raise ApiError(503, "the request was ended before it was done: its time was up.") from None
 
     async def count_tokens(self, request: Request, body: CountRequest) -> dict[str, Any]:
         """Tokens of a conversation in Anthropic's format."""
-        return {"input_tokens": len(await self._conversation(body, body.conversation(), "messages"))}
+        return {"input_tokens": len(await self.conversation(body, body.conversation(), "messages"))}
 
     async def count_input(self, request: Request, body: ResponsesRequest) -> dict[str, Any]:
         """Tokens of what a response would answer."""
-        ids = await self._conversation(body, body.messages(), "input")
+        ids = await self.conversation(body, body.messages(), "input")
         return {"object": "response.input_tokens", "input_tokens": len(ids)}
 
-    async def _conversation(
+    async def conversation(
         self, body: ChatRequest | ResponsesRequest | CountRequest, messages: Sequence[Message], param: str
     ) -> list[int]:
         """Token ids of what an answer follows. param: where the messages stand in the request."""
@@ -173,39 +183,44 @@ class Service:
 
     async def tokenize(self, request: Request, body: TokenizeRequest) -> dict[str, Any]:
         """Token ids of a text or a conversation."""
-        if (body.prompt is None) == (body.messages is None):
-            raise ApiError(400, "expected one of prompt and messages.", param="prompt")
+        if sum(given is not None for given in (body.prompt, body.content, body.messages)) != 1:
+            raise ApiError(400, "expected one of prompt, content and messages.", param="prompt")
         if body.messages is not None:
             ids = await self._encoded_chat(body.messages, body.parse_special or False)
         else:
-            ids = await self._encoded(body.prompt or "", body.parse_special is not False)
+            ids = await self.encoded(body.prompt or body.content or "", body.parse_special is not False)
+            ids = ids if body.prompt or body.add_special else self._without_first(ids)
         return {"tokens": ids, "count": len(ids), "max_model_len": self.engine.engine.target.max_model_len}
 
     async def detokenize(self, request: Request, body: DetokenizeRequest) -> dict[str, Any]:
         """Text of token ids."""
-        return {"prompt": self._decode(body.tokens)}
+        text = self.decoded(body.tokens)
+        return {"prompt": text, "content": text}
 
     @property
-    def _tokenizer(self) -> Any:
+    def tokenizer(self) -> Any:
+        """The model's."""
         return self.engine.engine.tokenizer
 
-    def _template(self, *, tools: bool = False) -> str:
+    def template(self, *, tools: bool = False) -> str:
         """That a conversation is written by."""
-        return template_of(getattr(self._tokenizer, "chat_template", None), tools=tools) or ""
+        return template_of(getattr(self.tokenizer, "chat_template", None), tools=tools) or ""
 
     @property
     def _call_format(self) -> CallFormat:
         """How the model writes calls; where its template says nothing, as it is told to."""
-        return format_of(self._template(tools=True)) or HERMES
+        return format_of(self.template(tools=True)) or HERMES
 
-    def _decode(self, ids: Sequence[int]) -> str:
+    def decoded(self, ids: Sequence[int]) -> str:
+        """Text of token ids."""
         most = self.engine.engine.target.vocab_size
         bad = next((token for token in ids if not 0 <= token < most), None)
         if bad is not None:
             raise ApiError(400, f"token id {bad} was given; expected 0 <= id < {most}.", param="tokens")
-        return self._tokenizer.decode(list(ids))
+        return self.tokenizer.decode(list(ids))
 
-    async def _encoded(self, prompt: str | list[int], parse_special: bool) -> list[int]:
+    async def encoded(self, prompt: str | list[int], parse_special: bool) -> list[int]:
+        """Token ids of a text."""
         return await asyncio.to_thread(self.engine.engine.encode, prompt, parse_special=parse_special)
 
     async def _encoded_chat(
@@ -231,7 +246,7 @@ class Service:
         }:
             raise ApiError(400, f"chat_template_kwargs has {min(reserved)!r}, which is not for it.", param="chat_template_kwargs")
         offered = [function.described() for function in tools.functions] if tools else []
-        if (calls := format_of(self._template(tools=bool(offered)))) is not None:
+        if (calls := format_of(self.template(tools=bool(offered)))) is not None:
             more |= {"tools": offered} if offered else {}
             plain = with_ids(plain, calls)
         else:
@@ -245,11 +260,14 @@ class Service:
 
     def _params(self, body: Sampled, num_prompts: int, *, chat: bool) -> SamplingParams:
         params = body.params(self.engine.engine.default_params(chat=chat))
-        if params.n * num_prompts > self.config.max_choices:
-            raise ApiError(
-                400, f"{num_prompts} prompts with n={params.n} were given; {self.config.max_choices} choices may be asked for at a time.", param="n"
-            )  # fmt: skip
+        self._check_choices(num_prompts, params.n, "n")
         return params
+
+    def _check_choices(self, num_prompts: int, n: int, param: str) -> None:
+        if n * num_prompts > self.config.max_choices:
+            raise ApiError(
+                400, f"{num_prompts} prompts with n={n} were given; {self.config.max_choices} choices may be asked for at a time.", param=param
+            )  # fmt: skip
 
     def _fitting(self, params: SamplingParams, ids: Sequence[int]) -> SamplingParams:
         """Of a prompt: a `max_tokens` beyond what the context still holds is all that it holds."""
@@ -272,9 +290,12 @@ class Service:
     async def _predicted(self, body: Sampled) -> list[int]:
         """Token ids of the prediction, as far as an answer may be long."""
         text = "" if body.prediction is None else text_of(body.prediction.content)
-        ids = await self._encoded(text, parse_special=False) if text else []
-        first = getattr(self._tokenizer, "bos_token_id", None)
-        return ids[ids[:1] == [first] :][: self.engine.engine.target.max_model_len]
+        ids = await self.encoded(text, parse_special=False) if text else []
+        return self._without_first(ids)[: self.engine.engine.target.max_model_len]
+
+    def _without_first(self, ids: list[int]) -> list[int]:
+        """Without the token that texts begin with."""
+        return ids[ids[:1] == [getattr(self.tokenizer, "bos_token_id", None)] :]
 
     async def _answer(self, request: Request, body: Sampled, answer: Answer, params: SamplingParams) -> Response:
         prediction = await self._predicted(body)
@@ -309,7 +330,7 @@ class Service:
             answer.check(*first)
         answer.include_usage = body.stream_options is not None and body.stream_options.include_usage
         events = _events(request, answer, first, paced, results)
-        return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        return StreamingResponse(events, media_type=answer.media, headers={"Cache-Control": "no-cache"})
 
 
 async def _all(outputs: AsyncGenerator[tuple[int, StepOutput], None]) -> list[tuple[int, StepOutput]]:
@@ -328,24 +349,24 @@ async def _events(
     try:
         async with aclosing(outputs):
             for chunk in answer.opening():
-                yield _event(chunk)
+                yield answer.written(chunk)
             if not isinstance(first, Pause):
                 for chunk in answer.chunks(*first):
-                    yield _event(chunk)
+                    yield answer.written(chunk)
             async for output in outputs:
                 await asyncio.sleep(0)  # where the client has left, the loop learns of it before more is written
                 if isinstance(output, Pause):
                     yield answer.pause(_doing(results))
                     continue
                 for chunk in answer.chunks(*output):
-                    yield _event(chunk)
+                    yield answer.written(chunk)
         for chunk in answer.closing():
-            yield _event(chunk)
+            yield answer.written(chunk)
     except Exception as error:
         refusal = errors.of(error)
         level = logging.ERROR if refusal.status >= 500 else logging.INFO
         log.log(level, "request %s failed while it was streamed: %s", request.state.request_id, error)
-        yield _event(answer.failed(refusal))
+        yield answer.written(answer.failed(refusal))
     yield answer.end
 
 
@@ -357,9 +378,3 @@ def _doing(results: Sequence[Result]) -> str:
     if all(s.seconds_waiting is None for s in stats):
         return "waiting for a slot"
     return f"prefill {sum(s.read_tokens for s in stats)} / {sum(s.prompt_tokens for s in stats)}"
-
-
-def _event(body: dict[str, Any]) -> str:
-    kind = f"event: {body['type']}\n" if "type" in body else ""
-    data = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(LINE_ENDS)
-    return f"{kind}data: {data}\n\n"

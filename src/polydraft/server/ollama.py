@@ -1,0 +1,333 @@
+"""Ollama's requests as chats and completions, and their answers as Ollama writes them: lines of JSON, the last with counts and nanoseconds."""
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from functools import partial
+from time import perf_counter
+from typing import Annotated, Any, Literal
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from polydraft.engine.output import StepOutput
+from polydraft.server.answers import Chat, in_one_line
+from polydraft.server.bodies import Body, Seed, Stops, UnlessOne, Unserved
+from polydraft.server.embeddings import Dimensions, Texts, shortened
+from polydraft.server.errors import ApiError
+from polydraft.server.incoming import GONE, unless_gone
+from polydraft.server.protocol import ChatRequest, CompletionRequest, Ids, Tool
+from polydraft.server.service import Service
+from polydraft.server.tools import Piece
+
+__all__ = ["OllamaChat", "OllamaEmbed", "OllamaEmbedding", "OllamaGenerate", "chat", "embed", "embedding", "generate"]
+
+NANOSECONDS = 10**9
+
+
+class Options(Body):
+    """How to sample; those of memory and threads are the server's own."""
+
+    num_predict: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: Seed = None
+    stop: Annotated[str | list[str] | None, Stops] = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    typical_p: UnlessOne = None
+    tfs_z: UnlessOne = None
+    mirostat: Unserved = None
+
+    def fields(self) -> dict[str, Any]:
+        """As completions and chats have them; all that the context holds where no length is given."""
+        told = self.model_dump(exclude_none=True, exclude={"num_predict", "repeat_penalty"})
+        most = self.num_predict if self.num_predict and self.num_predict > 0 else -1
+        return told | {"max_tokens": most, "repetition_penalty": self.repeat_penalty}
+
+
+class OllamaBody(Body):
+    """What all have in common. keep_alive: models leave when another needs their place, and not by the clock."""
+
+    model: str | None = None
+    options: Options = Field(default_factory=Options)
+    keep_alive: str | float | None = None
+
+    @property
+    def loads(self) -> str:
+        """Why an answer ends that has nothing to say."""
+        return "unload" if str(self.keep_alive) in ("0", "0s", "0.0") else "load"
+
+
+class Asking(OllamaBody):
+    """For text. format: "json" or a schema.  think: whether, or how much, a model thinks first, where its template knows it."""
+
+    stream: bool = True
+    format: str | dict[str, Any] | None = None
+    think: bool | str | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """As completions and chats have them."""
+        fields = self.options.fields() | {"model": self.model, "stream": self.stream}
+        if isinstance(self.format, dict):
+            fields["guided_json"] = self.format
+        elif self.format not in (None, "", "json"):
+            raise ApiError(400, f"format is {self.format[:64]!r}; expected 'json' or a JSON schema.", param="format")
+        elif self.format == "json":
+            fields["response_format"] = {"type": "json_object"}
+        return fields
+
+    def thought(self) -> dict[str, Any]:
+        """For templates."""
+        level = {"reasoning_effort": self.think} if isinstance(self.think, str) else {}
+        return level | ({} if self.think is None else {"enable_thinking": self.think is not False})
+
+
+class OllamaFunction(Body):
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+class OllamaCall(Body):
+    """One that the model made before."""
+
+    id: str | None = None
+    function: OllamaFunction
+
+
+class OllamaMessage(Body):
+    """thinking: what an assistant thought before.  tool_name: whose result this is."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    thinking: str | None = None
+    images: Unserved = None
+    tool_calls: list[OllamaCall] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+    def plain(self, number: int, calls: Sequence[str]) -> dict[str, Any]:
+        """As chats have it. number: of the message, in the names of its calls.  calls: names of those whose results are to come."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content, "reasoning_content": self.thinking}
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id or f"call_{number}_{index}",
+                    "function": {"name": call.function.name, "arguments": json.dumps(call.function.arguments)},
+                }
+                for index, call in enumerate(self.tool_calls)
+            ]
+        if self.role == "tool":
+            message |= {"name": self.tool_name, "tool_call_id": self.tool_call_id or next(iter(calls), None)}
+        return message
+
+
+class OllamaChat(Asking):
+    """Of /api/chat. Without messages the model is loaded."""
+
+    messages: list[OllamaMessage] = Field(default_factory=list[OllamaMessage])
+    tools: list[dict[str, Any]] | None = None
+
+    def chat(self) -> ChatRequest:
+        """As OpenAI's clients would ask."""
+        messages, calls = list[dict[str, Any]](), list[str]()
+        for number, message in enumerate(self.messages):
+            messages.append(message.plain(number, calls))
+            calls = [*calls[message.role == "tool" :], *(call["id"] for call in messages[-1].get("tool_calls", ()))]
+        tools = [Tool.model_validate({"type": "function", **tool}).model_dump() for tool in self.tools or ()]
+        asked: dict[str, Any] = {"messages": messages, "tools": tools or None, "chat_template_kwargs": self.thought() or None}
+        continued = bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+        asked |= {"logprobs": self.logprobs, "top_logprobs": self.top_logprobs, "continue_final_message": continued}
+        return ChatRequest.model_validate(self.fields() | asked)
+
+
+class OllamaGenerate(Asking):
+    """Of /api/generate: a text in the model's template, or `raw`; `suffix`: what it is to fill in before. Without a text the model is loaded."""
+
+    prompt: str = ""
+    suffix: str | None = None
+    system: str | None = None
+    raw: bool = False
+    context: Ids | None = None
+    images: Unserved = None
+    template: Unserved = None
+
+    def messages(self) -> list[dict[str, Any]]:
+        """A conversation of it."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, {"role": "user", "content": self.prompt}]
+
+    def completion(self, prompt: str | list[int]) -> CompletionRequest:
+        """Of a prompt that is written out."""
+        asked = {"prompt": prompt, "suffix": self.suffix, "logprobs": (self.top_logprobs or 0) if self.logprobs else None}
+        return CompletionRequest.model_validate(self.fields() | asked)
+
+
+class OllamaEmbed(OllamaBody):
+    """Of /api/embed. truncate: texts beyond the context are cut."""
+
+    input: Texts
+    truncate: bool = True
+    dimensions: Dimensions | None = None
+
+
+class OllamaEmbedding(OllamaBody):
+    """Of /api/embeddings, which came before /api/embed."""
+
+    prompt: str
+
+
+async def chat(service: Service, request: Request, body: OllamaChat) -> Response:
+    """Answer a conversation."""
+    if not body.messages:
+        return _nothing(service, body, message={"role": "assistant", "content": ""})
+    asked = body.chat()
+    return await service.converse(request, asked, asked.messages, partial(ChatAnswer, reasoning=service.config.reasoning))
+
+
+async def generate(service: Service, request: Request, body: OllamaGenerate) -> Response:
+    """Continue or answer a text."""
+    if not body.prompt and not body.suffix:
+        return _nothing(service, body, response="")
+    prompt: str | list[int] = body.prompt
+    written = body.raw or body.suffix is not None or not service.template()
+    if not written:
+        asked = ChatRequest.model_validate({"messages": body.messages(), "chat_template_kwargs": body.thought() or None})
+        prompt = await service.conversation(asked, asked.messages, "prompt")
+    if body.context:
+        prompt = [*body.context, *(await service.encoded(prompt, parse_special=True))]
+    thinks = service.config.reasoning and not written
+    return await service.completions(request, body.completion(prompt), partial(GenerateAnswer, reasoning=thinks))
+
+
+async def embed(service: Service, request: Request, body: OllamaEmbed) -> Response:
+    """An embedding of each text."""
+    began = perf_counter()
+    texts = body.input if isinstance(body.input, list) and not (body.input and isinstance(body.input[0], int)) else [body.input]
+    found = await _embedded(service, request, texts, body.truncate)
+    if found is None:
+        return Response(status_code=GONE)
+    vectors, count = found
+    counts = {"total_duration": _nanoseconds(perf_counter() - began), "load_duration": 0, "prompt_eval_count": count}
+    written = [shortened(vector, body.dimensions).tolist() for vector in vectors]
+    return JSONResponse({"model": body.model or service.name, "embeddings": written, **counts})
+
+
+async def embedding(service: Service, request: Request, body: OllamaEmbedding) -> Response:
+    """The embedding of a text."""
+    found = await _embedded(service, request, [body.prompt], True)
+    return Response(status_code=GONE) if found is None else JSONResponse({"embedding": shortened(found[0][0], None).tolist()})
+
+
+async def _embedded(service: Service, request: Request, texts: Sequence[Any], truncate: bool) -> tuple[list[Any], int] | None:
+    most = service.engine.engine.target.max_model_len
+    ids = [(await service.encoded(text, parse_special=False))[: most if truncate else None] for text in texts]
+    vectors = await unless_gone(request, service.embedded(ids))
+    return None if vectors is None else (vectors, sum(map(len, ids)))
+
+
+def _nothing(service: Service, body: OllamaBody, **said: Any) -> Response:
+    """The answer to a request that only asks for the model to be there, or not to stay."""
+    head = {"model": body.model or service.name, "created_at": _now()}
+    return JSONResponse({**head, **said, "done": True, "done_reason": body.loads})
+
+
+class ChatAnswer(Chat):
+    """Of /api/chat."""
+
+    media, end = "application/x-ndjson", ""
+
+    def written(self, event: dict[str, Any]) -> str:
+        return in_one_line(event) + "\n"
+
+    def pause(self, doing: str) -> str:
+        return self.written(self._line([], False, []))
+
+    def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:
+        pieces, told, last = list[Piece](), list[Any](), None
+        for prompt, output in outputs:
+            self.check(prompt, output)
+            told += self.reader(0, output).read(output)
+            pieces += self._read(0, output.text, output.finished)
+            last = output
+        assert last is not None
+        return {**self._line(pieces, last.finished, told), **self._end(last)}
+
+    def chunks(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
+        self.check(prompt, output)
+        told = self.reader(0, output).read(output)
+        pieces = self._read(0, output.text, output.finished)
+        lines = [self._line(pieces, output.finished, told)]
+        if not ((pieces and any(piece.content or piece.reasoning for piece in pieces)) or self._called(output.finished) or told):
+            lines = []
+        return [*lines, {**self._line([], False, []), **self._end(output)}] if output.finished else lines
+
+    def closing(self) -> list[dict[str, Any]]:
+        return []
+
+    def failed(self, error: ApiError) -> dict[str, Any]:
+        return error.ollama
+
+    def said(self, content: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        """What a line adds."""
+        more = ({"thinking": thinking} if thinking else {}) | ({"tool_calls": calls} if calls else {})
+        return {"message": {"role": "assistant", "content": content, **more}}
+
+    def counted(self, output: StepOutput) -> dict[str, Any]:
+        """What the last line tells beyond times."""
+        return {}
+
+    def _called(self, last: bool) -> list[dict[str, Any]]:
+        """Calls, all of them in the line of the last text: Ollama's clients take them whole."""
+        calls = [call for call in self._parsers[0].calls if call.complete] if last and self.tools else []
+        return [
+            {"id": call.id, "function": {"index": index, "name": call.name, "arguments": json.loads(call.arguments)}}
+            for index, call in enumerate(calls)
+        ]
+
+    def _line(self, pieces: Sequence[Piece], last: bool, told: Sequence[Any]) -> dict[str, Any]:
+        content, thinking = ("".join(getattr(piece, name) for piece in pieces) for name in ("content", "reasoning"))
+        logprobs = self._logprobs(list(told)) if told else None
+        shown = {"logprobs": logprobs["content"]} if logprobs else {}
+        head = {"model": self.model, "created_at": _now()}
+        return {**head, **self.said(content, thinking, self._called(last)), "done": False, **shown}
+
+    def _end(self, output: StepOutput) -> dict[str, Any]:
+        stats, usage = output.sample.stats, self.usage()
+        reading = stats.seconds["prefill"]
+        return {
+            "done": True,
+            "done_reason": "length" if output.sample.finish_reason == "length" else "stop",
+            "total_duration": _nanoseconds(perf_counter() - stats.arrival),
+            "load_duration": 0,
+            "prompt_eval_count": usage["prompt_tokens"],
+            "prompt_eval_duration": _nanoseconds(reading),
+            "eval_count": usage["completion_tokens"],
+            "eval_duration": _nanoseconds(stats.total_seconds - reading),
+            "speculation": usage["speculation"],
+            **self.counted(output),
+        }
+
+
+class GenerateAnswer(ChatAnswer):
+    """Of /api/generate."""
+
+    def said(self, content: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"response": content} | ({"thinking": thinking} if thinking else {})
+
+    def counted(self, output: StepOutput) -> dict[str, Any]:
+        return {"context": [*self.prompts[0], *output.sample.token_ids]}
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * NANOSECONDS)

@@ -1,0 +1,103 @@
+"""What Ollama's clients ask about a server and its models: version, tags, show, ps."""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from hashlib import sha256
+from typing import Any
+
+from fastapi import FastAPI, Request
+from pydantic import Field
+
+from polydraft.server.bodies import Body
+from polydraft.server.pool import ModelPool
+from polydraft.server.service import Service
+
+__all__ = ["join", "served_name"]
+
+VERSION = "0.13.0"
+"""Of the interface of Ollama that is followed; some clients want at least 0.6.4."""
+STAYS = timedelta(days=365)
+"""Models leave when another needs their place."""
+LATEST = ":latest"
+
+
+class ShowRequest(Body):
+    """Of /api/show. name: as older clients have it."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool = Field(default=False)
+
+
+def served_name(pool: ModelPool, name: str | None) -> str | None:
+    """A model's name without the tag that Ollama's clients put behind names that have none."""
+    return name if name is None or name in pool.models else name.removesuffix(LATEST)
+
+
+def join(app: FastAPI, pool: ModelPool, reading: Callable[..., Any]) -> None:
+    """Put the routes into an application. reading: a body of a kind, checked."""
+    began = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
+
+    async def version() -> dict[str, Any]:
+        return {"version": VERSION}
+
+    async def tags() -> dict[str, Any]:
+        return {"models": [{**_listed(pool, name), "modified_at": began} for name in pool.models]}
+
+    async def ps() -> dict[str, Any]:
+        leaves = (datetime.now(timezone.utc) + STAYS).isoformat().replace("+00:00", "Z")
+        return {"models": [_listed(pool, each.name) | _running(each, leaves) for each in pool.loaded]}
+
+    async def show(request: Request) -> dict[str, Any]:
+        body = await reading(request, ShowRequest)
+        name = served_name(pool, body.model or body.name) or next(iter(pool.models))
+        service = pool.service(name)
+        return {"modelfile": f"FROM {name}", "modified_at": began, "details": _details(service), **_shown(service)}
+
+    app.get("/api/version")(version)
+    app.get("/api/tags")(tags)
+    app.get("/api/ps")(ps)
+    app.post(
+        "/api/show", openapi_extra={"requestBody": {"content": {"application/json": {"schema": ShowRequest.model_json_schema()}}}}
+    )(show)
+
+
+def _listed(pool: ModelPool, name: str) -> dict[str, Any]:
+    service = pool.service(name)
+    size = service.engine.engine.target.weight_bytes if service else pool.models[name].weight_bytes
+    digest = sha256(f"{name} {size}".encode()).hexdigest()
+    return {"name": name, "model": name, "size": size, "digest": digest, "details": _details(service)}
+
+
+def _running(service: Service, leaves: str) -> dict[str, Any]:
+    target = service.engine.engine.target
+    on_gpu = target.weight_bytes if target.device.type != "cpu" else 0
+    return {"expires_at": leaves, "size_vram": on_gpu, "context_length": target.max_model_len}
+
+
+def _details(service: Service | None) -> dict[str, Any]:
+    """Of a model that is not loaded nothing is known."""
+    target = service.engine.engine.target if service else None
+    level = (target.weight_format or str(target.dtype).removeprefix("torch.")) if target else ""
+    return {
+        "parent_model": "", "format": "gguf", "family": "", "families": [], "parameter_size": "", "quantization_level": level,
+    }  # fmt: skip
+
+
+def _shown(service: Service | None) -> dict[str, Any]:
+    if service is None:
+        return {"template": "", "parameters": "", "capabilities": ["completion"], "model_info": {}}
+    engine, template = service.engine.engine, service.template(tools=True)
+    target = engine.target
+    can = {"tools": bool(template), "thinking": "<think>" in template, "embedding": bool(target.offers.hidden)}
+    return {
+        "template": template,
+        "parameters": "\n".join(f"{name} {value}" for name, value in engine.sampling_defaults.items()),
+        "capabilities": ["completion", *(name for name, there in can.items() if there)],
+        "model_info": {
+            "general.architecture": "polydraft",
+            "general.basename": service.name,
+            "polydraft.context_length": target.max_model_len,
+            "polydraft.vocab_size": target.vocab_size,
+        },
+    }

@@ -1,0 +1,1 @@
+"""Clients of others run against the server, each with one question that needs a tool."""
