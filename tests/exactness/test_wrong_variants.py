@@ -19,6 +19,7 @@ from tests.exactness.harness import by_depth
 from tests.exactness.oracle import Fixed, Q, lifted
 from tests.fast_equals_slow.walk_rounds import trunk_counted_twice
 from tests.support import wrong_rules
+from tests.support.hierarchical import hierarchical
 
 with_replacement = partial(recursive.emitted_probs, replacement=True)
 without_replacement = partial(recursive.emitted_probs, replacement=False)
@@ -79,6 +80,32 @@ def test_plain_torch_block_rule_agrees_with_the_registered_one():
 @pytest.mark.parametrize("mistake", ["clamp_factors", "plain_residual", "uncapped", "first_failure"])
 def test_block_rule_with_a_known_mistake_is_caught(mistake):
     assert worst(partial(wrong_rules.block, **{mistake: True})) > 1e-3
+
+
+def of_paths(rule, V, seed, *counts):
+    shape = TreeShape.PATHS if counts[0] > 1 else TreeShape.CHAIN
+    return measure(rule, Tables(V, seed), DraftSampling.IID, shape, by_depth(*counts), len(counts))
+
+
+@pytest.mark.parametrize("seed", [0, 5, 6, 12])
+def test_hierarchical_verification_with_its_cap_is_block_verification(seed):
+    capped = of_paths(partial(hierarchical, capped=True), 3, seed, 1, 1, 1)
+    assert capped.tv < 1e-12
+    assert capped.block_efficiency == pytest.approx(of_paths(verifier("block"), 3, seed, 1, 1, 1).block_efficiency, abs=1e-12)
+
+
+@pytest.mark.parametrize(("V", "seed", "tv"), [(3, 0, 0.0565), (3, 6, 0.132), (4, 12, 0.0311)])
+def test_hierarchical_verification_as_published_keeps_more_than_the_optimum_and_has_the_documented_bias(V, seed, tv):
+    published = of_paths(hierarchical, V, seed, 1, 1)
+    assert published.tv == pytest.approx(tv, abs=6e-4)
+    assert published.block_efficiency > of_paths(verifier("block"), V, seed, 1, 1).block_efficiency + 0.02
+
+
+def test_hierarchical_verification_of_several_paths_has_the_documented_bias_with_and_without_its_cap():
+    assert of_paths(hierarchical, 4, 12, 2, 1).tv == pytest.approx(0.0545, abs=6e-4)
+    capped = of_paths(partial(hierarchical, capped=True), 4, 12, 2, 1)
+    assert capped.tv == pytest.approx(0.0051, abs=6e-4)
+    assert capped.block_efficiency < of_paths(verifier("traversal"), 4, 12, 2, 1).block_efficiency
 
 
 def test_sorted_paths_break_recursive_rejection_and_are_caught():
