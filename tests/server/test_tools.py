@@ -10,7 +10,8 @@ from polydraft import StructuredOutputs
 from polydraft.engine.structured import Grammars
 from polydraft.models import load, pair
 from polydraft.models.encoding import special_tokens
-from polydraft.server.tools import FORMATS, CallParser, call_grammar, described, format_of, with_ids
+from polydraft.server.call_grammar import call_grammar
+from polydraft.server.tools import FORMATS, CallParser, described, format_of, with_ids
 from tests.server.conftest import serving, small_engine
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -348,7 +349,10 @@ def test_a_call_that_max_tokens_breaks_off_is_none(served):
         ({"tools": [], "tool_choice": "required"}, "'required' without tools"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "expected each once"),
         (
-            {"tools": [TOOLS[1], {"type": "function", "function": {"name": "x", "parameters": {"type": "thing"}}}]},
+            {
+                "tools": [TOOLS[1], {"type": "function", "function": {"name": "x", "parameters": {"type": "thing"}}}],
+                "tool_choice": "required",
+            },
             "tools.1.function.parameters: .*Invalid type",
         ),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
@@ -438,7 +442,10 @@ def test_a_response_goes_on_with_calls_and_their_outputs(served):
     ("change", "said"),
     [
         ({"tool_choice": {"type": "function", "name": "sub"}}, "expected one of tools: add, now"),
-        ({"tools": [{"type": "function", "name": "x", "parameters": {"type": "thing"}}]}, "tools.0.parameters: "),
+        (
+            {"tools": [{"type": "function", "name": "x", "parameters": {"type": "thing"}}], "tool_choice": "required"},
+            "tools.0.parameters: ",
+        ),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "'required' without tools"),
     ],
 )

@@ -15,9 +15,10 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, suppress
+from functools import partial
 from time import perf_counter
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from polydraft.engine.api import Engine
 from polydraft.engine.embedding import Embedding
@@ -30,6 +31,7 @@ from polydraft.params import ConstraintSource, SamplingParams, StructuredOutputs
 __all__ = ["AsyncEngine"]
 
 log = logging.getLogger("polydraft.engine")
+T = TypeVar("T")
 COMPILERS = 2
 """Threads that compile grammars; one grammar may take seconds, and another request's shall not wait for it."""
 MOST_COMPILING = 64
@@ -236,17 +238,25 @@ class AsyncEngine:
         return compiled
 
     async def compile_grammar(self, wanted: StructuredOutputs) -> ConstraintSource:
-        """A form, ready to be the `structured_outputs` of requests. It is compiled in a thread of a pool; one that still waits when this is cancelled, never.
+        """A form, ready to be the `structured_outputs` of requests; see `compiling`.
 
         Raises:
             BusyError: as many forms wait as may.
             InvalidInputError, IncompatibleError: as of `Engine.compile_grammar`.
         """
+        return await self.compiling(partial(self.engine.compile_grammar, wanted))
+
+    async def compiling(self, work: Callable[[], T]) -> T:
+        """What is returned by work on grammars, which a thread of a pool does; never what still waits when this is cancelled.
+
+        Raises:
+            BusyError: as much work waits as may.
+        """
         if self._compiling >= MOST_COMPILING:
             raise BusyError(f"{self._compiling} grammars are being compiled, as many as may. Ask again later.")
         self._compiling += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._compilers, self.engine.compile_grammar, wanted)
+            return await asyncio.get_running_loop().run_in_executor(self._compilers, work)
         finally:
             self._compiling -= 1
 

@@ -179,13 +179,13 @@ class Loop:
         self._asked.append(sequence)
         return sequence.sample
 
-    def compile_grammar(self, wanted: StructuredOutputs) -> ConstraintSource:
-        """A form, ready to be the `structured_outputs` of requests, which may take a second; from any thread.
+    def compile_grammar(self, wanted: StructuredOutputs, *, keep: bool = True) -> ConstraintSource:
+        """A form, ready to be the `structured_outputs` of requests, which may take a second; from any thread. keep: for those that ask for it again.
 
         Raises:
             InvalidInputError, IncompatibleError: a form that is wrong, or cannot be had here.
         """
-        return self._admission.grammars().compiled(wanted)
+        return self._admission.grammars().compiled(wanted, keep=keep)
 
     def embed(self, token_ids: Seq[int]) -> "Future[Embedding]":
         """Queue a text, from any thread; steps read it in pieces, and give the mean of the target's last states, after the final norm, of all tokens.

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from fastapi import Request, Response
@@ -23,6 +23,7 @@ from polydraft.params import WHOLE_CONTEXT, SamplingParams, StructuredOutputs
 from polydraft.policy.fixed import FixedPolicy
 from polydraft.server import errors
 from polydraft.server.answers import Answer, Chat, Completion
+from polydraft.server.call_grammar import HEAVY_SECONDS, CallSource, Schemas
 from polydraft.server.errors import ApiError
 from polydraft.server.incoming import GONE, unless_gone
 from polydraft.server.messages import CountRequest, MessageAnswer, MessagesRequest
@@ -40,7 +41,7 @@ from polydraft.server.protocol import (
 )
 from polydraft.server.responses import Responses, ResponsesRequest
 from polydraft.server.speculation import RequestedSpeculation
-from polydraft.server.tools import HERMES, CallFormat, call_grammar, described, format_of, has_special_marks, with_ids
+from polydraft.server.tools import HERMES, CallFormat, described, format_of, has_special_marks, with_ids
 from polydraft.server.tracing import traced
 
 __all__ = ["Service"]
@@ -48,6 +49,8 @@ __all__ = ["Service"]
 log = logging.getLogger("polydraft.server")
 FIRST_SECONDS = 0.05
 """In which a stream that fails has a status of its own; one that goes on has begun by then."""
+UNCONSTRAINED = "X-Polydraft-Unconstrained-Tools"
+"""Header that names the tools whose schemas cannot be followed: their arguments are some JSON object."""
 PAUSE_SECONDS = 5.0
 """Without an event, after which a stream says what its request does."""
 
@@ -59,6 +62,7 @@ class Service:
         self.engine, self.name, self.config, self.num_users = engine, name, config, 0
         engine.engine.menu.offer(NgramDrafter(eos_token_ids=engine.engine.eos_token_ids))  # for predictions
         self._metrics = metrics
+        self._schemas = Schemas(partial(engine.engine.compile_grammar, keep=False))
         engine.observe = metrics.join(engine.engine, name).observe
 
     @property
@@ -114,44 +118,54 @@ class Service:
         """An answer of a kind. param: where the messages stand in the request."""
         params, tools = self._params(body, 1, chat=True), body.offered_tools()
         ids = await self.conversation(body, messages, param)
-        params = await unless_gone(request, self._with_tools(params, tools))
-        if params is None:
+        held = await unless_gone(request, self._with_tools(params, tools))
+        if held is None:
             return Response(status_code=GONE)
+        params, free = held
         names = [function.name for function in tools.callable]
         trace, calls = body.speculation.trace, self._call_format
         answer = kind(self.tokenizer, self.name, [ids], params, trace, tools=names, calls=calls)
-        return await self._answer(request, body, answer, params)
+        response = await self._answer(request, body, answer, params)
+        if free:
+            response.headers[UNCONSTRAINED] = ", ".join(free)[:1000]
+        return response
 
-    async def _with_tools(self, params: SamplingParams, tools: Tools) -> SamplingParams:
-        """With the grammar of the calls that may be made.
+    async def _with_tools(self, params: SamplingParams, tools: Tools) -> tuple[SamplingParams, list[str]]:
+        """With the grammar of the calls that may be made, and the tools whose arguments it does not hold to their schemas.
 
         Raises:
-            ApiError: a schema that cannot be followed, by its place; another form beside the tools.
+            ApiError: a schema that cannot be followed, of a tool that has to be called, by its place; another form beside the tools.
         """
         if not tools.callable:
-            return params
+            return params, []
         form, functions = params.structured_outputs, [function.model_dump() for function in tools.callable]
         if form is not None and not (isinstance(form, StructuredOutputs) and form.kind.startswith("json")):
             raise ApiError(
                 400, "tools were given beside a form of the text; expected response_format alone beside them.", param="tools"
             )
+        verdicts = await self.engine.compiling(partial(self._schemas.verdicts, [f["parameters"] for f in functions]))
+        free = list[str]()
+        for function, verdict in zip(functions, verdicts, strict=True):
+            if verdict.refusal is not None:
+                if tools.required:
+                    number = next(n for n, known in enumerate(tools.functions) if known.name == function["name"])
+                    place = tools.place.format(number)
+                    raise ApiError(400, f"{place}: {verdict.refusal}", param=place)
+                free.append(function["name"])
+                _tell(function["name"], verdict.refusal)
+                function["parameters"] = {"type": "object"}
         calls = self._call_format
         options = {"required": tools.required, "parallel": tools.parallel, "text": form, "calls": calls}
-        grammar = call_grammar(functions, self.tokenizer, **options)
+        options |= {"early": [i for i, v in enumerate(verdicts) if v.refusal is None and v.seconds > HEAVY_SECONDS]}
+        options |= {"vocab_size": self.engine.engine.target.vocab_size}
         try:
-            source = await self.engine.compile_grammar(grammar)
+            source = await self.engine.compiling(
+                partial(CallSource.of, functions, self.tokenizer, self.engine.engine.compile_grammar, **options)
+            )
         except InvalidInputError as error:
-            for number, function in enumerate(tools.functions):
-                try:
-                    await self.engine.compile_grammar(StructuredOutputs(json=function.parameters or {"type": "object"}))
-                except InvalidInputError as cause:
-                    place = tools.place.format(number)
-                    raise ApiError(400, f"{place}: {cause}", param=place) from cause
             raise ApiError(400, str(error), param="tools") from error
-        return params.with_(
-            structured_outputs=source,
-            skip_special_tokens=params.skip_special_tokens and not has_special_marks(self.tokenizer, calls),
-        )
+        skips = params.skip_special_tokens and not has_special_marks(self.tokenizer, calls)
+        return params.with_(structured_outputs=source, skip_special_tokens=skips), free
 
     async def embedded(self, texts: Sequence[list[int]]) -> list[Embedding]:
         """The mean of the last states of each text.
@@ -368,6 +382,11 @@ async def _events(
         log.log(level, "request %s failed while it was streamed: %s", request.state.request_id, error)
         yield answer.written(answer.failed(refusal))
     yield answer.end
+
+
+@lru_cache(maxsize=1024)  # once
+def _tell(tool: str, refusal: str) -> None:
+    log.warning("calls of the tool %r are served with any JSON object as arguments: %s", tool, refusal)
 
 
 def _doing(results: Sequence[Result]) -> str:

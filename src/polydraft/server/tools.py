@@ -1,4 +1,4 @@
-"""Calls of tools: how a model is told of its tools, the grammar that its calls follow, and the calls in what it writes.
+"""Calls of tools: how a model is told of its tools, and the calls in what it writes; their grammar is in `call_grammar`.
 
     hermes         <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>      Qwen 2.5, Qwen 3, Hermes
     mistral        [TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}, ...]
@@ -20,10 +20,7 @@ from uuid import uuid4
 
 import regex
 
-from polydraft.engine.json_schema import exact
-from polydraft.engine.structured import WRITTEN
 from polydraft.models.encoding import special_tokens
-from polydraft.params import StructuredOutputs
 
 __all__ = [
     "FORMATS",
@@ -31,7 +28,6 @@ __all__ = [
     "CallFormat",
     "CallParser",
     "ToolCall",
-    "call_grammar",
     "described",
     "format_of",
     "has_special_marks",
@@ -124,8 +120,6 @@ LLAMA = CallFormat(
 FORMATS = {calls.name: calls for calls in (HERMES, MISTRAL, MISTRAL_ARGS, LLAMA)}
 BARE = regex.compile(r'(?:```(?:json)?\s*)?\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 """What stands before the arguments of a call without marks."""
-BLANKS = {"whitespace_pattern": r"[ \n]{0,40}"}
-"""How JSON is written in a call without marks: as the model likes."""
 DESCRIPTION = """# Tools
 
 You may call one or more functions to assist with the user query.
@@ -183,67 +177,6 @@ def has_special_marks(tokenizer: Any, calls: CallFormat) -> bool:
     return not special_tokens(tokenizer).isdisjoint(calls.marks)
 
 
-def call_grammar(
-    functions: Sequence[Mapping[str, Any]],
-    tokenizer: Any,
-    *,
-    required: bool,
-    parallel: bool,
-    text: StructuredOutputs | None = None,
-    calls: CallFormat = HERMES,
-) -> StructuredOutputs:
-    """What an answer with tools may be: text or calls, whose arguments follow the schemas; required: calls alone.
-
-    functions: those that may be called, each with "name" and "parameters".  parallel: several calls are allowed.
-    text: the form of an answer that is none of calls, a JSON schema.  calls: how they are written.
-    """
-    tokens = {mark: token for mark, token in tokenizer.get_added_vocab().items() if mark in calls.marks}
-    rules = [
-        f"f{number}: {_terms(calls.call_head(function['name']), tokens)} %json {json.dumps(_schema(function.get('parameters')))} "
-        f"{_terms(calls.tail, tokens)}"
-        for number, function in enumerate(functions)
-    ]
-    separator, closing = _terms(calls.separator, tokens), _terms(calls.closing, tokens)
-    rules.append(f"call: {' | '.join(f'f{number}' for number in range(len(functions)))}")
-    rules.append(f"calls: call {f'({separator} call)*' if parallel else ''} {closing}")
-    opening = _terms(calls.opening, tokens)
-    if required:
-        start = f"start: {opening} calls"
-    elif text is not None:
-        start = f"start: {opening} calls | %json {json.dumps(_schema({'type': 'object'} if text.json_object else text.json))}"
-    else:
-        start = "start: TEXT? | " + " | ".join(f"b{number}" for number in range(len(functions)))
-        rules += [*(_bare(number, function) for number, function in enumerate(functions)), r"TEXT: /(.|\n)+/"]
-        if calls.written_head is None:
-            start += f" | <[{tokens[calls.begin]}]> calls" if calls.begin in tokens else ""
-        elif calls.begin in tokens:
-            start += f" | TEXT? {opening} calls"
-        else:
-            start += f" | opened {_terms(calls.opening.removeprefix(calls.begin), tokens)} calls"
-            rules.append(rf"opened[lazy]: /(.|\n)*/ {json.dumps(calls.begin)}")
-    return StructuredOutputs(grammar="\n".join([start, *rules]))
-
-
-def _terms(text: str, tokens: Mapping[str, int]) -> str:
-    """A text as terms of a grammar, in which marks that are tokens stand for themselves.
-
-    Example:
-        >>> _terms("[A]\\nx", {"[A]": 7})
-        '<[7]> "\\\\nx"'
-    """
-    pieces = re.split("(" + "|".join(map(re.escape, tokens)) + ")", text) if tokens else [text]
-    return " ".join(f"<[{tokens[piece]}]>" if piece in tokens else json.dumps(piece) for piece in pieces if piece)
-
-
-def _bare(number: int, function: Mapping[str, Any]) -> str:
-    """Rules of a call without marks, behind any text."""
-    name = re.escape(function["name"])
-    opening = rf'/(.|\n)*\{{\s*"name"\s*:\s*"{name}"\s*,\s*"(arguments|parameters)"\s*:/'
-    schema = json.dumps(_schema(function.get("parameters")) | {"x-guidance": BLANKS})
-    closing = r"/[ \n]{0,40}\}([ \n]{0,4}```)?\n?/"
-    return f"o{number}[lazy]: {opening}\nb{number}: o{number} /[ \\n]{{0,40}}/ %json {schema} {closing}"
-
-
 def _last_opening(text: str) -> int:
     """Where a call without marks may have begun, of which the text has only a part; else the text's end.
 
@@ -253,11 +186,6 @@ def _last_opening(text: str) -> int:
     """
     candidates = (m.start() for m in re.finditer(r"`+|\{", text))
     return next((at for at in candidates if BARE.fullmatch(text, at, partial=True)), len(text))
-
-
-def _schema(schema: Any) -> dict[str, Any]:
-    parsed = json.loads(schema) if isinstance(schema, str) else schema or {"properties": {}, "additionalProperties": False}
-    return {**({"type": "object"} if "properties" in parsed or not parsed else {}), **exact(parsed), "x-guidance": WRITTEN}
 
 
 @dataclass
