@@ -18,7 +18,7 @@ from torch import Tensor
 from polydraft.errors import ModelLoadError, first_line
 from polydraft.models.compiled.architectures import ARCHITECTURES, Architecture, Stored
 from polydraft.models.config import CheckpointConfig
-from polydraft.models.conversions import CONVERSIONS, Conversion
+from polydraft.models.conversions import CONVERSIONS, Conversion, conversion_of
 from polydraft.models.gguf_header import Entry, GgufHeader
 from polydraft.models.gguf_roles import end_ids, special_id
 from polydraft.models.gguf_rope import LONG_FACTORS, SHORT_FACTORS, rope_scaling
@@ -59,7 +59,7 @@ class GgufFile(GgufHeader):
     @property
     def conversion(self) -> Conversion | None:
         """How it is converted for transformers, where that takes more than names."""
-        return CONVERSIONS.get(self.architecture)
+        return conversion_of(self.architecture, self.setting("expert_count") or 0)
 
     @cached_property
     def config(self) -> CheckpointConfig:
@@ -212,6 +212,8 @@ class GgufFile(GgufHeader):
         if self.conversion is None:
             return (self.own_name(name),)
         names = self.conversion.source(name).tensors
+        if names == ("output.weight",) and names[0] not in self.tensors:
+            return ("token_embd.weight",)
         if missing := [tensor for tensor in names if tensor not in self.tensors]:
             raise self._lacks(missing[0], name)
         return names

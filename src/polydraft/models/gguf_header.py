@@ -12,6 +12,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from polydraft.errors import ModelLoadError
 from polydraft.models.gguf_folders import instead_of
 from polydraft.models.gguf_parts import parts_of
@@ -146,6 +148,18 @@ class GgufHeader:
                 f"its {self.architecture}.{name} is {number!r}; expected a whole number", "Give another file of the model"
             )
         return number
+
+    def floats(self, name: str) -> list[float]:
+        """A small tensor of numbers in float32, such as the divisors of frequencies.
+
+        Raises:
+            ModelLoadError: there is none of that name, or it is of another format.
+        """
+        entry = self.tensors.get(name)
+        if entry is None or entry.type != "F32":
+            found = "no tensor" if entry is None else f"a tensor in {entry.type}, not F32, of the name"
+            raise self.refusal(f"it has {found} {name!r}", "Copy or download it again")
+        return np.frombuffer(self.parts[entry.part], "<f4", entry.num_bytes // 4, entry.start).tolist()
 
     def _read_part(self, num_parts: int) -> None:
         """Header of the part that was mapped last; settings are in the first one alone."""

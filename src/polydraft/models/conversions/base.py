@@ -5,7 +5,7 @@ transformers' modules, without the layer; names of tensors are the file's, witho
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,7 +18,19 @@ from polydraft.models.gguf_header import GgufHeader
 from polydraft.models.gguf_roles import end_ids, special_id
 from polydraft.models.gguf_rope import rope_scaling
 
-__all__ = ["KEYS", "QUERIES", "Conversion", "Source", "joined", "largest", "layer_sizes", "scaled"]
+__all__ = [
+    "Conversion",
+    "Source",
+    "has",
+    "joined",
+    "largest",
+    "layer_sizes",
+    "log_of_negative",
+    "num_layers",
+    "partly_rotary",
+    "rotary",
+    "scaled",
+]
 
 NAMES = GGUF_NAMES | {
     "mlp.gate": "ffn_gate_inp",
@@ -75,15 +87,26 @@ def halves_apart(config: Any, rows: Tensor, *, heads: str) -> Tensor:
     return rows.view(count, rows.shape[0] // count // 2, 2, -1).transpose(1, 2).reshape(rows.shape)
 
 
-QUERIES = Source(("attn_q.weight",), partial(halves_apart, heads="num_attention_heads"))
-KEYS = Source(("attn_k.weight",), partial(halves_apart, heads="num_key_value_heads"))
-INTERLEAVED = {"self_attn.q_proj.weight": QUERIES, "self_attn.k_proj.weight": KEYS}
+def log_of_negative(tensor: str) -> Source:
+    """The logarithm of a decay rate, which files have as its negative."""
+    return Source((tensor,), lambda config, rate: (-rate).log())
+
+
+INTERLEAVED = {
+    "self_attn.q_proj.weight": Source(("attn_q.weight",), partial(halves_apart, heads="num_attention_heads")),
+    "self_attn.k_proj.weight": Source(("attn_k.weight",), partial(halves_apart, heads="num_key_value_heads")),
+}
 EXPERTS = {
     "mlp.experts.gate_up_proj": joined("ffn_gate_exps.weight", "ffn_up_exps.weight"),
     "mlp.experts.down_proj": Source(("ffn_down_exps.weight",)),
     "mlp.gate.e_score_correction_bias": Source(("exp_probs_b.bias",)),
 }
 """Weights of mixtures, which transformers stacks."""
+
+
+def has(file: GgufHeader, tensor: str) -> bool:
+    """Whether any block has a tensor."""
+    return any(name.startswith("blk.") and name.split(".", 2)[2] == tensor for name in file.tensors)
 
 
 def layer_sizes(file: GgufHeader, key: str, otherwise: int | None = None) -> list[int]:
@@ -122,6 +145,18 @@ def largest(file: GgufHeader, key: str, otherwise: int | None = None) -> int:
     return size
 
 
+def rotary(file: GgufHeader, width: int, *, read: Collection[str] = (), partial: bool = False) -> dict[str, Any]:
+    """Rotary parameters as transformers names them. width: of what may rotate of a head.
+
+    read: further keys of scaling that the architecture reads.  partial: whether a part of it may rotate.
+    """
+    return {"rope_theta": file.number("rope.freq_base", 10_000.0), **rope_scaling(file, width, read=read, partial=partial)}
+
+
+partly_rotary = partial(rotary, partial=True)
+"""Where a part of each head may rotate."""
+
+
 @dataclass(frozen=True)
 class Conversion:
     """One architecture of GGUF files as a model of transformers.
@@ -129,8 +164,8 @@ class Conversion:
     model_type: of transformers.  settings: of its configuration, beyond those that all have, see `config_settings`.
     names: files' names of modules, where they differ from Llama's.  weights: sources of parameters that are not a tensor as it is.
     interleaved: whether files have the two halves of a rotation side by side in the rows of queries and keys.
-    rope_keys: of the scaling of positions, which `settings` reads.  partial_rotary: whether a part of each head may rotate.
-    reads_rope_factors: whether `settings` reads the divisors of frequencies.  optional: tensors that mean nothing beside the settings.
+    rotary: rotary parameters, of a file and the width of its heads.
+    reads_rope_factors: whether `settings` reads the divisors of frequencies, which are otherwise taken as they are.
     """
 
     model_type: str
@@ -138,10 +173,8 @@ class Conversion:
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     weights: Mapping[str, Source] = field(default_factory=dict[str, Source])
     interleaved: bool = False
-    rope_keys: frozenset[str] = frozenset()
-    partial_rotary: bool = False
+    rotary: Callable[[GgufHeader, int], Mapping[str, Any]] = rotary
     reads_rope_factors: bool = False
-    optional: frozenset[str] = frozenset()
 
     def config_settings(self, file: GgufHeader) -> dict[str, Any]:
         """Settings of transformers' configuration.
@@ -154,7 +187,6 @@ class Conversion:
         if experts and not 0 < file.count("expert_used_count") <= experts:
             told = f"it chooses {file.count('expert_used_count')} of {experts} experts"
             raise file.refusal(f"{told}; expected 1 to {experts}", "Give another file of the model")
-        scaling = rope_scaling(file, width, read=self.rope_keys, partial=self.partial_rotary)
         settings = {
             "name_or_path": str(file.path),
             "vocab_size": file.tensors["token_embd.weight"].shape[0],
@@ -165,18 +197,15 @@ class Conversion:
             "num_attention_heads": heads,
             "num_key_value_heads": largest(file, "attention.head_count_kv", heads),
             "head_dim": width,
-            "rope_parameters": {"rope_theta": file.number("rope.freq_base", 10_000.0), **scaling},
+            "rope_parameters": self.rotary(file, width),
             "tie_word_embeddings": "output.weight" not in file.tensors,
             "bos_token_id": special_id(file, "bos"),
             "eos_token_id": end_ids(file) or None,
             "pad_token_id": special_id(file, "padding"),
         }
-        if "attention.layer_norm_rms_epsilon" in self._keys(file):
+        if file.setting("attention.layer_norm_rms_epsilon") is not None:
             settings["rms_norm_eps"] = file.number("attention.layer_norm_rms_epsilon")
         return {**settings, **self.settings(file)}
-
-    def _keys(self, file: GgufHeader) -> set[str]:
-        return {key.partition(".")[2] for key in file.metadata if key.startswith(f"{file.architecture}.")}
 
     def source(self, name: str) -> Source:
         """What a weight is made of, by the file's full names. name: of transformers."""
@@ -192,4 +221,4 @@ class Conversion:
         """Tensors that are none of the model's weights: layers behind the trunk, and what settings are read from."""
         layers = num_layers(file)
         behind = {name for name in file.tensors if (match := BLOCK.match(name)) and int(match[1]) >= layers}
-        return behind | {ROPE_FACTORS} | self.optional
+        return behind | {ROPE_FACTORS}
