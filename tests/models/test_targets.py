@@ -40,6 +40,16 @@ FAMILY |= {
         **GROUPED, embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.4, logits_scaling=2.0
     ),
 }
+MIXTURE = {**GROUPED, "num_experts_per_tok": 2, "pad_token_id": 0}
+FAMILY |= {
+    "qwen3_moe": hf.Qwen3MoeConfig(**MIXTURE, head_dim=8, num_experts=6, moe_intermediate_size=24, norm_topk_prob=True),
+    "qwen3_moe with a dense layer": hf.Qwen3MoeConfig(
+        **MIXTURE, head_dim=8, num_experts=4, moe_intermediate_size=24, mlp_only_layers=[0]
+    ),
+    "mixtral": hf.MixtralConfig(**MIXTURE, num_local_experts=4),
+    "qwen2_moe": hf.Qwen2MoeConfig(**MIXTURE, num_experts=5, moe_intermediate_size=24, shared_expert_intermediate_size=40),
+    "gpt_oss": hf.GptOssConfig(**MIXTURE, head_dim=8, num_local_experts=4, sliding_window=7),
+}
 MODELS = {HFTarget: ARCHITECTURES, CompiledLlama: FAMILY}
 TARGETS = pytest.mark.parametrize("kind", MODELS)
 

@@ -28,7 +28,16 @@ CHANGING = ("dynamic", "longrope")
 """Kinds that depend on the length of a text."""
 
 YARN = frozenset(
-    {"rope_type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"}
+    {
+        "rope_type",
+        "rope_theta",
+        "factor",
+        "original_max_position_embeddings",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "truncate",
+    }
 )
 """Options of yarn that are computed here."""
 
@@ -85,8 +94,10 @@ def _yarn(config: Any, theta: float, rope: Any) -> tuple[Tensor, float]:
         """The pair that turns so often over the trained length."""
         return width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    first = max(math.floor(pair_of(rope.get("beta_fast") or 32)), 0)
-    last = min(math.ceil(pair_of(rope.get("beta_slow") or 1)), width - 1)
+    first, last = pair_of(rope.get("beta_fast") or 32), pair_of(rope.get("beta_slow") or 1)
+    if rope.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, width - 1)
     ramp = (torch.arange(width // 2, dtype=torch.float32) - first) / max(last - first, 1e-3)
     extrapolated, wavelengths = 1 - ramp.clamp(0, 1), _wavelengths(config, theta)
     growth = rope.get("attention_factor")

@@ -139,9 +139,8 @@ def _run(model, rows, logits, done):
     runs = cut_runs(work.rows, rows, work.runs)
     for run in range(runs):
         for g in range(sizes.groups):
-            attend(
-                sizes, memory, work, zero, zero, work.runs[run], work.runs[run + 1], g, zero, sizes.heads // sizes.groups, zero
-            )
+            first, last, heads = work.runs[run], work.runs[run + 1], sizes.heads // sizes.groups
+            attend(sizes, memory, work, zero, zero, nothing, first, last, g, zero, heads, zero)
     multiply_shared(work, work.mixed, weights.out, 0, work.rounded, work.update, rows)
     add(work.x, work.update, ONE, zero, rows)
     rms_norm(work.x, weights.mlp_norm, sizes.epsilon, work.normed, zero, rows)

@@ -77,8 +77,8 @@ class BlockFormat(NamedTuple):
 
     inputs: of a block.  run: inputs that share a scale.  period: sub-blocks after which the places of codes repeat.
     low, high: planes of the codes; high bits stand above the low ones.
-    exponent: whether the scale is a power of two, by its exponent.  scale: dtype of the small integer that d is multiplied by, one a run, or None.  least: what is added to a weight: "m", or
-    "mins" (-dmin min), or None.  middle: what is subtracted from a code.  table: what a code stands for.
+    exponent: whether the scale is a power of two.  scale: dtype of the small integer that d is multiplied by, one a run, or None.
+    least: what is added to a weight: "m", or "mins" (-dmin min), or None.  middle: what is subtracted from a code.  table: what a code stands for.
     """
 
     inputs: int

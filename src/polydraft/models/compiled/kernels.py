@@ -132,14 +132,16 @@ _sums = _by_lanes(0.0, lambda b, total, value: b.fadd(total, value))
 
 
 @inner(error_model="numpy")
-def soften(scores, start, base, seen, skipped, count, shift, end, lanes, found):
+def soften(scores, start, base, seen, skipped, count, shift, end, sink, lanes, found):
     """Scores of one query over columns -> weights, not yet divided by their sum, which is returned; 0 where it does not look.
+
+    sink: a score more, of no column, or -inf.
 
     It looks at columns start .. base-1 and at seen[skipped:count] - shift, which lie between base and end; end is the row's last column plus 1.
     Each weight is added in the lane of its position, so that the sum does not depend on which column a token lies in.
     lanes: [16] and found: [>= count], both for scratch.
     """
-    top, whole = np.float32(-np.inf), base // 16 * 16
+    top, whole = sink, base // 16 * 16
     for c in range(start):
         scores[c] = np.float32(-np.inf)
     _largest(scores, whole, lanes)
@@ -166,4 +168,4 @@ def soften(scores, start, base, seen, skipped, count, shift, end, lanes, found):
     total = np.float32(0.0)
     for k in range(16):
         total += lanes[k]
-    return total
+    return total + exp(sink - top) if sink > np.float32(-np.inf) else total

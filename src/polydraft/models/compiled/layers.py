@@ -7,6 +7,7 @@ import numpy as np
 from polydraft.compile_time import inner, unowned
 from polydraft.models.compiled.cache import SlotMemory
 from polydraft.models.compiled.kernels import cap, scale_row
+from polydraft.models.compiled.mixtures import ExpertWeights, expert_parts
 from polydraft.models.compiled.parts.attention import Attention, Place, attend_code, place_code
 from polydraft.models.compiled.parts.feed_forward import Gate, gate_code
 from polydraft.models.compiled.parts.products import (
@@ -69,12 +70,16 @@ class Weights(NamedTuple):
     q_norm: np.ndarray  # [L, D] or [L, 0]
     k_norm: np.ndarray  # [L, D] or [L, 0]
     out: Packed
+    out_bias: np.ndarray  # [L, h] or [L, 0]
+    sinks: np.ndarray  # [L, H] or [L, 0]
     gate_up: Packed
     down: Packed
     cos: np.ndarray  # [rotaries, columns, half of the rotated numbers of a head]
     sin: np.ndarray
     rotaries: np.ndarray  # [L] which of them a layer has, or -1
     windows: np.ndarray  # [L] tokens that a row attends to, itself included, or 0 for all
+    is_sparse: tuple[bool, ...] = ()  # [L] whether the feed-forward of a layer is a mixture of experts
+    experts: ExpertWeights | None = None  # of these layers; `gate_up` and `down` are of the others
 
 
 class ModelArrays(NamedTuple):
@@ -110,7 +115,7 @@ def attention_block(weights: Weights, sizes: Sizes, memory: SlotMemory, work: Wo
     parts = (
         product(step, work.normed, weights.qkv, work.qkv, work),
         Part(place_code, heads),
-        Part(attend_code, Attention(step, sizes, weights.windows, memory, work), runs),
+        Part(attend_code, Attention(step, sizes, weights.windows, weights.sinks, memory, work), runs),
         Part(rounding_code, Rounding(work.mixed, work.mixed.shape[1], weights.out.rounding, work.rounded)),
         product(step, work.mixed, weights.out, work.update, work),
     )
@@ -128,6 +133,11 @@ def feed_forward_block(weights: Weights, sizes: Sizes, work: Workspace, step: np
     return Block(weights.gate_up.rounding, parts)
 
 
+def experts_block(weights: ExpertWeights, sizes: Sizes, work: Workspace, step: np.ndarray) -> Block:
+    """A mixture of experts."""
+    return Block(weights.gate_up.rounding, expert_parts(weights, sizes, work, step))
+
+
 def _head(head: Packed, outputs: int, work: Workspace, step: np.ndarray) -> Part:
     arguments = Head(step, work.normed, head, work.rounded, outputs)
     return Part(head_code, arguments, panel_work(head.panels, head.panel_bytes, len(work.queries)))
@@ -137,16 +147,31 @@ def model_arrays(weights: Weights, sizes: Sizes, memory: SlotMemory, work: Works
     """A model whose layers are attention and a gated feed-forward."""
     step = new_step()
 
-    def around(block: Block, gain: np.ndarray, out_gain: np.ndarray) -> tuple[Part, Part]:
+    def around(block: Block, gain: np.ndarray, out_gain: np.ndarray, out_bias: np.ndarray) -> tuple[Part, Part]:
         before = Norm(step, work.x, gain, sizes.epsilon, work.normed, block.rounding, work.rounded)
-        behind = Join(step, work.x, work.update, out_gain, sizes.epsilon, sizes.residual_scale)
+        behind = Join(step, work.x, work.update, out_bias, out_gain, sizes.epsilon, sizes.residual_scale)
         return Part(norm_code, before), Part(join_code, behind)
 
-    blocks = attention_block(weights, sizes, memory, work, step), feed_forward_block(weights, sizes, work, step)
-    norms = (weights.attention_norm, weights.attention_out_norm), (weights.mlp_norm, weights.mlp_out_norm)
-    ends = [around(block, *gains) for block, gains in zip(blocks, norms, strict=True)]
-    parts = [part for block, (before, behind) in zip(blocks, ends, strict=True) for part in (before, *block.parts, behind)]
-    layers = [[(part, layer) for part in parts] for layer in range(len(weights.attention_norm))]
+    def indexed(block: Block, gains: tuple[np.ndarray, ...], layer: int, index: int) -> list[tuple[Part, int]]:
+        """Parts of a block with their index among the layers that have it; its norms are stacked over all layers."""
+        before, behind = ends[id(block)] = ends.get(id(block)) or around(block, *gains)
+        return [(before, layer), *((part, index) for part in block.parts), (behind, layer)]
+
+    ends: dict[int, tuple[Part, Part]] = {}
+    attention, num_layers = attention_block(weights, sizes, memory, work, step), len(weights.attention_norm)
+    none = np.zeros((num_layers, 0), np.float32)
+    norms = (weights.attention_norm, weights.attention_out_norm, weights.out_bias), (weights.mlp_norm, weights.mlp_out_norm, none)
+    is_sparse = weights.is_sparse or (False,) * num_layers
+    feed_forwards = {
+        kind: experts_block(weights.experts, sizes, work, step)
+        if kind and weights.experts
+        else feed_forward_block(weights, sizes, work, step)
+        for kind in {*is_sparse}
+    }
+    layers = [
+        indexed(attention, norms[0], l, l) + indexed(feed_forwards[kind], norms[1], l, is_sparse[:l].count(kind))
+        for l, kind in enumerate(is_sparse)
+    ]
     program = new_program([*layers, [(_head(weights.head, sizes.outputs, work, step), 0)]], step, len(work.queries))
     return ModelArrays(weights.embed, weights.head, weights.norm, sizes, memory, work, program)
 

@@ -112,7 +112,9 @@ class CompiledLlama(CompiledProposals):
         memory = new_memory(cache_shape, width, columns, self._lengths, cache_dtype)
         packed_model = packed_weights(source, columns, quantization, integers=activations != "float32")
         weights, self.weight_format, self.quantization_error, self.rounded_again = packed_model
-        self.activations = "int8" if any(w.rounding == BYTES for w in (weights.qkv, weights.down, weights.head)) else "float32"
+        matrices = weights.head, weights.qkv, weights.out, weights.gate_up, weights.down
+        matrices += () if weights.experts is None else weights.experts.matrices
+        self.activations = "int8" if any(w.rounding == BYTES for w in matrices) else "float32"
         spec = source.architecture.spec(config)
         sizes = Sizes(
             config.num_attention_heads,
@@ -125,7 +127,7 @@ class CompiledLlama(CompiledProposals):
             ACTIVATIONS[spec.activation],
         )
         self._sees_all = not any(spec.windows)
-        self.weight_bytes = sum(x.nbytes for x in (weights.head, weights.qkv, weights.out, weights.gate_up, weights.down))
+        self.weight_bytes = sum(w.nbytes for w in matrices)
         threads = default_threads(self.weight_bytes) if threads is None else threads
         self.weights, self.arrays = weights, model_arrays(weights, sizes, memory, workspace(weights, sizes, columns, threads))
         self._no_states = np.full(len(self.weights.attention_norm) + 1, -1, np.int64)
@@ -217,7 +219,10 @@ class CompiledLlama(CompiledProposals):
         activation = ARCHITECTURES[config.model_type].spec(config).activation
         if activation not in ACTIVATIONS or getattr(config, "mlp_bias", False):
             return "its feed-forward is not a plain gate of SiLU or tanh GELU"
-        if "model.layers.0.self_attn.o_proj.bias" in _checkpoint_of(model).outlines:
+        if (
+            not ARCHITECTURES[config.model_type].out_bias
+            and "model.layers.0.self_attn.o_proj.bias" in _checkpoint_of(model).outlines
+        ):
             return "its attention output has a bias"
         if config.num_attention_heads % config.num_key_value_heads:
             return f"its {config.num_attention_heads} heads are no multiple of its {config.num_key_value_heads} groups of keys and values"

@@ -208,6 +208,17 @@ class Packed(NamedTuple):
         numbers = segments["panels"].sum(1).max(), panel_bytes.max(), segments["rounding"].max()
         return cls(aligned(offset, dtype=np.uint8, huge=True), segments, *map(int, numbers))
 
+    @classmethod
+    def none(cls) -> "Packed":
+        """No matrices."""
+        return cls(np.zeros(0, np.uint8), np.zeros((0, 1), SEGMENT), 0, 1, EXACT)
+
+    @property
+    def reads_numbers(self) -> bool:
+        """Whether a product reads activations as they are."""
+        used = self.segments[self.segments["panels"] > 0]
+        return bool((used["rounding"] == EXACT).any())
+
     @property
     def outputs(self) -> int:
         """Of a matrix, whole panels."""

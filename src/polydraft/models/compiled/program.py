@@ -37,7 +37,7 @@ __all__ = [
 
 ROWS, FIXED, RUNS, COUNTED = map(np.int64, range(4))
 """What a part's items are: rows of the pass; a number that is known when a model is built; runs of rows of one slot, times `number`, each cut
-into up to `pieces` where there are fewer than threads; what a part before it wrote to `step.counted`."""
+into up to `pieces` where there are fewer than threads; what a part before it wrote to `step.counted`, times `number`."""
 PART = np.dtype([(name, np.int64) for name in ("code", "arguments", "index", "items", "number", "pieces", "grain")])
 STEP = np.dtype([(name, np.int64) for name in ("index", "rows", "runs", "pieces", "counted", "logits")])
 """The part that is open. index: of its layer among those that have it.  rows, runs: of the pass.  pieces: that its items are cut into.
@@ -134,5 +134,5 @@ def run_parts(program, layer, rows, runs, logits):
             step.pieces = max(1, min(part.pieces, threads // (runs * count)))
             count *= runs * step.pieces
         elif part.items == COUNTED:
-            count = step.counted
+            count *= step.counted
         share(program.sync, threads, (part.code, part.arguments), count, part.grain)

@@ -3,19 +3,21 @@
 Tensors are packed one by one, on all cores, from the mapped file into panels: in memory are the panels and a tensor or two.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from polydraft.errors import CapacityError
 from polydraft.models.checkpoint import EMBEDDING, HEAD, Checkpoint, rotary
+from polydraft.models.compiled.architectures.mixture import ROUTER, Mixture
 from polydraft.models.compiled.decoding import RECODED, recode
 from polydraft.models.compiled.formats import BLOCKS, NUMBERS, pack, pack_blocks, raw_blocks
 from polydraft.models.compiled.layers import Weights
+from polydraft.models.compiled.mixtures import ExpertWeights, expert_matrices, expert_vectors
 from polydraft.models.compiled.products import BYTES, EXACT, FORMATS, Format, Packed
 from polydraft.models.compiled.vectors import LANES, PANEL
 from polydraft.models.memory import available_bytes
@@ -30,6 +32,8 @@ MATRICES = {
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
+FEED_FORWARD = ("gate_up", "down")
+"""Of layers that are no mixtures."""
 
 
 SLICE = 256 * PANEL
@@ -104,6 +108,8 @@ class _Packer:
 
     def packed(self, matrices: Sequence[Sequence[str]]) -> Packed:
         """Memory for matrices, each of some tensors below one another; packing them is left to the jobs."""
+        if not matrices:
+            return Packed.none()
         parts = [self.parts(names) for names in matrices]
         inputs = self.model.outlines[matrices[0][0]].shape[1]
         w = Packed.empty([[(part.format, part.outputs) for part in matrix] for matrix in parts], inputs)
@@ -185,14 +191,20 @@ def packed_weights(model: Checkpoint, columns: int, quantization: str | None, *,
     Raises:
         CapacityError: less memory is free than the weights take.
     """
-    spec = model.architecture.spec(model.config)
+    spec, mixture = model.architecture.spec(model.config), model.architecture.mixture_of(model.config)
     prefixes = [f"model.layers.{layer}." for layer in range(model.config.num_hidden_layers)]
-    names = {part: [[f"{prefix}{n}.weight" for n in group] for prefix in prefixes] for part, group in MATRICES.items()}
+    is_sparse = (False,) * len(prefixes) if mixture is None else mixture.layers
+    sparse, dense = ([p for p, x in zip(prefixes, is_sparse, strict=True) if x == kind] for kind in (True, False))
+    names = {
+        part: [[f"{prefix}{n}.weight" for n in group] for prefix in (dense if part in FEED_FORWARD else prefixes)]
+        for part, group in MATRICES.items()
+    }
     names["head"] = [[EMBEDDING if model.tied else HEAD]]
     _check_memory(model, quantization)
     packer = _Packer(model, quantization, integers)
+    of_experts = {} if mixture is None else expert_matrices(mixture, sparse)
     if quantization is None:
-        packer.choose_numbers(name for layers in names.values() for layer in layers for name in layer)
+        packer.choose_numbers(name for layers in (names | of_experts).values() for layer in layers for name in layer)
 
     def stacked(*parts: str, offset: float = 0.0) -> np.ndarray:
         """Of each layer, one below another; empty where a model has none."""
@@ -207,7 +219,9 @@ def packed_weights(model: Checkpoint, columns: int, quantization: str | None, *,
 
     matrices = {part: packer.packed(layers) for part, layers in names.items()}
     embed = _embedding(model, packer, matrices["head"])
-    size = sum(w.nbytes for w in matrices.values()) + (0 if embed is matrices["head"] else embed.nbytes)
+    experts = None if mixture is None else _experts(model, packer, mixture, sparse, of_experts)
+    packed_matrices = *matrices.values(), *(() if experts is None else experts.matrices)
+    size = sum(w.nbytes for w in packed_matrices) + (0 if embed is matrices["head"] else embed.nbytes)
     lost, whole = _run(packer, _name(model), size)
     tables = [rotary(model.config, columns, model.rope_factors, rope) for rope in spec.rotaries]
     cos, sin = (torch.stack(parts).numpy() for parts in zip(*tables, strict=True))
@@ -221,13 +235,17 @@ def packed_weights(model: Checkpoint, columns: int, quantization: str | None, *,
         bias=stacked(*(f"{name}.bias" for name in MATRICES["qkv"])),
         q_norm=stacked("self_attn.q_norm.weight", offset=model.norm_offset),
         k_norm=stacked("self_attn.k_norm.weight", offset=model.norm_offset),
+        out_bias=stacked("self_attn.o_proj.bias"),
+        sinks=stacked("self_attn.sinks"),
         **matrices,
         cos=cos,
         sin=sin,
         rotaries=np.array(spec.rotary_of_layer),
         windows=np.array(spec.windows),
+        is_sparse=is_sparse,
+        experts=experts,
     )
-    stored = ", ".join(sorted(set().union(*(w.formats for w in matrices.values()))))
+    stored = ", ".join(sorted(set().union(*(w.formats for w in packed_matrices))))
     return PackedModel(weights, quantization or stored, (lost / whole) ** 0.5 if lost else 0.0, packer.rounded)
 
 
@@ -241,12 +259,30 @@ def _embedding(model: Checkpoint, packer: _Packer, head: Packed) -> Packed:
     kind = blocks if blocks in BLOCKS else "bfloat16" if _exact(model, [EMBEDDING]) else "float32"
     if model.tied and head.formats == {kind}:
         return head
-    outputs, inputs = model.outlines[EMBEDDING].shape
-    embed = Packed.empty([[(Format(kind), outputs)]], inputs, multiplied=False)
+    return _unrounded(model, packer, [EMBEDDING], kind, multiplied=False)
+
+
+def _unrounded(model: Checkpoint, packer: _Packer, names: Sequence[str], kind: str, *, multiplied: bool = True) -> Packed:
+    """Matrices of one tensor each, of one shape, in a format that loses nothing of them."""
+    outputs, inputs = model.outlines[names[0]].shape
+    packed = Packed.empty([[(Format(kind), outputs)]] * len(names), inputs, multiplied=multiplied)
     unrounded = _Packer(model, None, packer.integers)
     unrounded.block_jobs, unrounded.number_jobs = packer.block_jobs, packer.number_jobs
-    unrounded.add_jobs(_Part(Format(kind), (EMBEDDING,), outputs), embed.panels_of(0))
-    return embed
+    for k, name in enumerate(names):
+        unrounded.add_jobs(_Part(Format(kind), (name,), outputs), packed.panels_of(k))
+    return packed
+
+
+def _experts(
+    model: Checkpoint, packer: _Packer, mixture: Mixture, prefixes: Sequence[str], names: Mapping[str, list[list[str]]]
+) -> ExpertWeights:
+    """Of layers that are mixtures; a router is never rounded."""
+    routers = [f"{prefix}{ROUTER}.weight" for prefix in prefixes]
+    router = _unrounded(model, packer, routers, "bfloat16" if _exact(model, routers) else "float32")
+    each: dict[str, Any] = {
+        part: packer.packed(names.get(part, [])) for part in ("gate_up", "down", "shared_gate_up", "shared_down")
+    }
+    return ExpertWeights(mixture, router, **each, **expert_vectors(model, mixture, prefixes))
 
 
 def _check_memory(model: Checkpoint, quantization: str | None) -> None:

@@ -92,7 +92,7 @@ def workspace(weights: Any, sizes: Sizes, columns: int, threads: int, widest: in
         normed=aligned(CHUNK, hidden),
         qkv=aligned(CHUNK, weights.qkv.outputs),
         mixed=aligned(CHUNK, mixed),
-        update=aligned(CHUNK, max(weights.out.outputs, weights.down.outputs)),
+        update=aligned(CHUNK, weights.out.outputs),
         gate_up=aligned(CHUNK, weights.gate_up.outputs),
         act=aligned(CHUNK, sizes.inner),
         rounded=aligned(CHUNK, rounded_bytes(widest), dtype=np.uint8),

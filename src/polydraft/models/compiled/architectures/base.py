@@ -126,6 +126,10 @@ class Architecture:
     out_bias: bool = False
     sinks: bool = False
 
+    def mixture_of(self, config: Any) -> Mixture | None:
+        """Of the layers that are mixtures of experts, where there are any."""
+        return None if self.mixture is None else self.mixture(config)
+
     def in_gguf(self, name: str) -> Stored:
         """Where a GGUF file has a weight, both without the layer."""
         if exact := self.gguf_names.get(name) or GGUF_NAMES.get(name):
@@ -136,7 +140,8 @@ class Architecture:
     def places(self, name: str, config: Any) -> list[Stored]:
         """Where a folder or a module of transformers may have a weight, both without the layer."""
         renamed = [Stored(name.replace(ours, theirs)) for ours, theirs in self.module_names.items() if name.startswith(ours)]
-        in_stack = None if self.mixture is None else self.stack(name, self.mixture(config).inner)
+        mixture = self.mixture_of(config)
+        in_stack = None if mixture is None else self.stack(name, mixture.inner)
         return [Stored(name), *renamed, *([] if in_stack is None else [in_stack])]
 
     def gguf_name(self, module: str) -> str:
@@ -167,7 +172,7 @@ class Architecture:
             "self_attn.v_proj.weight": (kv, inputs),
             "self_attn.o_proj.weight": (h, q),
         }
-        mixture = None if self.mixture is None else self.mixture(config)
+        mixture = self.mixture_of(config)
         if mixture is not None and mixture.layers[layer]:
             shapes |= mixture.shapes(h)
         else:

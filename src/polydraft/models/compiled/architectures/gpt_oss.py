@@ -5,13 +5,19 @@ Its positions are scaled by yarn whose bounds are not rounded to whole pairs. Fi
 
 from typing import Any
 
-from polydraft.models.compiled.architectures.base import Architecture
+from polydraft.models.compiled.architectures.base import Architecture, ModelSpec, one_rotary
 from polydraft.models.compiled.architectures.mixture import ROUTER, Mixture, stacked_by_columns
 from polydraft.models.gguf_header import GgufHeader
+from polydraft.models.rotary import rope_parameters
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 ALPHA, LIMIT = 1.702, 7.0
 """Of the clamped gate, where a configuration does not say it."""
+
+
+def spec(config: Any) -> ModelSpec:
+    rope = {**rope_parameters(config)}
+    return one_rotary(config, rotaries=(rope | {"truncate": getattr(config, "yarn_truncates", rope.get("truncate", True))},))
 
 
 def mixture(config: Any) -> Mixture:
@@ -33,12 +39,14 @@ def settings(file: GgufHeader) -> dict[str, Any]:
         "sliding_window": file.count("attention.sliding_window"),
         "layer_types": [GLOBAL if layer % 2 else LOCAL for layer in range(file.count("block_count"))],
         "attention_bias": True,
+        "yarn_truncates": False,
     }
 
 
 GPT_OSS = Architecture(
     "gpt_oss",
     "gpt-oss",
+    spec,
     qkv_bias=True,
     out_bias=True,
     sinks=True,

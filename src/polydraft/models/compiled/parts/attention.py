@@ -48,10 +48,11 @@ def place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot,
 
 
 @inner(error_model="numpy")
-def attend(sizes, memory, work, layer, window, first, last, g, head, heads, thread):
+def attend(sizes, memory, work, layer, window, sinks, first, last, g, head, heads, thread):
     """Rows first .. last-1, all of one slot: softmax(scale q . keys) values, so many heads of group g, from `head` on, in one product.
 
     window: tokens that a row attends to, itself included; 0 for all. Panels of columns that no row attends to are left out.
+    sinks: [H] a score more in the softmax of each head, which has no value, or nothing.
     """
     D, G = sizes.width, sizes.groups
     slots, padded, offset = memory.keys.shape[1], memory.values.shape[3] * PANEL, (g * (sizes.heads // G) + head) * D
@@ -102,6 +103,7 @@ def attend(sizes, memory, work, layer, window, first, last, g, head, heads, thre
                 count,
                 shift,
                 panels * PANEL,
+                sinks[g * (sizes.heads // G) + head + h] if len(sinks) > 0 else np.float32(-np.inf),
                 work.lanes[thread],
                 work.scores_seen[thread],
             )
@@ -159,11 +161,12 @@ def place_code(arguments, address):
 
 
 class Attention(NamedTuple):
-    """Items are runs of rows times groups times pieces of a group's heads.  windows: [layers]."""
+    """Items are runs of rows times groups times pieces of a group's heads.  windows: [layers].  sinks: [layers, H or 0], see `attend`."""
 
     step: np.ndarray
     sizes: Sizes
     windows: np.ndarray
+    sinks: np.ndarray
     memory: SlotMemory
     work: Workspace
 
@@ -176,7 +179,7 @@ def _attend(a, begin, end, thread):
         run, g, piece = unit // pieces // sizes.groups, unit // pieces % sizes.groups, unit % pieces
         head, last = piece * heads // pieces, (piece + 1) * heads // pieces
         first, end_row, window = a.work.runs[run], a.work.runs[run + 1], a.windows[step.index]
-        attend(sizes, a.memory, a.work, step.index, window, first, end_row, g, head, last - head, thread)
+        attend(sizes, a.memory, a.work, step.index, window, a.sinks[step.index], first, end_row, g, head, last - head, thread)
 
 
 @njit(cache=True)

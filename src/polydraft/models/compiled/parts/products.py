@@ -99,11 +99,12 @@ def rounding_code(arguments, address):
 
 
 class Join(NamedTuple):
-    """x += scale update, normalised where the layer has a norm for it.  gain: [layers, h] or [layers, 0]."""
+    """x += scale (update + bias), normalised where the layer has a norm for it.  bias, gain: [layers, h] or [layers, 0]."""
 
     step: np.ndarray
     x: np.ndarray
     update: np.ndarray
+    bias: np.ndarray
     gain: np.ndarray
     epsilon: np.float32
     scale: np.float32
@@ -111,7 +112,10 @@ class Join(NamedTuple):
 
 @unowned
 def _join(a, begin, end, thread):
-    gain = a.gain[a.step[0].index]
+    bias, gain = a.bias[a.step[0].index], a.gain[a.step[0].index]
+    for t in range(begin, end):
+        for i in range(len(bias)):
+            a.update[t, i] += bias[i]
     for t in range(begin, end if len(gain) > 0 else begin):
         norm_part(a.update[t], np.int64(0), gain, a.epsilon)
     add(a.x, a.update, a.scale, begin, end)

@@ -1,0 +1,117 @@
+"""Weights of experts are found under every name and in every layout that folders, modules and files have them in; what does not fit is named."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+
+from polydraft.errors import CapacityError, ModelLoadError
+from polydraft.models import checkpoint
+from polydraft.models.compiled.architectures.mixture import Mixture
+from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.gguf import GgufFile
+from polydraft.models.load import load_model
+from tests.models.test_targets import FAMILY
+from tests.models.tree_rounds import small_model
+
+FILES = Path(__file__).parent / "oracle_gguf"
+NAMES = ("qwen3_moe", "qwen3_moe with a dense layer", "mixtral", "qwen2_moe", "gpt_oss")
+
+
+def unstacked(weights):
+    """Experts one by one, as transformers 4 named them."""
+    single = {}
+    for name, weight in weights.items():
+        layer, _, part = name.partition(".mlp.experts.")
+        for e, matrix in enumerate(weight if part in ("gate_up_proj", "down_proj") else ()):
+            halves = zip(("gate_proj", "up_proj"), matrix.chunk(2), strict=True) if part == "gate_up_proj" else [(part, matrix)]
+            single |= {f"{layer}.mlp.experts.{e}.{module}.weight": half.contiguous() for module, half in halves}
+    return {name: w for name, w in weights.items() if ".mlp.experts." not in name} | single
+
+
+def of_mixtral(weights):
+    """As Mixtral's own folders name them."""
+    renamed = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2", "mlp.": "block_sparse_moe."}
+    single = unstacked(weights)
+    for ours, theirs in renamed.items():
+        single = {name.replace(ours, theirs): w for name, w in single.items()}
+    return single
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_folder_has_the_weights_of_its_module(tmp_path, name):
+    module = small_model(FAMILY[name])
+    module.save_pretrained(tmp_path)
+    ours, theirs = checkpoint.of_folder(tmp_path), checkpoint.of_module(module)
+    assert {expert for expert in ours.outlines if ".experts.1." in expert}
+    for weight in ours.outlines:
+        assert torch.equal(ours.read(weight), theirs.read(weight)), weight
+
+
+@pytest.mark.parametrize(("name", "layout"), [("qwen3_moe", unstacked), ("qwen2_moe", unstacked), ("mixtral", of_mixtral)])
+def test_folders_whose_experts_are_not_stacked_are_read(tmp_path, name, layout):
+    module = small_model(FAMILY[name])
+    module.save_pretrained(tmp_path)
+    stacked = {name: weight.clone() for name, weight in module.state_dict().items()}
+    save_file(layout(stacked), tmp_path / "model.safetensors", {"format": "pt"})
+    assert not any("gate_up_proj" in weight for weight in load_file(tmp_path / "model.safetensors"))
+    ours, theirs = checkpoint.of_folder(tmp_path), checkpoint.of_module(module)
+    for weight in ours.outlines:
+        assert torch.equal(ours.read(weight), theirs.read(weight)), weight
+
+
+def test_a_file_whose_experts_do_not_fit_is_refused_by_name():
+    def refused(said, change):
+        file = GgufFile(FILES / "qwen3moe.gguf")
+        change(file)
+        with pytest.raises(ModelLoadError, match=said):
+            checkpoint.of_file(file)
+
+    refused(
+        "4 experts by its settings, and 8 in its tensor 'blk.0.ffn_gate_exps.weight'",
+        lambda f: f.metadata.update({"qwen3moe.expert_count": 4}),
+    )
+    refused("it chooses 9 of 8 experts", lambda f: f.metadata.update({"qwen3moe.expert_used_count": 9}))
+    refused("no tensor 'blk.1.ffn_down_exps.weight'", lambda f: f.tensors.pop("blk.1.ffn_down_exps.weight"))
+    refused("no tensor 'blk.2.ffn_gate_inp.weight'", lambda f: f.tensors.pop("blk.2.ffn_gate_inp.weight"))
+    refused(
+        "'blk.0.ffn_gate_exps.weight' has the shape", lambda f: f.metadata.update({"qwen3moe.expert_feed_forward_length": 16})
+    )
+
+
+def test_a_mixture_whose_groups_do_not_hold_the_chosen_experts_is_a_fault():
+    assert Mixture(8, 4, 16, (True,), groups=4, best_groups=2).fault is None
+    for groups, best in ((3, 1), (4, 1), (4, 5), (0, 1)):
+        assert "groups" in Mixture(8, 4, 16, (True,), groups=groups, best_groups=best).fault
+
+
+def test_a_mixture_that_memory_does_not_hold_is_refused_with_both_numbers(monkeypatch):
+    monkeypatch.setattr("polydraft.models.compiled.weights.available_bytes", lambda device: 1 << 18)
+    with pytest.raises(CapacityError, match=r"take 0\.00 GiB, and 0\.00 GiB of memory are free"):
+        CompiledLlama(checkpoint.of_file(GgufFile(FILES / "qwen3moe.gguf")), max_num_seqs=1)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_experts_are_rounded_and_routers_are_not(quantization):
+    file = str(FILES / "qwen3moe.gguf")
+    exact, rounded = (load_model(file, max_num_seqs=1, max_model_len=64, quantization=q) for q in (None, quantization))
+    ours, theirs = rounded.weights.experts, exact.weights.experts
+    assert ours.gate_up.nbytes < theirs.gate_up.nbytes / 3
+    assert torch.equal(ours.router.matrix(1, 8, 64), theirs.router.matrix(1, 8, 64))
+    assert 0 < rounded.quantization_error < 0.1
+
+
+def test_dense_models_compile_no_code_of_experts():
+    from polydraft.models.compiled.parts import experts
+
+    CompiledLlama(small_model(FAMILY["mixtral"]), max_num_seqs=1)
+    before = [len(code.signatures) for code in (experts.choose_code, experts.multiply_code)]
+    CompiledLlama(
+        small_model(
+            hf.LlamaConfig(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+        ),
+        max_num_seqs=1,
+    )
+    assert [len(code.signatures) for code in (experts.choose_code, experts.multiply_code)] == before
