@@ -47,11 +47,12 @@ DRAFTERS: dict[str, str] = {
     "model": "polydraft.drafters.model.paths:ModelDrafter",
     "amusd": "polydraft.drafters.amusd.drafter:AmusdDrafter",
     "eagle": "polydraft.heads.eagle:EagleDrafter",
+    "peagle": "polydraft.heads.peagle:PeagleDrafter",
     "early-exit": "polydraft.heads.early_exit:EarlyExitDrafter",
     "medusa": "polydraft.heads.medusa:MedusaDrafter",
     "hidden-transfer": "polydraft.heads.hidden_transfer:TransferDrafter",
     "mtp": "polydraft.heads.mtp:MtpDrafter",
-    "diffusion": "polydraft.heads.diffusion:DiffusionDrafter",
+    "block": "polydraft.heads.block:BlockDrafter",
     "mask-query": "polydraft.heads.mask_query:MaskQueryDrafter",
     "ngram": "polydraft.drafters.text.ngram:NgramDrafter",
     "several": "polydraft.drafters.model.paths_of_models:SeveralDrafter",
@@ -67,7 +68,7 @@ DRAFTERS: dict[str, str] = {
 }
 """name -> "module:object", a class whose instances are `core.Drafter` and whose `methods` attribute lists what it can make."""
 
-HEADS = ("eagle", "mtp", "medusa", "diffusion", "early-exit", "hidden-transfer")
+HEADS = ("eagle", "peagle", "block", "mtp", "medusa", "early-exit", "hidden-transfer")
 """Drafters that read a folder of a head's weights, in the order in which they are asked whether it is theirs."""
 
 RECIPES: dict[str, str] = {
@@ -77,7 +78,7 @@ RECIPES: dict[str, str] = {
     "hidden-transfer": "polydraft.heads.hidden_transfer.network:TransferRecipe",
     "mtp": "polydraft.heads.mtp.network:MtpRecipe",
     "model": "polydraft.train.small_model:ModelRecipe",
-    "diffusion": "polydraft.heads.diffusion.network:DiffusionRecipe",
+    "block": "polydraft.heads.block.network:BlockRecipe",
 }
 """kind -> "module:object", a `heads.recipe.Recipe`: what `polydraft train` can train."""
 

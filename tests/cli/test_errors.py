@@ -151,7 +151,7 @@ def test_what_cannot_be_trained_is_refused_before_a_model_is_loaded(given, expec
     (tmp_path / "empty.jsonl").write_text("{}\n[1]\n", encoding="utf-8")
     (tmp_path / "cut.npz").write_bytes(b"PK")
     monkeypatch.setattr(train, "build", lambda *_, **__: pytest.fail("a model was loaded"))
-    kind = "diffusion" if "--size" in given else "medusa"
+    kind = "block" if "--size" in given else "medusa"
     found = CliRunner().invoke(app, ["train", kind, *given, "--out", str(tmp_path / "head")])
     assert found.exit_code == EXIT_STATUS, found.output
     (last,) = [x for x in found.stderr.splitlines() if x.startswith("error: ")]

@@ -15,7 +15,7 @@ from tests.engine.tables import TableModel
 from tests.support.far_device import FAR
 
 PROMPTS = [[1, 2, 3], [1, 2, 1, 2, 1]]
-KINDS = ["eagle", "diffusion", "medusa", "mtp"]
+KINDS = ["eagle", "block", "medusa", "mtp"]
 
 
 class Tables(TableModel):

@@ -12,7 +12,7 @@ from polydraft.train.run import TrainingOptions, train_drafter
     [
         ("early-exit", 120),
         pytest.param("hidden-transfer", 120, marks=pytest.mark.slow),
-        pytest.param("diffusion", 60, marks=pytest.mark.slow),
+        pytest.param("block", 60, marks=pytest.mark.slow),
     ],
 )
 def test_a_trained_one_foretells_more_than_a_fresh_one_and_drafts(kind, enough, engine, written, tmp_path):

@@ -25,6 +25,7 @@ from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.heads.fields import unknown_field
 from polydraft.heads.folders import kind_of
+from polydraft.heads.markov import Markov, markov
 from polydraft.models.checkpoint import rotary
 from polydraft.schema import HEAD, fault, read_json
 
@@ -56,6 +57,7 @@ DEFAULTS = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 10_000.0,
     "hidden_act": "silu",
+    "model_type": "llama",
 }
 """What a head's configuration need not say; transformers' own defaults."""
 
@@ -164,6 +166,10 @@ class HeadCheckpoint:
     def state_size(self) -> int:
         """Width of a state that it reads."""
         return int(getattr(self.config, "target_hidden_size", None) or self.config.hidden_size)
+
+    def bias(self, slots: int, depths: int, num_drafts: int) -> Markov:
+        """What the drafted tokens before a node add to its logits: nothing."""
+        return markov({}, "none", slots, depths, num_drafts)
 
     def layers_of(self, target: Target) -> tuple[int, ...]:
         """Whose states it reads of this target, where the folder does not say it: the last."""

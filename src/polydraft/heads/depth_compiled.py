@@ -1,11 +1,13 @@
-"""Draft models whose distribution at a node depends on the node's depth alone, as slots of rows: all kinds of drafts come from `proposals` unchanged.
+"""Draft models that know logits of all depths before anything is drafted, as slots of rows: all kinds of drafts come from `proposals` unchanged.
 
 Medusa's heads, rows that a target transferred, a block that was drafted at once: what they know of a sequence before its drafts are
-logits by depth, [K, D]. `DepthLaws.know` computes them; a pass of a proposal copies them. Nothing is cached: a slot has no columns.
+logits by depth, [K, D]. `DepthDistributions.know` computes them; a pass of a proposal copies them, and adds what the drafted tokens before a node
+say, where a head has such a part (`heads.markov`). Branches cost no pass of the head. Nothing is cached: a slot has no columns.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from polydraft.compiled_code import njit
 from polydraft.core import Needs, SamplingParams, Scores, TokenTree
+from polydraft.heads.markov import Markov, add_bias, bias_vectors, markov
 from polydraft.models.compiled.cache import whole
 from polydraft.models.compiled.forward import draft_pass
 from polydraft.models.compiled.kernels import copy_row
@@ -45,12 +48,14 @@ class DepthArrays(NamedTuple):
     sizes: DepthSizes
     memory: DepthMemory
     logits: np.ndarray
+    markov: Markov
 
 
-@njit(cache=True)
-def depth_pass(model, slots, parents, begins, ends, wanted, logits):
-    """Logits of the nodes wanted[b] .. ends[b]-1 that are no padding, each those of its depth, see `forward.compiled_pass`."""
-    row = 0
+@njit(cache=True, nogil=True)
+def depth_pass(model, slots, tokens, parents, begins, ends, wanted, logits):
+    """Logits of the nodes wanted[b] .. ends[b]-1 that are no padding, each those of its depth and path, see `forward.compiled_pass`."""
+    row, rank = 0, model.markov.words.shape[1]
+    vectors = np.empty((len(logits) if model.markov.kind else 0, rank), np.float32)
     for b in range(len(slots)):
         for n in range(max(begins[b], wanted[b]), ends[b]):
             if n > 0 and parents[b, n] < 0:
@@ -59,14 +64,18 @@ def depth_pass(model, slots, parents, begins, ends, wanted, logits):
             while m >= 0:
                 depth, m = depth + 1, parents[b, m]
             copy_row(model.logits[slots[b], depth], logits[row])
+            if model.markov.kind:
+                bias_vectors(model.markov, slots[b], tokens[b], parents[b], n, depth, vectors[row])
             row += 1
+    if model.markov.kind:
+        add_bias(model.markov.rows, vectors, logits, row)
 
 
 @overload(draft_pass)
 def _(model, slots, tokens, parents, begins, ends, wanted, logits):
     if model.instance_class is DepthArrays:
         return lambda model, slots, tokens, parents, begins, ends, wanted, logits: depth_pass(
-            model, slots, parents, begins, ends, wanted, logits
+            model, slots, tokens, parents, begins, ends, wanted, logits
         )
     return None
 
@@ -74,10 +83,17 @@ def _(model, slots, tokens, parents, begins, ends, wanted, logits):
 class DepthDistributions(CompiledProposals):
     """A draft model of `depths` distributions for each sequence, over the tokens `draft_ids`; see the module.
 
-    target: whose vocabulary, context and number of slots it has.
+    target: whose vocabulary, context and number of slots it has.  bias: makes what drafted tokens add, of slots, depths and number of draft tokens.
     """
 
-    def __init__(self, target: Any, draft_ids: np.ndarray, depths: int, name: str) -> None:
+    def __init__(
+        self,
+        target: Any,
+        draft_ids: np.ndarray,
+        depths: int,
+        name: str,
+        bias: Callable[[int, int, int], Markov] = partial(markov, {}, "none"),
+    ) -> None:
         self.target, self.name, self.depths = target, name, depths
         self.vocab_size, self.draft_ids = target.vocab_size, draft_ids[draft_ids < target.vocab_size]
         self.device, self.dtype = torch.device("cpu"), torch.float32
@@ -85,7 +101,9 @@ class DepthDistributions(CompiledProposals):
         self.open_slots(target.max_model_len, target.max_num_seqs, context=0, bytes_per_token=0, device=self.device)
         logits = aligned(target.max_num_seqs, depths, outputs)
         self.cache_bytes = logits.nbytes
-        self.arrays = DepthArrays(DepthSizes(outputs), DepthMemory(self._lengths), logits)
+        self.arrays = DepthArrays(
+            DepthSizes(outputs), DepthMemory(self._lengths), logits, bias(len(logits), depths, len(self.draft_ids))
+        )
 
     @abstractmethod
     def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
@@ -110,7 +128,7 @@ class DepthDistributions(CompiledProposals):
         if since == 0:
             real[:, 0] = True
         logits = np.empty((int(real.sum()), self.arrays.sizes.outputs), np.float32)
-        depth_pass(self.arrays, np.array(slots), parents, first_nodes, node_ends, first_nodes, logits)
+        depth_pass(self.arrays, np.array(slots), tokens, parents, first_nodes, node_ends, first_nodes, logits)
         self.scored(slots, N)
         rows = torch.full((B, N - since, self.vocab_size), -torch.inf)
         rows[real] = self.wide(logits)

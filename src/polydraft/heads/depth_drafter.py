@@ -14,7 +14,7 @@ from polydraft.core import Budget, Draft, Outcome, Scores
 from polydraft.drafters.model.paths import ModelState
 from polydraft.heads.drafter import HeadDrafter, HeadState
 
-__all__ = ["DepthDrafter"]
+__all__ = ["CachingDrafter", "DepthDrafter"]
 
 
 class DepthDrafter(HeadDrafter):
@@ -49,3 +49,35 @@ class DepthDrafter(HeadDrafter):
             last = paths[b][-1] if paths[b] else 0
             new.append(replace(s, context=s.context + tuple(emitted), states=joined[b, last, None]))
         return new
+
+
+class CachingDrafter(DepthDrafter):
+    """One whose model keeps what the target's states of all committed tokens but the last became, by `inject`, and reads `roots`."""
+
+    def held(self, state: Any) -> int:
+        """None: its columns are of this text alone."""
+        return 0
+
+    def read(self, states: Sequence[Any], scores: Scores, start: int = 0) -> list[Any]:
+        """Columns of all tokens but the last."""
+        joined = self._joined(scores)
+        for b, s in enumerate(states):
+            known = joined[b, : len(s.context) - 1 - start]
+            self.model.inject(s.slot, start, known, s.context[start + 1 : start + 1 + len(known)])
+        return super().read(states, scores, start)
+
+    def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
+        """Columns of what was the root and of what was accepted."""
+        joined, (paths, _) = self._joined(scores), outcome.lists
+        for b, (s, emitted) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
+            self.model.inject(s.slot, len(s.context) - 1, self._accepted(joined[b], paths[b]), emitted)
+        return super().observe(states, outcome, scores)
+
+    def tell_roots(self, states: Sequence[Any]) -> None:
+        """The last committed tokens."""
+        self.model.roots[[s.slot for s in states]] = [s.context[-1] for s in states]
+
+    def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
+        """See `ModelDrafter.propose`."""
+        self.tell_roots(states)
+        return super().propose(states, budgets)

@@ -30,11 +30,14 @@ INERT = words(
     "dtype torch_dtype transformers_version bos_token_id eos_token_id pad_token_id initializer_range use_cache pretraining_tp "
     "attention_dropout auto_map speculators_version transformer_layer_config max_window_layers target_model_name_or_path "
     "target_model_type target_text_model_type num_anchors step_loss_decay ttt_length _name_or_path name_or_path layer_types "
-    "sliding_window head_type _attn_implementation _attn_implementation_autoset"
+    "sliding_window head_type _attn_implementation _attn_implementation_autoset vocab_size_per_layer_input"
 )
 """That change no draft, or nothing where another field says so: `layer_types` and `sliding_window` beside `use_sliding_window`."""
 COMPUTED: Mapping[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
+    "hidden_size_per_layer_input": (0,),
+    "num_kv_shared_layers": (0,),
+    "use_double_wide_mlp": (False,),
     **dict.fromkeys(("attention_bias", "mlp_bias", "use_sliding_window", "attention_k_eq_v", "enable_moe_block", "fc_norm", "norm_before_fc",
                      "norm_output", "norm_before_residual", "norm_final_state"), (False,)),
 }  # fmt: skip

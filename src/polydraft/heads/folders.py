@@ -10,7 +10,7 @@ from polydraft.schema import read_json
 
 __all__ = ["kind_of", "settings_of"]
 
-RENAMED: dict[str, str] = {}
+RENAMED = {"diffusion": "block"}
 """Kinds that folders of older versions name."""
 
 

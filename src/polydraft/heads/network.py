@@ -191,7 +191,7 @@ class DepthModel(DepthDistributions):
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         head.check(target)
         self.network: Any = _loaded(self.network_class, head, target)
-        super().__init__(target, head.ids, self.network.num_depths, head.kind)
+        super().__init__(target, head.ids, self.network.num_depths, head.kind, head.bias)
 
     @torch.inference_mode()
     def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:

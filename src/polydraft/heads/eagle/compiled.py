@@ -27,7 +27,7 @@ from polydraft.heads.compiled import HEADS, CompiledHead
 from polydraft.heads.eagle.network import EagleCheckpoint
 from polydraft.models.checkpoint import head_width, rotary
 from polydraft.models.compiled.cache import SlotMemory, forget, move_columns, new_memory, token_bytes, whole
-from polydraft.models.compiled.kernels import add, copy_row, gate, rms_norm
+from polydraft.models.compiled.kernels import add, copy_row, gate, norm_part, rms_norm
 from polydraft.models.compiled.layers import multiply_shared
 from polydraft.models.compiled.parts.attention import attend, place_heads
 from polydraft.models.compiled.products import FORMATS, Packed, output_row, packed
@@ -82,15 +82,9 @@ class EagleArrays(NamedTuple):
 @njit
 def _norm_states(states, norms, epsilon, rows):
     """Norm each part of the target's states with weights of its own."""
-    parts, width = norms.shape
     for t in range(rows):
-        for p in range(parts):
-            total = np.float32(0)
-            for i in range(p * width, (p + 1) * width):
-                total += states[t, i] * states[t, i]
-            share = np.float32(1) / np.sqrt(total / np.float32(width) + epsilon)
-            for i in range(width):
-                states[t, p * width + i] *= share * norms[p, i]
+        for part in range(len(norms)):
+            norm_part(states[t], part * norms.shape[1], norms[part], epsilon)
 
 
 @njit

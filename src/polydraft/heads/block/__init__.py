@@ -20,27 +20,27 @@ import numpy as np
 import torch
 
 from polydraft import tree
-from polydraft.core import Budget, Draft, DraftSampling, Outcome, Scores, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, TreeShape
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import FIXED
 from polydraft.errors import InvalidInputError
+from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.checkpoint import head_folder
-from polydraft.heads.depth_drafter import DepthDrafter
-from polydraft.heads.diffusion.network import DiffusionCheckpoint
+from polydraft.heads.depth_drafter import CachingDrafter
 from polydraft.heads.drafter import HeadState
 from polydraft.noise import Stream, choose_row, uniform_at
 from polydraft.papers import method
 
-__all__ = ["DiffusionDrafter", "revealed"]
+__all__ = ["BlockDrafter", "revealed"]
 
 STEPS = 2
 """Passes of a draft in an order, where nobody says."""
 _CHAIN, _PAPERS = {TreeShape.CHAIN}, "2408.05636 2602.06036"
 _METHODS = (
-    method("diffusion", "Block diffusion, one pass", "2602.06036 2408.05636", {DraftSampling.IID}, FIXED),
-    method("diffusion:left_to_right", "Block diffusion, from the left", _PAPERS, {DraftSampling.IID}, _CHAIN),
-    method("diffusion:random", "Block diffusion, in any order", _PAPERS, {DraftSampling.POINT_MASS}, _CHAIN),
-    method("diffusion:confidence", "Block diffusion, the surest first", _PAPERS, {DraftSampling.POINT_MASS}, _CHAIN),
+    method("block", "Block diffusion, one pass", "2602.06036 2408.05636", {DraftSampling.IID}, FIXED),
+    method("block:left_to_right", "Block diffusion, from the left", _PAPERS, {DraftSampling.IID}, _CHAIN),
+    method("block:random", "Block diffusion, in any order", _PAPERS, {DraftSampling.POINT_MASS}, _CHAIN),
+    method("block:confidence", "Block diffusion, the surest first", _PAPERS, {DraftSampling.POINT_MASS}, _CHAIN),
 )
 ORDERS = {info.name.partition(":")[2]: info for info in _METHODS[1:]}
 
@@ -63,59 +63,46 @@ def revealed(
     return sorted(ranked[: -(-len(masked) // remaining_steps)])
 
 
-class DiffusionDrafter(DepthDrafter):
+class BlockDrafter(CachingDrafter):
     """A block drafter of the target; kinds are those of `ModelDrafter`, of one pass, and the orders of the module. steps: passes in an order.
 
     Raises:
         InvalidInputError: no steps.
 
     Example:
-        >>> [info.name for info in DiffusionDrafter.methods][2:]
-        ['diffusion:random', 'diffusion:confidence']
+        >>> [info.name for info in BlockDrafter.methods][2:]
+        ['block:random', 'block:confidence']
     """
 
     methods = _METHODS
-    checkpoint = DiffusionCheckpoint
-    forms = "polydraft.heads.diffusion.compiled:CompiledDiffusion", "polydraft.heads.diffusion.network:DiffusionModel"
+    checkpoint = BlockCheckpoint
+    forms = "polydraft.heads.block.compiled:CompiledBlock", "polydraft.heads.block.network:BlockModel"
 
     def __init__(
         self, model: Any, layers: Sequence[int], kind: str = "paths", *, steps: int = STEPS, stop_ids: Sequence[int] = ()
     ) -> None:
         if steps < 1:
-            raise InvalidInputError(f"steps={steps} was given to the drafter 'diffusion'; expected 1 or more.")
+            raise InvalidInputError(f"steps={steps} was given to the drafter 'block'; expected 1 or more.")
         super().__init__(model, layers, "chain" if kind in ORDERS else kind, stop_ids=stop_ids)
         self.order, self.steps = (kind if kind in ORDERS else None), steps
         self.info = ORDERS.get(kind, self.info)
 
     @classmethod
-    def build(cls, parts: Parts, *, weights: str | None = None, kind: str = "paths", steps: int = STEPS) -> "DiffusionDrafter":
+    def build(cls, parts: Parts, *, weights: str | None = None, kind: str = "paths", steps: int = STEPS) -> "BlockDrafter":
         """For the engine; see `HeadDrafter.build`. steps: passes of a draft in an order."""
-        head = DiffusionCheckpoint.load(head_folder("diffusion", parts.target, weights))
+        head = BlockCheckpoint.load(head_folder("block", parts.target, weights))
+        if kind in ORDERS and "mask" not in head.tensors:
+            raise InvalidInputError(
+                f"drafter='block:{kind}' was given with the head {str(weights)!r}, which was never shown the tokens that an order reveals. "
+                "Use drafter='block', or train a head: polydraft train block."
+            )
         return cls(cls.model_of(head, parts.target), head.layers, kind, steps=steps, stop_ids=parts.eos_token_ids)
-
-    def held(self, state: Any) -> int:
-        """None: its columns are of this text alone."""
-        return 0
-
-    def read(self, states: Sequence[Any], scores: Scores, start: int = 0) -> list[Any]:
-        """Columns of all tokens but the last."""
-        joined = self._joined(scores)
-        for b, s in enumerate(states):
-            self.model.inject(s.slot, start, joined[b, : len(s.context) - 1 - start])
-        return super().read(states, scores, start)
-
-    def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
-        """Columns of what was the root and of what was accepted."""
-        joined, (paths, _) = self._joined(scores), outcome.lists
-        for b, s in enumerate(states):
-            self.model.inject(s.slot, len(s.context) - 1, self._accepted(joined[b], paths[b]))
-        return super().observe(states, outcome, scores)
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
         """See `ModelDrafter.propose`."""
-        self.model.roots[[s.slot for s in states]] = [s.context[-1] for s in states]
         if self.order is None:
             return super().propose(states, budgets)
+        self.tell_roots(states)
         most = self.model.max_model_len - 1
         depths = [
             max(min(g.max_depth, g.max_nodes, self.model.depths, most - len(s.context)), 0) if len(s.states) else 0
@@ -162,7 +149,7 @@ class DiffusionDrafter(DepthDrafter):
             return ids
         return next((ids[: i + 1] for i, token in enumerate(ids) if token in self._stop_ids), ids)
 
-    def sibling(self, kind: str) -> "DiffusionDrafter":
+    def sibling(self, kind: str) -> "BlockDrafter":
         """See `ModelDrafter.sibling`."""
         drafter = type(self)(self.model, self.layers, kind, steps=self.steps, stop_ids=self._stop_ids)
         drafter.slots, drafter._proposed = self.slots, self._proposed

@@ -18,9 +18,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.compiled_code import njit
+from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.checkpoint import embeddings
 from polydraft.heads.depth_compiled import DepthDistributions
-from polydraft.heads.diffusion.network import DiffusionCheckpoint
 from polydraft.models.checkpoint import EMBEDDING, HEAD, Checkpoint, head_width
 from polydraft.models.compiled.cache import new_memory, whole
 from polydraft.models.compiled.forward import compiled_pass
@@ -32,7 +32,7 @@ from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.compiled.workspace import CHUNK, Sizes, workspace
 from polydraft.models.slots import TREE_ROOM
 
-__all__ = ["CompiledDiffusion"]
+__all__ = ["CompiledBlock"]
 
 
 @njit(cache=True, nogil=True)
@@ -50,7 +50,7 @@ def inject_states(model, weights, fc, gain, slot, begin, states):
             place_heads(work.qkv[t], bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot, begin + t)
 
 
-class CompiledDiffusion(DepthDistributions):
+class CompiledBlock(DepthDistributions):
     """A block drafter as a draft model; see `DepthLaws`.
 
     quantization: of its matrices; it changes no distribution of the output.
@@ -59,9 +59,9 @@ class CompiledDiffusion(DepthDistributions):
         IncompatibleError: a drafter of another target.
     """
 
-    def __init__(self, head: DiffusionCheckpoint, target: Any, *, quantization: str = "int8") -> None:
+    def __init__(self, head: BlockCheckpoint, target: Any, *, quantization: str = "int8") -> None:
         head.check(target)
-        super().__init__(target, head.ids, head.block, "diffusion")
+        super().__init__(target, head.ids, head.depths, head.kind)
         c, tensors, kind = head.config, head.tensors, FORMATS[quantization]
         self.mask = target.vocab_size
         read = {f"model.{name}": tensor for name, tensor in tensors.items()}
@@ -87,8 +87,8 @@ class CompiledDiffusion(DepthDistributions):
         self.roots = np.zeros(target.max_num_seqs, np.int64)
         """The last token of each slot."""
 
-    def inject(self, slot: int, begin: int, states: Float[Tensor, "T F"]) -> None:
-        """The target's states at the committed tokens from the one at `begin` on, the root left out."""
+    def inject(self, slot: int, begin: int, states: Float[Tensor, "T F"], following: Sequence[int] = ()) -> None:
+        """See `network.BlockModel.inject`."""
         rows = states.float().contiguous().numpy()
         for i in range(0, len(rows), CHUNK):
             inject_states(self.net, self.weights, self._fc, self._gain, slot, begin + i, rows[i : i + CHUNK])

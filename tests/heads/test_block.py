@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save_file
 from polydraft import Engine, registry, tree
 from polydraft.core import Budget, Draft, DraftSampling, Outcome, TreeShape
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
+from polydraft.heads.block import ORDERS, BlockDrafter, revealed
+from polydraft.heads.block.checkpoint import BlockCheckpoint
+from polydraft.heads.block.compiled import CompiledBlock
+from polydraft.heads.block.network import BlockModel, BlockRecipe
 from polydraft.heads.checkpoint import embeddings, output_rows
-from polydraft.heads.diffusion import ORDERS, DiffusionDrafter, revealed
-from polydraft.heads.diffusion.compiled import CompiledDiffusion
-from polydraft.heads.diffusion.network import DiffusionCheckpoint, DiffusionModel, DiffusionRecipe
 from polydraft.heads.recipe import Material
 from polydraft.models import load, pair
 from polydraft.verifiers import pairing
@@ -32,7 +33,7 @@ def target():
 @pytest.fixture(scope="module")
 def net(target):
     """A drafter with random weights over every third token."""
-    ids, recipe = np.arange(0, target.vocab_size, 3), DiffusionRecipe()
+    ids, recipe = np.arange(0, target.vocab_size, 3), BlockRecipe()
     torch.manual_seed(0)
     made = recipe.fresh(
         Material(target, LAYERS, ids, embeddings(target), output_rows(target, ids), {"layers": 2, "block": BLOCK})
@@ -48,7 +49,7 @@ def net(target):
 @pytest.fixture(scope="module")
 def folder(net, target, tmp_path_factory):
     where, ids = tmp_path_factory.mktemp("diffusion"), np.arange(0, target.vocab_size, 3)
-    DiffusionRecipe().export(net, Material(target, LAYERS, ids, net.embeddings, net.output, {}), where)
+    BlockRecipe().export(net, Material(target, LAYERS, ids, net.embeddings, net.output, {}), where)
     return where
 
 
@@ -57,10 +58,10 @@ def text(target, length):
 
 
 def drafter_of(folder, target, kind="chain", form="compiled", **options):
-    checkpoint = DiffusionCheckpoint.load(folder)
+    checkpoint = BlockCheckpoint.load(folder)
     compiled = form == "compiled"
-    model = CompiledDiffusion(checkpoint, target, quantization="float32") if compiled else DiffusionModel(checkpoint, target)
-    return DiffusionDrafter(model, checkpoint.layers, kind, **options)
+    model = CompiledBlock(checkpoint, target, quantization="float32") if compiled else BlockModel(checkpoint, target)
+    return BlockDrafter(model, checkpoint.layers, kind, **options)
 
 
 both_forms = pytest.mark.parametrize("form", ["compiled", "torch"])
@@ -147,7 +148,7 @@ def test_the_engine_refuses_an_order_out_of_line_with_the_ratio_test():
 
 def test_an_engine_of_confidence_and_the_ratio_test_is_refused(folder, target):
     with pytest.raises(IncompatibleError, match="confidence"):
-        Engine.of(target, drafter="diffusion:confidence", verifier="speculative", drafter_options={"weights": folder})
+        Engine.of(target, drafter="block:confidence", verifier="speculative", drafter_options={"weights": folder})
 
 
 P = (np.array([0.5, 0.5]), np.array([[0.3, 0.7], [0.5, 0.5]]))
@@ -239,7 +240,7 @@ def test_columns_after_rounds_are_those_of_a_fresh_reading(folder, target):
 )
 def test_a_folder_that_is_no_drafter_is_refused_by_name(folder, tmp_path, change, said):
     with pytest.raises(ModelLoadError, match=said):
-        DiffusionCheckpoint.load(spoiled(folder, tmp_path, change))
+        BlockCheckpoint.load(spoiled(folder, tmp_path, change))
 
 
 def test_no_steps_and_another_target_are_refused_and_longer_blocks_are_cut(folder, target):
@@ -247,7 +248,7 @@ def test_no_steps_and_another_target_are_refused_and_longer_blocks_are_cut(folde
         drafter_of(folder, target, "confidence", steps=0)
     draft = load.load_model(str(pair.draft_folder()), max_num_seqs=1)
     with pytest.raises(IncompatibleError, match="numbers"):
-        CompiledDiffusion(DiffusionCheckpoint.load(folder), draft)
+        CompiledBlock(BlockCheckpoint.load(folder), draft)
     for kind in ("chain", *ORDERS):
         drafter = drafter_of(folder, target, kind)
         state, _ = begun(drafter, target, text(target, 20))

@@ -1,0 +1,25 @@
+"""P-EAGLE: an EAGLE-3 head that drafts all depths in one pass, from masks behind the entries of committed tokens.
+
+vLLM's speculators, `peagle`; EAGLE-3 is Li, Wei, Zhang & Zhang 2025 (arXiv 2503.01840). Its drafts do not depend on one another: see `heads.depth_compiled`.
+"""
+
+from polydraft.core import DraftSampling
+from polydraft.drafters.model.paths import FIXED
+from polydraft.heads.depth_drafter import CachingDrafter
+from polydraft.heads.peagle.network import PeagleCheckpoint
+from polydraft.papers import method
+
+__all__ = ["PeagleDrafter"]
+
+
+class PeagleDrafter(CachingDrafter):
+    """A head of the target as a drafter; kinds as for `ModelDrafter`.
+
+    Example:
+        >>> PeagleDrafter.methods[0].name
+        'peagle'
+    """
+
+    methods = (method("peagle", "P-EAGLE head, one pass", "2503.01840", {DraftSampling.IID}, FIXED),)
+    checkpoint = PeagleCheckpoint
+    forms = 2 * ("polydraft.heads.peagle.network:PeagleModel",)

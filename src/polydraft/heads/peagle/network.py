@@ -1,0 +1,110 @@
+"""P-EAGLE's head in torch: EAGLE-3's layers over entries of committed tokens and masks behind them.
+
+    entry t    [embedding of x[t+1]; fc(g[t])], at position t: its keys and values stay in the cache; the last foretells the first draft
+    mask d     [embedding of the mask; fc(mask_hidden)], d places behind the last entry: foretells draft d + 1
+
+All see what is before them. What a mask leaves in the cache is gone with the pass.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from polydraft.heads.checkpoint import HeadCheckpoint
+from polydraft.heads.eagle.network import EagleCheckpoint, EagleHead
+from polydraft.heads.network import DepthModel, Material, embedded, own_embeddings
+from polydraft.models.llama_layer import KeyValues
+
+__all__ = ["PeagleCheckpoint", "PeagleHead", "PeagleModel"]
+
+DEPTHS = 7
+"""Drafts of a pass where the folder does not say how many it was trained for."""
+
+
+class PeagleCheckpoint(EagleCheckpoint):
+    """A P-EAGLE head of vLLM's speculators."""
+
+    kind = "peagle"
+    FIELDS = EagleCheckpoint.FIELDS | {"mask_token_id"}
+
+    @classmethod
+    def reads(cls, settings: Mapping[str, Any]) -> bool:
+        """By its name."""
+        return settings.get("speculators_model_type") == "peagle"
+
+    @property
+    def compiles(self) -> bool:
+        """Not yet."""
+        return False
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Those of EAGLE-3, and what stands for the target's states at masks."""
+        return super().shapes() | {"mask_hidden": (1, 1, (len(self.layers) or 3) * self.state_size)}
+
+
+class PeagleHead(EagleHead):
+    """The head. Of its configuration `norm_output` says nothing: nothing is chained."""
+
+    def __init__(self, config: Any, material: Material) -> None:
+        super().__init__(config, material)
+        self.mask_hidden = nn.Parameter(torch.zeros(1, 1, self.fc.in_features))
+        proposals = (getattr(config, "speculators_config", None) or {}).get("proposal_methods") or [{}]
+        self.num_depths = int(proposals[0].get("speculative_tokens") or DEPTHS)
+
+
+class PeagleModel(DepthModel):
+    """The head as a draft model with a KV cache of its own; see `DepthModel`."""
+
+    network_class = PeagleHead
+
+    def __init__(self, head: HeadCheckpoint, target: Any) -> None:
+        super().__init__(head, target)
+        attention, slots, h = self.network.attentions[0], target.max_num_seqs, head.config.hidden_size
+        self._device, dtype = self.network.fc.weight.device, attention.k_proj.weight.dtype
+        self._own, self._mask = own_embeddings(head, self._device), int(head.config.mask_token_id)
+        room = len(self.network.attentions), slots, target.max_model_len, attention.num_groups, attention.width
+        self._cache = tuple(torch.zeros(room, dtype=dtype, device=self._device) for _ in range(2))
+        self.cache_bytes += sum(store.nbytes for store in self._cache)
+        self._last = torch.zeros(slots, h, device=self._device)
+        self._read, self.roots = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
+        """Entries of each slot, and the last token of each."""
+
+    @torch.inference_mode()
+    def inject(self, slot: int, begin: int, states: Float[Tensor, "T F"], following: Sequence[int]) -> None:
+        """Entries of the committed tokens from the one at `begin` on: the target's states there, and the token behind each."""
+        end = begin + len(states)
+        at = torch.arange(begin, end, device=self._device)
+        rows = embedded(self._own, self.target, torch.tensor([list(following)]), self._device)
+        visible = torch.arange(end, device=self._device) <= at[:, None]
+
+        def sources(layer: int, *new: Tensor) -> list[KeyValues]:
+            for store, entries in zip(self._cache, new, strict=True):
+                store[layer, slot, begin:end] = entries[0, 0].to(store.dtype)
+            keys, values = (store[layer, slot, None, :end] for store in self._cache)
+            return [KeyValues(keys, values, visible)]
+
+        read = self.network.read(states[None].float().to(self._device)).float()
+        self._last[slot] = self.network.through(rows[:, None], read[:, None], at, sources)[0, 0, -1].float()
+        self._read[slot] = end
+
+    @torch.inference_mode()
+    def foretold(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> Float[Tensor, "B K D"]:
+        """One pass over masks. The states are injected already."""
+        rows, lengths = (torch.as_tensor(x).to(self._device) for x in (list(slots), self._read[list(slots)]))
+        count, longest, h = self.depths - 1, int(lengths.max()), self._last.shape[1]
+        known = torch.arange(longest, device=self._device) < lengths[:, None, None, None]
+        causal = torch.ones(count, count, dtype=torch.bool, device=self._device).tril()
+
+        def sources(layer: int, *new: Tensor) -> list[KeyValues]:
+            keys, values = (store[layer, rows, :longest] for store in self._cache)
+            return [KeyValues(keys, values, known), KeyValues(*new, causal)]
+
+        word = embedded(self._own, self.target, torch.tensor([self._mask]), self._device).expand(len(slots), 1, count, h)
+        state = self.network.read(self.network.mask_hidden).float()[:, None].expand(len(slots), 1, count, h)
+        positions = lengths[:, None, None] + torch.arange(count, device=self._device)
+        masks = self.network.through(word, state, positions, sources)[:, 0] if count else word[:, 0]
+        return self.network.logits(torch.cat([self._last[rows][:, None], masks.float()], 1))

@@ -1,0 +1,125 @@
+"""Published block heads draft what their authors' code drafts, round by round."""
+
+import json
+from shutil import copytree
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from polydraft import Engine, SamplingParams
+from polydraft.core import TokenTree
+from polydraft.errors import IncompatibleError, ModelLoadError
+from polydraft.heads.block.checkpoint import BlockCheckpoint
+from polydraft.heads.block.network import BlockModel
+from polydraft.heads.folders import kind_of
+from polydraft.heads.markov import confidence_logits
+from polydraft.heads.peagle.network import PeagleCheckpoint, PeagleModel
+from tests.heads import oracle
+from tests.heads.oracle import SLOT
+
+KINDS = ["dspark-qwen3-vanilla", "dspark-qwen3-gated", "dspark-gemma4", "dflash-jetspec-bidirectional", "dflash-jetspec-causal",
+         "speculators-dflash-sliding", "speculators-dspark-inplace", "speculators-peagle"]  # fmt: skip
+
+
+def chain(anchor, tokens):
+    return TokenTree.chain(torch.tensor([[anchor, *tokens]]))
+
+
+def assert_drafts(model, anchor, tokens, logits, confidence):
+    """What a chain of drafts is drawn from, and how sure the head is of each."""
+    rows = model.score([SLOT], chain(anchor, tokens[:-1])).logits[0]
+    oracle.assert_close(rows[:, model.draft_ids], logits)
+    if confidence is not None:
+        sure = confidence_logits(model.arrays.markov, [SLOT], *chain(anchor, tokens).host)
+        np.testing.assert_allclose(sure[0, 1:], confidence[0].numpy(), rtol=1e-4, atol=1e-4)
+    return rows
+
+
+def model_of(kind):
+    named = kind_of(oracle.folder(kind))
+    assert named == ("peagle" if "peagle" in kind else "block")
+    made, network = {"peagle": (PeagleCheckpoint, PeagleModel), "block": (BlockCheckpoint, BlockModel)}[named]
+    checkpoint = made.load(oracle.folder(kind))
+    return checkpoint, network(checkpoint, oracle.target(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_are_the_references(kind):
+    checkpoint, model = model_of(kind)
+    states = oracle.states(kind, checkpoint.layers)
+    for r in oracle.rounds(kind):
+        anchor, drafts = int(r["anchor"]), r["draft_tokens"][0].tolist()
+        model.inject(SLOT, r["first"], states[r["first"] : r["start"]], r["tokens"])
+        model.roots[SLOT] = anchor
+        model.know([SLOT], states[r["start"] - 1 : r["start"]])
+        assert model.depths == len(drafts)
+        rows = assert_drafts(model, anchor, drafts, r["draft_logits"], r.get("confidence_logits"))
+        assert rows.argmax(-1).tolist() == drafts
+        if "forced_tokens" in r:
+            forced = r["forced_tokens"][0].tolist()
+            assert_drafts(model, anchor, forced, r["forced_logits"], r.get("forced_confidence_logits"))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in oracle.TARGETS])
+def test_text_is_the_targets_with_a_head_that_its_folder_names(kind):
+    greedy, prompts, target = (
+        SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),
+        [[5, 6, 7, 8], [9, 10, 11]],
+        oracle.target(kind),
+    )
+    plain = Engine.of(target, drafter=None).generate(prompts, greedy)
+    for name in ("auto", f"{kind_of(oracle.folder(kind))}:top_k"):
+        engine = Engine.of(target, drafter=name, drafter_options={"weights": oracle.folder(kind)}, depth=3)
+        drafted = engine.generate(prompts, greedy)
+        assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]
+        assert all(r.stats.drafter_error is None and r.stats.drafted_tokens > 0 for r in drafted)
+
+
+def changed(tmp_path, kind, tensors=(), **settings):
+    """The folder of a head with other settings and tensors."""
+    where = copytree(oracle.folder(kind), tmp_path / "head")
+    said = json.loads((where / "config.json").read_text())
+    (where / "config.json").write_text(json.dumps(said | settings))
+    save_file(load_file(where / "model.safetensors") | dict(tensors), where / "model.safetensors")
+    return where
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "tensors", "said"),
+    [
+        ("dspark-qwen3-gated", {"markov_rank": 0}, {}, "markov_rank=0 with markov_head_type='gated'"),
+        ("dspark-qwen3-gated", {"markov_head_type": "lstm"}, {}, "markov_head_type='lstm'"),
+        ("dspark-qwen3-gated", {"mask_token_id": 5000}, {}, "mask_token_id=5000: expected a token below vocab_size=320"),
+        ("dspark-qwen3-gated", {"block_size": 0}, {}, "block_size is 0; expected"),
+        ("dspark-qwen3-gated", {"layer_types": ["chunked_attention"]}, {}, "layer_types="),
+        ("dspark-qwen3-gated", {"attention_bias": True}, {}, "attention_bias=True is not understood"),
+        ("dspark-qwen3-gated", {}, {"layers.0.scale": torch.ones(1)}, r"has layers\.0\.scale, which no part"),
+        ("dspark-qwen3-gated", {"num_hidden_layers": 2, "layer_types": None}, {}, r"has layers\.1\..* of shape None"),
+        (
+            "dflash-jetspec-causal",
+            {"dflash_config": {"mask_token_id": 1, "shift": 1}},
+            {},
+            r"dflash_config\.shift=1 is not understood",
+        ),
+        ("speculators-dspark-inplace", {}, {"d2t": torch.full((200,), 300)}, "leads out of the 320 tokens"),
+    ],
+)
+def test_a_folder_that_no_block_head_computes_is_refused_by_name(tmp_path, kind, settings, tensors, said):
+    with pytest.raises(ModelLoadError, match=said):
+        BlockCheckpoint.load(changed(tmp_path, kind, tensors, **settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"target_layer_ids": [0, 9]}, "reads the states of layers \\[1, 10\\]; .* has none behind 6"),
+        ({"num_target_layers": 36}, "is for a model of 36 layers; .* has 6"),
+    ],
+)
+def test_a_head_of_a_deeper_target_is_refused(tmp_path, settings, said):
+    kind = "dspark-qwen3-gated"
+    width = {"fc.weight": torch.zeros(64, 64 * len(settings.get("target_layer_ids", "123")))}
+    with pytest.raises(IncompatibleError, match=said):
+        BlockModel(BlockCheckpoint.load(changed(tmp_path, kind, width, **settings)), oracle.target(kind))
