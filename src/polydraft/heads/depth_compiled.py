@@ -80,6 +80,10 @@ def _(model, slots, tokens, parents, begins, ends, wanted, logits):
     return None
 
 
+NO_BIAS = partial(markov, {}, "none")
+"""Drafted tokens add nothing."""
+
+
 class DepthDistributions(CompiledProposals):
     """A draft model of `depths` distributions for each sequence, over the tokens `draft_ids`; see the module.
 
@@ -92,7 +96,7 @@ class DepthDistributions(CompiledProposals):
         draft_ids: np.ndarray,
         depths: int,
         name: str,
-        bias: Callable[[int, int, int], Markov] = partial(markov, {}, "none"),
+        bias: Callable[[int, int, int], Markov] = NO_BIAS,
     ) -> None:
         self.target, self.name, self.depths = target, name, depths
         self.vocab_size, self.draft_ids = target.vocab_size, draft_ids[draft_ids < target.vocab_size]
