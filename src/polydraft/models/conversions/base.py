@@ -219,6 +219,6 @@ class Conversion:
 
     def beside(self, file: GgufHeader) -> set[str]:
         """Tensors that are none of the model's weights: layers behind the trunk, and what settings are read from."""
-        layers = num_layers(file)
-        behind = {name for name in file.tensors if (match := BLOCK.match(name)) and int(match[1]) >= layers}
+        extra = range(num_layers(file), file.count("block_count"))
+        behind = {name for name in file.tensors if (match := BLOCK.match(name)) and int(match[1]) in extra}
         return behind | {ROPE_FACTORS}
