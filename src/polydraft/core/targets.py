@@ -165,6 +165,10 @@ class Target(Protocol):
         """Empty the slots."""
         ...
 
+    def resumes(self, slot: int, length: int) -> int:
+        """Of the first `length` committed tokens of a slot, behind how many a text goes on with nothing read again: fewer where a state is kept."""
+        return length
+
 
 @runtime_checkable
 class Proposing(Protocol):
@@ -199,10 +203,14 @@ class EncoderDecoder(Target, Protocol):
 
 @runtime_checkable
 class BlockCopying(Target, Protocol):
-    """A target whose KV cache entries can be copied out of a slot, and back into any, in blocks of `block_tokens` tokens; 0 where it cannot now."""
+    """A target whose KV cache entries can be copied out of a slot, and back into any, in blocks of `block_tokens` tokens; 0 where it cannot now.
+
+    state_bytes: of what recurrent layers keep of a slot, 0 where there are none.
+    """
 
     block_tokens: int
     bytes_per_token: int
+    state_bytes: int
 
     def read_block(self, slot: int, start: int) -> Any:
         """A copy of the entries of a block of committed tokens; start: a multiple of `block_tokens`."""
@@ -210,6 +218,14 @@ class BlockCopying(Target, Protocol):
 
     def write_block(self, slot: int, entries: Any) -> None:
         """Append a block to a slot that holds whole blocks; its tokens are committed."""
+        ...
+
+    def read_states(self, slot: int, length: int) -> Any:
+        """A copy of what recurrent layers keep after the first `length` tokens, a multiple of `block_tokens`; None where nobody knows it any more."""
+        ...
+
+    def write_states(self, slot: int, states: Any) -> None:
+        """They are what recurrent layers keep after the committed tokens, which were written in blocks."""
         ...
 
 

@@ -178,6 +178,10 @@ class TargetSlots(SlotModel):
         """The target's: there is one cache."""
         self.target.move(source, target)
 
+    def settle(self, slots: Sequence[int]) -> None:
+        """The target's: there is one cache."""
+        self.target.settle(slots)
+
 
 class DepthModel(DepthDistributions):
     """A network that foretells several depths from one state as a draft model; see `DepthLaws`.

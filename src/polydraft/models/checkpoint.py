@@ -164,9 +164,10 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
         files, shapes = _files(folder), _shapes(config)
         places = _located(config, shapes, files)
         outlines = _outlines(files, places, shapes)
-        for rope in ARCHITECTURES[config.model_type].spec(config).rotaries:
+        spec = ARCHITECTURES[config.model_type].spec(config)
+        for rope in spec.rotaries:
             rotary(config, 1, rope=rope)
-        float(config.rms_norm_eps)
+        float(spec.epsilon)
         if (HEAD in shapes) != (HEAD in files):
             return None
         generation = _generation_ids(folder)
@@ -298,10 +299,10 @@ def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
         raise ValueError(config.model_type)
     layers = {
         f"model.layers.{i}.{name}": shape
-        for i in range(config.num_hidden_layers)
-        for name, shape in architecture.layer_shapes(config, layer=i).items()
+        for i, kind in enumerate(architecture.spec(config).mixers)
+        for name, shape in architecture.layer_shapes(config, layer=i, mixer=kind).items()
     }
-    outer = {EMBEDDING: (config.vocab_size, h), "model.norm.weight": (h,)}
+    outer = {EMBEDDING: (config.vocab_size, h), f"{architecture.final_norm}.weight": (h,)}
     return {**outer, **layers} if config.tie_word_embeddings else {**outer, **layers, HEAD: (config.vocab_size, h)}
 
 

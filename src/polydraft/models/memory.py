@@ -43,29 +43,33 @@ def check_memory(needed: int, device: torch.device, *, max_model_len: int, max_n
         )
 
 
-def fitting_length(context: int, bytes_per_token: int, scratch: int, device: torch.device) -> int:
+def fitting_length(context: int, bytes_per_token: int, scratch: int, device: torch.device, fixed: int = 0) -> int:
     """Default length of a sequence: the model's context, or as much of it as takes half of the free memory.
 
-    bytes_per_token: of all sequences together.  scratch: tokens that a cache holds beyond that length.
+    bytes_per_token: of all sequences together.  scratch: tokens that a cache holds beyond that length.  fixed: bytes of what does not
+    grow with it.
 
     Example:
         >>> fitting_length(1024, 1, 64, torch.device("cpu"))
         1024
     """
-    fits = available_bytes(device) // 2 // bytes_per_token - scratch
+    fits = (available_bytes(device) // 2 - fixed) // bytes_per_token - scratch
     return min(context, max(fits, SHORTEST))
 
 
-def fitting_tokens(columns: int, max_num_seqs: int, bytes_per_token: int, device: torch.device, *, asked: bool) -> int:
+def fitting_tokens(
+    columns: int, max_num_seqs: int, bytes_per_token: int, device: torch.device, *, asked: bool, fixed: int = 0
+) -> int:
     """Tokens that slots may hold together, where a slot takes memory as it grows: what all of them have room for, or what fits half of the free memory.
 
     columns: of a slot; one of them may be full, whatever there is.  asked: whether its length was asked for, and all that is free may be taken.
+    fixed: bytes of what does not grow.
 
     Example:
         >>> fitting_tokens(512, 4, 1, torch.device("cpu"), asked=False)
         2048
     """
-    free, every = available_bytes(device), columns * max_num_seqs
+    free, every = available_bytes(device) - fixed, columns * max_num_seqs
     if not bytes_per_token or every * bytes_per_token <= (free if asked else free // 2):
         return every
     return max(columns, free // 2 // bytes_per_token)

@@ -2,7 +2,7 @@
 
 A block holds the entries of `block_tokens` tokens and is known by its parent and those tokens (hashed blocks, Kwon et al. 2023, "vLLM",
 arXiv 2309.06180): a system prompt that many conversations share is stored once. Blocks are copies, so that they outlive slots, and what
-is copied back has the same bits as what a forward pass wrote.
+is copied back has the same bits as what a forward pass wrote. A text goes on behind a block only where recurrent layers' states are known there, too.
 """
 
 from collections import OrderedDict
@@ -23,10 +23,13 @@ Key = tuple[int, tuple[object, ...]]
 
 
 class CacheBlock(NamedTuple):
-    """number: of this block among all that ever were, by which its children know it.  entries: as the model copied them out."""
+    """number: of this block among all that ever were, by which its children know it.  entries: as the model copied them out.
+    states: of recurrent layers behind it, None where nobody knows them.  num_bytes: that it takes."""
 
     number: int
     entries: Any
+    states: Any
+    num_bytes: int
 
 
 class PrefixCache:
@@ -47,12 +50,7 @@ class PrefixCache:
         self._blocks: OrderedDict[Key, CacheBlock] = OrderedDict()
         """The least recently used first; a parent was never used before its children, so that the first has none."""
         self._numbers = count(ROOT + 1)
-        self.hit_tokens = self.evicted_tokens = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """That the blocks take now."""
-        return len(self._blocks) * self.block_bytes
+        self.num_bytes = self.hit_tokens = self.evicted_tokens = 0
 
     @property
     def capacity_bytes(self) -> int:
@@ -60,8 +58,8 @@ class PrefixCache:
         return self.max_blocks * self.block_bytes
 
     def length(self, token_ids: Sequence[object]) -> int:
-        """Tokens of the text's beginning that are here."""
-        return self._model.block_tokens * sum(1 for _ in self._path(token_ids))
+        """Tokens of the text's beginning that are here, and behind which it can go on."""
+        return self._model.block_tokens * len(self._resumable(token_ids))
 
     def store(self, slot: int, token_ids: Sequence[object]) -> None:
         """Copy out what is not here yet of a slot that holds this text, as far as whole blocks go and the capacity allows."""
@@ -69,25 +67,46 @@ class PrefixCache:
         if path:
             parent = self._blocks[path[-1]].number
         self._use(path)
-        for i in range(len(path), min(len(token_ids) // size if size else 0, self.max_blocks)):
-            while len(self._blocks) >= self.max_blocks:
-                self._blocks.popitem(last=False)
-                self.evicted_tokens += size
+        path_bytes = sum(self._blocks[key].num_bytes for key in path)
+        for i in range(len(path), len(token_ids) // size if size else 0):
+            states = self._model.read_states(slot, (i + 1) * size)
+            num_bytes = self.block_bytes + (0 if states is None else self._model.state_bytes)
+            path_bytes += num_bytes
+            if path_bytes > self.capacity_bytes:
+                return
+            while self.num_bytes + num_bytes > self.capacity_bytes:
+                self._evict(size)
             key = parent, tuple(token_ids[i * size : (i + 1) * size])
-            self._blocks[key] = CacheBlock(next(self._numbers), self._model.read_block(slot, i * size))
+            self._blocks[key] = CacheBlock(next(self._numbers), self._model.read_block(slot, i * size), states, num_bytes)
+            self.num_bytes += num_bytes
             parent = self._blocks[key].number
             path.append(key)
             self._use(path)
 
     def load(self, slot: int, token_ids: Sequence[object]) -> None:
         """Write what is here of the text's beginning behind the whole blocks that the slot holds of it already."""
-        size, path = self._model.block_tokens, list(self._path(token_ids))
+        size, path = self._model.block_tokens, self._resumable(token_ids)
         first = int(self._model.lengths[slot]) // size
         self._model.cut(slot, first * size)
         for key in path[first:]:
-            self._model.write_block(slot, self._blocks[key].entries)
+            block = self._blocks[key]
+            self._model.write_block(slot, block.entries)
+            if block.states is not None:
+                self._model.write_states(slot, block.states)
         self._use(path)
         self.hit_tokens += size * (len(path) - first)
+
+    def _evict(self, size: int) -> None:
+        """Drop the least recently used."""
+        self.num_bytes -= self._blocks.popitem(last=False)[1].num_bytes
+        self.evicted_tokens += size
+
+    def _resumable(self, token_ids: Sequence[object]) -> list[Key]:
+        """The text's path, up to its last block behind which it can go on."""
+        path = list(self._path(token_ids))
+        while path and self._blocks[path[-1]].states is None:
+            path.pop()
+        return path
 
     def _path(self, token_ids: Sequence[object]) -> Iterator[Key]:
         size, parent = self._model.block_tokens, ROOT

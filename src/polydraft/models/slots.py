@@ -79,13 +79,13 @@ class SlotModel(Target, ABC):
 
     lengths: [slots] committed tokens, to be read; they change by `prefill`, `commit`, `cut`, `copy` and `release`.
     max_model_len: most tokens of a sequence.  max_num_seqs: slots.  passes: forward passes so far.
-    cache_bytes: the KV cache when it is full.  bytes_per_token: of one token's entries.  block_tokens: see `core.BlockCopying`.
+    cache_bytes: the KV cache when it is full.  bytes_per_token: of one token's entries.  block_tokens, state_bytes: see `core.BlockCopying`.
      cache_grows: whether memory is taken only as tokens are written, so that any slot may have the whole context.
      cache_tokens: that all slots may hold together; see `Slots.make_room`.
     """
 
     bytes_per_token: int
-    block_tokens = 0
+    block_tokens = state_bytes = 0
     absent_ids: Sequence[int] = ()
     """Ids below `vocab_size` without a token, which have probability 0."""
 
@@ -102,6 +102,7 @@ class SlotModel(Target, ABC):
         *,
         context: int,
         bytes_per_token: int,
+        bytes_per_slot: int = 0,
         device: torch.device,
         multiple: int = 1,
         spare: int = 0,
@@ -109,7 +110,7 @@ class SlotModel(Target, ABC):
         """Begin with empty slots; how many columns each needs: the context and a tree, and `spare` more, up to a multiple.
 
         max_model_len: default the model's context, or as much of it as fits half the free memory, for one slot where the cache grows, else for all.
-        bytes_per_token: of one sequence.
+        bytes_per_token: of one sequence.  bytes_per_slot: of what does not grow with it.
 
         Raises:
             InvalidInputError, CapacityError: no slots, or more memory than is free.
@@ -117,14 +118,14 @@ class SlotModel(Target, ABC):
         if max_num_seqs < 1:
             raise InvalidInputError(f"max_num_seqs={max_num_seqs} was given; expected an integer >= 1.")
         self.bytes_per_token, every = bytes_per_token, bytes_per_token * max_num_seqs
-        needed = bytes_per_token if self.cache_grows else every
-        self.max_model_len = max_model_len or fitting_length(context, needed, TREE_ROOM, device)
+        needed, fixed = bytes_per_token if self.cache_grows else every, bytes_per_slot * max_num_seqs
+        self.max_model_len = max_model_len or fitting_length(context, needed, TREE_ROOM, device, fixed)
         columns = -(-(self.max_model_len + TREE_ROOM + spare) // multiple) * multiple
-        check_memory(columns * needed, device, max_model_len=self.max_model_len, max_num_seqs=max_num_seqs)
+        check_memory(columns * needed + fixed, device, max_model_len=self.max_model_len, max_num_seqs=max_num_seqs)
         self.cache_tokens, asked = columns * max_num_seqs, max_model_len is not None
         if self.cache_grows:
-            self.cache_tokens = fitting_tokens(columns, max_num_seqs, bytes_per_token, device, asked=asked)
-        self.cache_bytes, self.max_num_seqs, self.passes = self.cache_tokens * bytes_per_token, max_num_seqs, 0
+            self.cache_tokens = fitting_tokens(columns, max_num_seqs, bytes_per_token, device, asked=asked, fixed=fixed)
+        self.cache_bytes, self.max_num_seqs, self.passes = self.cache_tokens * bytes_per_token + fixed, max_num_seqs, 0
         self._lengths, self._scored, self._written = (np.zeros(max_num_seqs, np.int64) for _ in range(3))
         self._read_only = self._lengths.view()
         self._read_only.flags.writeable = False
@@ -144,6 +145,13 @@ class SlotModel(Target, ABC):
         """Empty a slot and give its memory back, where it grows."""
         self.release([slot])
         self._written[slot] = 0
+
+    def read_states(self, slot: int, length: int) -> Any:
+        """See `core.BlockCopying`; without recurrent layers there are none."""
+        return ()
+
+    def write_states(self, slot: int, states: Any) -> None:
+        """See `core.BlockCopying`."""
 
     chunk = TREE_ROOM
     """Prompt tokens of one sequence that `append` is given at a time."""
@@ -344,9 +352,9 @@ class Slots:
         slot = self._best(token_ids)
         self.make_room(len(token_ids) + TREE_ROOM, but=slot)
         kept_ids = self._kept.pop(slot, ())
-        length = (
-            common_length(kept_ids, token_ids) if self._model.lengths[slot] == len(kept_ids) else 0
-        )  # else someone else used the slot
+        length = 0
+        if self._model.lengths[slot] == len(kept_ids):  # else someone else used the slot
+            length = self._model.resumes(slot, common_length(kept_ids, token_ids))
         if self.prefix_cache is not None and len(kept_ids) > length and self._model.lengths[slot] == len(kept_ids):
             self.prefix_cache.store(slot, kept_ids)
         if length:
@@ -391,7 +399,7 @@ class Slots:
         held = {free: text for free, text in self._kept.items() if lengths[free] == len(text)} | self._held
 
         def common(other: int) -> int:
-            return min(common_length(held[other], token_ids), int(lengths[other]))
+            return self._model.resumes(other, min(common_length(held[other], token_ids), int(lengths[other])))
 
         source = max(held, key=common, default=None)
         if source is not None and common(source) >= length + LEAST_COPIED:

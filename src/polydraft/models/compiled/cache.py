@@ -27,11 +27,12 @@ class SlotMemory(NamedTuple):
     """Panels over columns for keys, over the width for values; one type, whatever numbers they are.
 
     keys: [L, slots, G, columns / PANEL, D / together, PANEL, 2], D up to whole steps of a product.  values: [L, slots, G, D / PANEL, columns / together, PANEL, 2].
-    lengths: [slots] committed columns.  together: numbers in a pair.  product: address of the code that multiplies with them.
+    tokens: [slots, columns] which token lies in each.  lengths: [slots] committed columns.  together: numbers in a pair.  product: address of the code that multiplies with them.
     """
 
     keys: np.ndarray
     values: np.ndarray
+    tokens: np.ndarray
     lengths: np.ndarray
     together: int
     product: int
@@ -62,7 +63,8 @@ def new_memory(each: tuple[int, int, int], width: int, columns: int, lengths: np
     together = CACHE_DTYPES[dtype]
     keys = aligned(*each, columns // PANEL, whole(width, UNROLL) // together, PANEL, 2, dtype=np.uint16)
     values = aligned(*each, whole(width) // PANEL, columns // together, PANEL, 2, dtype=np.uint16)
-    return SlotMemory(keys, values, lengths, together, number_product(np.dtype(np.float32 if together == 1 else np.uint16)))
+    tokens, product = np.zeros((each[1], columns), np.int32), number_product(np.dtype(np.float32 if together == 1 else np.uint16))
+    return SlotMemory(keys, values, tokens, lengths, together, product)
 
 
 def forget(memory: SlotMemory, slot: int) -> None:
@@ -101,5 +103,6 @@ def _move(keys, values, together, source, target):
 def move_columns(memory, source, target):
     """Copy columns, (slot, column) each, one after the other."""
     for m in range(len(source)):
+        memory.tokens[target[m, 0], target[m, 1]] = memory.tokens[source[m, 0], source[m, 1]]
         for layer in range(len(memory.keys)):
             _move(memory.keys[layer], memory.values[layer], memory.together, source[m], target[m])

@@ -122,6 +122,7 @@ def compiled_pass(model, slots, tokens, parents, begins, ends, wanted, logits, h
                 describe(work.rows[rows], work.seen_columns[rows], tokens[b, n], slot, length, parents[b], n, n >= wanted[b])
             else:
                 continue
+            model.memory.tokens[slot, work.rows[rows].column] = work.rows[rows].token
             rows += 1
             if rows == len(work.rows) or first + rows == total:
                 done = _run_rows(model, rows, logits, done, hidden, taken, first)

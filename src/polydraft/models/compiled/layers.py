@@ -1,10 +1,13 @@
 """The layers of a compiled model: which parts they have, with which weights."""
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from polydraft.compile_time import inner, unowned
+from polydraft.models.compiled.architectures.base import ATTENTION, CONVOLUTION
 from polydraft.models.compiled.cache import SlotMemory
 from polydraft.models.compiled.kernels import cap, scale_row
 from polydraft.models.compiled.mixtures import ExpertWeights, expert_parts
@@ -22,6 +25,14 @@ from polydraft.models.compiled.parts.products import (
     product_code,
     rounding_code,
 )
+from polydraft.models.compiled.parts.short_convolution import (
+    ConvolutionMemory,
+    GatedConvolution,
+    KeepInputs,
+    convolve_code,
+    keep_inputs_code,
+    new_convolution,
+)
 from polydraft.models.compiled.products import Packed, matmul
 from polydraft.models.compiled.program import (
     RUNS,
@@ -35,11 +46,15 @@ from polydraft.models.compiled.program import (
     replace_part,
     run_parts,
 )
+from polydraft.models.compiled.recurrent import StateKind, StateShape
 from polydraft.models.compiled.rounding import round_rows
-from polydraft.models.compiled.workspace import NONE, Sizes, Workspace
+from polydraft.models.compiled.vectors import aligned
+from polydraft.models.compiled.workspace import CHUNK, NONE, Sizes, Workspace
 from polydraft.threads import share, shared_code
 
 __all__ = [
+    "MIXER_BLOCKS",
+    "STATES",
     "Block",
     "ModelArrays",
     "Weights",
@@ -80,6 +95,8 @@ class Weights(NamedTuple):
     windows: np.ndarray  # [L] tokens that a row attends to, itself included, or 0 for all
     is_sparse: tuple[bool, ...] = ()  # [L] whether the feed-forward of a layer is a mixture of experts
     experts: ExpertWeights | None = None  # of these layers; `gate_up` and `down` are of the others
+    mixers: tuple[str, ...] = ()  # kind of each layer, of `architectures.base.MIXERS`
+    others: Any = None  # stacked weights of other kinds of layers than attention, by their names there
 
 
 class ModelArrays(NamedTuple):
@@ -122,6 +139,23 @@ def attention_block(weights: Weights, sizes: Sizes, memory: SlotMemory, work: Wo
     return Block(weights.qkv.rounding, parts)
 
 
+def convolution_block(weights: Weights, sizes: Sizes, memory: ConvolutionMemory, work: Workspace, step: np.ndarray) -> Block:
+    """Inputs become pending rows, then every row takes those of its path; see `parts.short_convolution`."""
+    into, out, taps = weights.others["conv_in"], weights.others["conv_out"], weights.others["conv_taps"]
+    taps = np.ascontiguousarray(taps[:, :, 0].swapaxes(1, 2))
+    x, mixed = aligned(CHUNK, into.outputs), aligned(CHUNK, taps.shape[2])
+    convolution = GatedConvolution(
+        step, work.rows, work.seen_columns, x, memory, taps, taps[:, 0, :0], mixed, out.rounding, work.rounded
+    )
+    parts = (
+        product(step, work.normed, into, x, work),
+        Part(keep_inputs_code, KeepInputs(step, work.rows, x, memory)),
+        Part(convolve_code, convolution),
+        product(step, mixed, out, work.update, work),
+    )
+    return Block(into.rounding, parts)
+
+
 def feed_forward_block(weights: Weights, sizes: Sizes, work: Workspace, step: np.ndarray) -> Block:
     """Down times (activation(gate) up)."""
     gate = Gate(work.gate_up, sizes.inner, sizes.activation, work.act, weights.down.rounding, work.rounded)
@@ -143,8 +177,16 @@ def _head(head: Packed, outputs: int, work: Workspace, step: np.ndarray) -> Part
     return Part(head_code, arguments, panel_work(head.panels, head.panel_bytes, len(work.queries)))
 
 
-def model_arrays(weights: Weights, sizes: Sizes, memory: SlotMemory, work: Workspace) -> ModelArrays:
-    """A model whose layers are attention and a gated feed-forward."""
+MIXER_BLOCKS: dict[str, Callable[..., Block]] = {ATTENTION: attention_block, CONVOLUTION: convolution_block}
+"""By kind of layer: what its block is made of, the memory being that of the kind."""
+STATES: dict[str, Callable[[StateShape, np.ndarray], tuple[Any, StateKind]]] = {CONVOLUTION: new_convolution}
+"""By kind of recurrent layer: new memory of a shape for the slots whose folded tokens are counted, as its parts and as `RecurrentMemory` take it."""
+
+
+def model_arrays(
+    weights: Weights, sizes: Sizes, memory: SlotMemory, work: Workspace, states: Mapping[str, Any] = MappingProxyType({})
+) -> ModelArrays:
+    """A model whose layers each mix tokens in their way, and then have a gated feed-forward. states: memory of kinds other than attention."""
     step = new_step()
 
     def around(block: Block, gain: np.ndarray, out_gain: np.ndarray, out_bias: np.ndarray) -> tuple[Part, Part]:
@@ -158,9 +200,12 @@ def model_arrays(weights: Weights, sizes: Sizes, memory: SlotMemory, work: Works
         return [(before, layer), *((part, index) for part in block.parts), (behind, layer)]
 
     ends: dict[int, tuple[Part, Part]] = {}
-    attention, num_layers = attention_block(weights, sizes, memory, work, step), len(weights.attention_norm)
+    num_layers = len(weights.attention_norm)
     none = np.zeros((num_layers, 0), np.float32)
-    norms = (weights.attention_norm, weights.attention_out_norm, weights.out_bias), (weights.mlp_norm, weights.mlp_out_norm, none)
+    mixers, memories = weights.mixers or (ATTENTION,) * num_layers, {ATTENTION: memory, **states}
+    blocks = {kind: MIXER_BLOCKS[kind](weights, sizes, memories[kind], work, step) for kind in dict.fromkeys(mixers)}
+    biases = dict.fromkeys(mixers, none) | {ATTENTION: weights.out_bias}
+    norms = (weights.attention_norm, weights.attention_out_norm), (weights.mlp_norm, weights.mlp_out_norm, none)
     is_sparse = weights.is_sparse or (False,) * num_layers
     feed_forwards = {
         kind: experts_block(weights.experts, sizes, work, step)
@@ -169,8 +214,9 @@ def model_arrays(weights: Weights, sizes: Sizes, memory: SlotMemory, work: Works
         for kind in {*is_sparse}
     }
     layers = [
-        indexed(attention, norms[0], l, l) + indexed(feed_forwards[kind], norms[1], l, is_sparse[:l].count(kind))
-        for l, kind in enumerate(is_sparse)
+        indexed(blocks[mixer], (*norms[0], biases[mixer]), l, mixers[:l].count(mixer))
+        + indexed(feed_forwards[kind], norms[1], l, is_sparse[:l].count(kind))
+        for l, (mixer, kind) in enumerate(zip(mixers, is_sparse, strict=True))
     ]
     program = new_program([*layers, [(_head(weights.head, sizes.outputs, work, step), 0)]], step, len(work.queries))
     return ModelArrays(weights.embed, weights.head, weights.norm, sizes, memory, work, program)

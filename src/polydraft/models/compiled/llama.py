@@ -22,13 +22,14 @@ from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import checkpoint
 from polydraft.models.checkpoint import Checkpoint, head_width, why_not_compiled
 from polydraft.models.compiled.architectures import ARCHITECTURES
-from polydraft.models.compiled.cache import CACHE_DTYPES, forget, move_columns, new_memory, token_bytes
+from polydraft.models.compiled.architectures.base import ATTENTION
+from polydraft.models.compiled.cache import CACHE_DTYPES, new_memory, token_bytes
 from polydraft.models.compiled.draft_vocabulary import DraftVocabulary
 from polydraft.models.compiled.forward import compiled_pass, embed_rows, head_rows
 from polydraft.models.compiled.kernels import GELU, SILU
 from polydraft.models.compiled.layers import model_arrays, with_head
-from polydraft.models.compiled.products import BYTES, FORMATS
-from polydraft.models.compiled.proposals import CompiledProposals
+from polydraft.models.compiled.products import BYTES, FORMATS, Packed
+from polydraft.models.compiled.slots import CompiledSlots
 from polydraft.models.compiled.vectors import PANEL
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.compiled.workspace import CHUNK, Sizes, workspace
@@ -42,7 +43,7 @@ ACTIVATIONS = {"silu": SILU, "gelu_pytorch_tanh": GELU}
 QUANTIZATIONS = (None, *(name for name in FORMATS if name != "float32"))
 
 
-class CompiledLlama(CompiledProposals):
+class CompiledLlama(CompiledSlots):
     """A Llama-family model in compiled code, with slots; see `core.Target`.
 
     model: the weights to take: a `Checkpoint`, read one at a time, or a module of transformers, which is not needed afterwards.
@@ -99,13 +100,14 @@ class CompiledLlama(CompiledProposals):
         self.name, self.vocab_size = str(config.name_or_path or type(model).__name__), int(config.vocab_size)
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.eos_token_ids, self.bos_token_id = special_ids(source)
-        width, groups = head_width(config), config.num_key_value_heads
-        cache_shape = config.num_hidden_layers, max_num_seqs, groups
+        width, groups, spec = head_width(config), config.num_key_value_heads, source.architecture.spec(config)
+        cache_shape = len(spec.layers(ATTENTION)), max_num_seqs, groups
         columns = self.open_slots(
             max_model_len,
             max_num_seqs,
             context=context_length(config) or 0,
-            bytes_per_token=config.num_hidden_layers * token_bytes(groups, width, cache_dtype),
+            bytes_per_token=cache_shape[0] * token_bytes(groups, width, cache_dtype),
+            bytes_per_slot=sum(shape.slot_bytes for shape in spec.states.values()),
             device=self.device,
             multiple=PANEL,
         )
@@ -114,22 +116,23 @@ class CompiledLlama(CompiledProposals):
         weights, self.weight_format, self.quantization_error, self.rounded_again = packed_model
         matrices = weights.head, weights.qkv, weights.out, weights.gate_up, weights.down
         matrices += () if weights.experts is None else weights.experts.matrices
+        matrices += tuple(w for w in weights.others.values() if isinstance(w, Packed))
         self.activations = "int8" if any(w.rounding == BYTES for w in matrices) else "float32"
-        spec = source.architecture.spec(config)
         sizes = Sizes(
             config.num_attention_heads,
             groups,
             width,
-            config.intermediate_size,
+            source.architecture.inner_width(config),
             weights.head.outputs,
-            np.float32(config.rms_norm_eps),
+            np.float32(spec.epsilon),
             *(np.float32(getattr(spec, name)) for name in Sizes._fields[6:-1]),
             ACTIVATIONS[spec.activation],
         )
         self._sees_all = not any(spec.windows)
         self.weight_bytes = sum(w.nbytes for w in matrices)
         threads = default_threads(self.weight_bytes) if threads is None else threads
-        self.weights, self.arrays = weights, model_arrays(weights, sizes, memory, workspace(weights, sizes, columns, threads))
+        work, states = workspace(weights, sizes, columns, threads), self.new_states(spec)
+        self.weights, self.arrays = weights, model_arrays(weights, sizes, memory, work, states)
         self._no_states = np.full(len(self.weights.attention_norm) + 1, -1, np.int64)
         self.pool = Pool(threads)
         self._vocabulary: DraftVocabulary | None = None
@@ -242,6 +245,8 @@ class CompiledLlama(CompiledProposals):
         aux: AuxRows | None = None,
     ) -> np.ndarray:
         """One compiled pass over the nodes from `since` on; returns the states asked for, [layers, rows, h]."""
+        if since == 0:
+            self.settle(slots)
         tokens, parents = tree.host
         B, N = tokens.shape
         if aux is None:
@@ -258,6 +263,10 @@ class CompiledLlama(CompiledProposals):
             compiled_pass(self.arrays, np.array(slots), *nodes, logits_from, logits, hidden, state_index, extra, mask)
         self.passes += 1
         return hidden
+
+    def read_on(self, slot: int, token_ids: Sequence[int]) -> None:
+        """See `CompiledSlots`."""
+        self._run([slot], TokenTree.chain(torch.tensor([token_ids])), 0, np.array([len(token_ids)]), self.new_logits(0))
 
     def new_logits(self, rows: int) -> np.ndarray:
         """Room for the logits of some rows, as `compiled_pass` writes them: the vocabulary is filled up to whole panels."""
@@ -288,6 +297,7 @@ class CompiledLlama(CompiledProposals):
         rows: list[tuple[Tensor, list[Tensor]]] = []
         for slot, ids in token_ids.items():
             self.reads(slot, ids)
+            self.begins([slot])
             logits, chain = self.new_logits(1), TokenTree.chain(torch.tensor([ids]))
             states = self._run([slot], chain, 0, np.array([len(ids) - 1]), logits, hidden)
             rows.append((self._of_all_tokens([slot], logits[None])[0, 0], [torch.from_numpy(x) for x in states]))
@@ -316,6 +326,8 @@ class CompiledLlama(CompiledProposals):
         B, N = scored.tokens.shape
         for slot, root in zip(slots, scored.host[0][:, :1].tolist() if since == 0 else (), strict=False):
             self.reads(slot, root)
+        if since == 0:
+            self.goes_on(slots)
         buffer = self.new_logits(B * (N + X))
         states = self._run(slots, tree, since, np.array([since] * B), buffer, hidden, aux)
         self.scored(slots, tree.num_nodes)
@@ -341,6 +353,8 @@ class CompiledLlama(CompiledProposals):
         tokens[:B, :N], parents[:B, :N] = tree.host
         for b, ids in enumerate(pieces.values(), B):
             tokens[b, : len(ids)], parents[b, : len(ids)] = ids, np.arange(-1, len(ids) - 1)
+        self.goes_on(slots)
+        self.begins(pieces)
         logits_from = np.array([0] * B + counts)
         buffer = self.new_logits(B * N)
         together = TokenTree(torch.from_numpy(tokens), torch.from_numpy(parents))
@@ -355,33 +369,6 @@ class CompiledLlama(CompiledProposals):
         roots = TokenTree.roots(torch.tensor([ids[-1] for ids in pieces.values()]))
         logits = self._of_all_tokens(slots, _place(buffer, parents[:B, :N], True, 0))
         return Scores(tree, logits, tree_states), Scores(roots, torch.empty(len(counts), 1, 0), piece_states)
-
-    def move(self, source: np.ndarray, target: np.ndarray) -> None:
-        """See `slots.SlotModel.move`."""
-        move_columns(self.arrays.memory, source, target)
-
-    def trim(self, slot: int) -> None:
-        """See `slots.SlotModel.trim`."""
-        super().trim(slot)
-        forget(self.arrays.memory, slot)
-
-    block_tokens = PANEL
-
-    def read_block(self, slot: int, start: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `core.BlockCopying`."""
-        return tuple(entries.copy() for entries in self._block(slot, start))
-
-    def write_block(self, slot: int, entries: tuple[np.ndarray, np.ndarray]) -> None:
-        """See `core.BlockCopying`."""
-        for columns, block in zip(self._block(slot, int(self.lengths[slot])), entries, strict=True):
-            columns[...] = block
-        self.appended([slot], PANEL)
-
-    def _block(self, slot: int, start: int) -> tuple[np.ndarray, np.ndarray]:
-        memory = self.arrays.memory
-        first = start // memory.together
-        values = memory.values[:, slot, :, :, first : first + PANEL // memory.together]
-        return memory.keys[:, slot, :, start // PANEL], values
 
 
 @cache

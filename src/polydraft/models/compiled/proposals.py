@@ -356,6 +356,7 @@ class CompiledProposals(SlotModel):
         """What is asked for, a record each: slot, what is said about it, number of pending tokens; and those tokens. What does not fit beside
         a proposal of so many rows is read now."""
         self.check_tree(num_rows)
+        self.settle([slot for slot, drafts in zip(slots, drafting, strict=True) if drafts])
         most = min(LONGEST_PENDING, TREE_ROOM + 1 - num_rows)
         for slot, ids, drafts in zip(slots, pending, drafting, strict=True):
             if drafts and len(ids) > most:
@@ -367,6 +368,9 @@ class CompiledProposals(SlotModel):
         longest = max(map(len, token_ids))
         records = [(slot, *fields, len(ids)) for slot, fields, ids in zip(slots, about, token_ids, strict=True)]
         return np.array(records, kind), np.array([[*ids, *[0] * (longest - len(ids))] for ids in token_ids])
+
+    def settle(self, slots: Sequence[int]) -> None:
+        """Be ready for passes over new trees behind the committed tokens of these slots: for models whose layers keep states."""
 
     def reads(self, slot: int, token_ids: Sequence[int]) -> None:
         """The next proposal reads these tokens behind those of this slot: for models that read more of them than their ids."""

@@ -13,6 +13,7 @@ import torch
 
 from polydraft.errors import CapacityError
 from polydraft.models.checkpoint import EMBEDDING, HEAD, Checkpoint, rotary
+from polydraft.models.compiled.architectures.base import ATTENTION, FEED_FORWARD, MIXERS
 from polydraft.models.compiled.architectures.mixture import ROUTER, Mixture
 from polydraft.models.compiled.decoding import RECODED, recode
 from polydraft.models.compiled.formats import BLOCKS, NUMBERS, pack, pack_blocks, raw_blocks
@@ -25,15 +26,6 @@ from polydraft.progress import report
 from polydraft.threads import usable_cores
 
 __all__ = ["PackedModel", "packed_weights"]
-
-MATRICES = {
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "out": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
-FEED_FORWARD = ("gate_up", "down")
-"""Of layers that are no mixtures."""
 
 
 SLICE = 256 * PANEL
@@ -191,62 +183,81 @@ def packed_weights(model: Checkpoint, columns: int, quantization: str | None, *,
     Raises:
         CapacityError: less memory is free than the weights take.
     """
-    spec, mixture = model.architecture.spec(model.config), model.architecture.mixture_of(model.config)
-    prefixes = [f"model.layers.{layer}." for layer in range(model.config.num_hidden_layers)]
-    is_sparse = (False,) * len(prefixes) if mixture is None else mixture.layers
-    sparse, dense = ([p for p, x in zip(prefixes, is_sparse, strict=True) if x == kind] for kind in (True, False))
+    architecture = model.architecture
+    spec, mixture = architecture.spec(model.config), architecture.mixture_of(model.config)
+    everywhere, of_kind = range(len(spec.mixers)), {kind: spec.layers(kind) for kind in MIXERS}
+    is_sparse = (False,) * len(everywhere) if mixture is None else mixture.layers
+    sparse, dense = ([l for l in everywhere if is_sparse[l] == kind] for kind in (True, False))
+    layers_of = {name: of_kind[kind] for kind, mixer in MIXERS.items() for name in (*mixer.matrices, *mixer.vectors)}
+    layers_of |= dict.fromkeys(FEED_FORWARD, dense)
     names = {
-        part: [[f"{prefix}{n}.weight" for n in group] for prefix in (dense if part in FEED_FORWARD else prefixes)]
-        for part, group in MATRICES.items()
+        name: [[f"{_layer(l)}{module}.weight" for module in modules] for l in layers_of[name]]
+        for name, modules in architecture.matrices.items()
     }
     names["head"] = [[EMBEDDING if model.tied else HEAD]]
     _check_memory(model, quantization)
     packer = _Packer(model, quantization, integers)
-    of_experts = {} if mixture is None else expert_matrices(mixture, sparse)
+    of_experts = {} if mixture is None else expert_matrices(mixture, [*map(_layer, sparse)])
     if quantization is None:
         packer.choose_numbers(name for layers in (names | of_experts).values() for layer in layers for name in layer)
 
-    def stacked(*parts: str, offset: float = 0.0) -> np.ndarray:
+    def read(name: str) -> torch.Tensor:
+        return model.read(name).float().reshape(model.outlines[name].shape)
+
+    def stacked(parts: Sequence[str], layers: Sequence[int] = everywhere, offset: float = 0.0) -> np.ndarray:
         """Of each layer, one below another; empty where a model has none."""
-        if not parts or f"{prefixes[0]}{parts[0]}" not in model.outlines:
-            return np.zeros((len(prefixes), 0), np.float32)
-        vectors = [torch.cat([model.read(f"{prefix}{part}").float() for part in parts]) for prefix in prefixes]
+        if not parts or not layers or f"{_layer(layers[0])}{parts[0]}" not in model.outlines:
+            return np.zeros((len(layers), 0), np.float32)
+        vectors = [torch.cat([read(f"{_layer(l)}{part}") for part in parts]) for l in layers]
         return (torch.stack(vectors) + offset).numpy()
 
     def norm(role: str) -> np.ndarray:
-        name = model.architecture.norms.get(role)
-        return stacked(*([] if name is None else [f"{name}.weight"]), offset=model.norm_offset)
+        name = architecture.norms.get(role)
+        return stacked([] if name is None else [f"{name}.weight"], offset=model.norm_offset)
+
+    def head_norm(place: int) -> np.ndarray:
+        norms = architecture.head_norms[place : place + 1]
+        return stacked([f"{name}.weight" for name in norms], of_kind[ATTENTION], model.norm_offset)
+
+    def of_attention(numbers: Sequence[int]) -> np.ndarray:
+        return np.array([numbers[l] for l in of_kind[ATTENTION]], np.int64)
 
     matrices = {part: packer.packed(layers) for part, layers in names.items()}
     embed = _embedding(model, packer, matrices["head"])
-    experts = None if mixture is None else _experts(model, packer, mixture, sparse, of_experts)
+    experts = None if mixture is None else _experts(model, packer, mixture, [*map(_layer, sparse)], of_experts)
     packed_matrices = *matrices.values(), *(() if experts is None else experts.matrices)
+    stored = ", ".join(sorted(set().union(*(w.formats for w in packed_matrices))))
     size = sum(w.nbytes for w in packed_matrices) + (0 if embed is matrices["head"] else embed.nbytes)
     lost, whole = _run(packer, _name(model), size)
     tables = [rotary(model.config, columns, model.rope_factors, rope) for rope in spec.rotaries]
     cos, sin = (torch.stack(parts).numpy() for parts in zip(*tables, strict=True))
     weights = Weights(
         embed=embed,
-        norm=(model.read("model.norm.weight").float() + model.norm_offset).numpy(),
+        norm=(model.read(f"{architecture.final_norm}.weight").float() + model.norm_offset).numpy(),
         attention_norm=norm("attention_norm"),
         attention_out_norm=norm("attention_out_norm"),
         mlp_norm=norm("mlp_norm"),
         mlp_out_norm=norm("mlp_out_norm"),
-        bias=stacked(*(f"{name}.bias" for name in MATRICES["qkv"])),
-        q_norm=stacked("self_attn.q_norm.weight", offset=model.norm_offset),
-        k_norm=stacked("self_attn.k_norm.weight", offset=model.norm_offset),
-        out_bias=stacked("self_attn.o_proj.bias"),
-        sinks=stacked("self_attn.sinks"),
-        **matrices,
+        bias=stacked([f"{name}.bias" for name in architecture.matrices["qkv"]], of_kind[ATTENTION]),
+        q_norm=head_norm(0),
+        k_norm=head_norm(1),
+        out_bias=stacked([f"{name}.bias" for name in architecture.matrices["out"]]),
+        sinks=stacked(["self_attn.sinks"], of_kind[ATTENTION]),
+        **{name: matrices.pop(name) for name in ("head", *MIXERS[ATTENTION].matrices, *FEED_FORWARD)},
         cos=cos,
         sin=sin,
-        rotaries=np.array(spec.rotary_of_layer),
-        windows=np.array(spec.windows),
+        rotaries=of_attention(spec.rotary_of_layer),
+        windows=of_attention(spec.windows),
+        mixers=spec.mixers,
         is_sparse=is_sparse,
         experts=experts,
+        others=matrices | {name: stacked([part], layers_of[name]) for name, part in architecture.vectors.items()},
     )
-    stored = ", ".join(sorted(set().union(*(w.formats for w in packed_matrices))))
     return PackedModel(weights, quantization or stored, (lost / whole) ** 0.5 if lost else 0.0, packer.rounded)
+
+
+def _layer(layer: int) -> str:
+    return f"model.layers.{layer}."
 
 
 def _name(model: Checkpoint) -> str:

@@ -2,7 +2,9 @@
 
 Every layer of the compiled path has the same parts, and an architecture says which of them it has and with what numbers:
 
-    x = x + residual_scale norm?(attention(norm(x)))      norms of queries and keys, biases, rotation, window, soft cap
+    x = x + residual_scale norm?(mixer(norm(x)))          of one kind a layer:
+        attention                                         norms of queries and keys, biases, rotation, window, soft cap
+        convolution                                       short and gated, see `parts.short_convolution`
     x = x + residual_scale norm?(feed_forward(norm(x)))   activation(gate) up, or a mixture of experts, see `mixture`
     logits = cap(logit_scale head(norm(x)))               x begins as embedding_scale times the token's embedding
 
@@ -11,15 +13,50 @@ Settings are read by the names of transformers' configurations, whichever file t
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from polydraft.models.compiled.architectures.mixture import GGUF_NAMES as MIXTURE_NAMES
 from polydraft.models.compiled.architectures.mixture import Mixture, Stored, in_gguf, stacked
+from polydraft.models.compiled.recurrent import StateShape
 from polydraft.models.gguf_header import GgufHeader
 from polydraft.models.rotary import head_width, rope_parameters
 from polydraft.models.windows import windows
 
-__all__ = ["Architecture", "ModelSpec", "layer_windows", "one_rotary"]
+__all__ = [
+    "ATTENTION",
+    "CONVOLUTION",
+    "FEED_FORWARD",
+    "HEAD_NORMS",
+    "MATRICES",
+    "MIXERS",
+    "Architecture",
+    "Mixer",
+    "ModelSpec",
+    "layer_windows",
+    "one_rotary",
+]
+
+ATTENTION, CONVOLUTION = "attention", "convolution"
+
+
+class Mixer(NamedTuple):
+    """What layers of a kind have, by the keys of `Architecture.matrices` and `Architecture.vectors`."""
+
+    matrices: tuple[str, ...]
+    vectors: tuple[str, ...] = ()
+
+
+MIXERS = {ATTENTION: Mixer(("qkv", "out")), CONVOLUTION: Mixer(("conv_in", "conv_out"), ("conv_taps",))}
+"""Kinds of layers, by what mixes their tokens."""
+FEED_FORWARD = ("gate_up", "down")
+MATRICES = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "out": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+"""Llama's, see `Architecture`."""
+HEAD_NORMS = "self_attn.q_norm", "self_attn.k_norm"
 
 NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
 """Llama's norms of a layer: field of `layers.Weights` -> transformers' name."""
@@ -49,11 +86,15 @@ GGUF_NAMES = {
 class ModelSpec:
     """What one model computes beside the products with its weights.
 
+    epsilon: of norms.  mixers: kind of each layer, of `MIXERS`.  states: what those of recurrent kinds keep.
     windows: of each layer, tokens that a row attends to, itself included; 0 for all.
     rotaries: rotary parameters as transformers names them.  rotary_of_layer: which of them a layer has, or -1 for none.
     activation: transformers' name.  attention_cap, logit_cap: soft caps, 0 for none.
     """
 
+    epsilon: float
+    mixers: tuple[str, ...]
+    states: Mapping[str, StateShape]
     windows: tuple[int, ...]
     rotaries: tuple[Mapping[str, Any], ...]
     rotary_of_layer: tuple[int, ...]
@@ -64,6 +105,10 @@ class ModelSpec:
     logit_scale: float = 1.0
     attention_cap: float = 0.0
     logit_cap: float = 0.0
+
+    def layers(self, kind: str) -> list[int]:
+        """Those of a kind."""
+        return [layer for layer, mixer in enumerate(self.mixers) if mixer == kind]
 
 
 def layer_windows(config: Any) -> tuple[int, ...]:
@@ -84,6 +129,9 @@ def one_rotary(config: Any, **numbers: Any) -> ModelSpec:
     """A model whose layers all rotate alike, as Llama's do. numbers: fields of `ModelSpec` that differ from Llama's."""
     layers = config.num_hidden_layers
     fields: dict[str, Any] = {
+        "epsilon": numbers.get("epsilon") or config.rms_norm_eps,
+        "mixers": (ATTENTION,) * layers,
+        "states": {},
         "windows": layer_windows(config),
         "rotaries": (rope_parameters(config),),
         "rotary_of_layer": (0,) * layers,
@@ -99,9 +147,11 @@ class Architecture:
 
     model_type: of config.json.  gguf: `general.architecture` of GGUF files.
     norms: field of `layers.Weights` -> transformers' name of a norm in a layer.  norm_offset: added to norm weights of folders; GGUF files hold the sum.
-    head_norms, qkv_bias, out_bias: whether a layer has norms of queries and keys, and biases of its first product and of attention's last one.
+    matrices: name -> transformers' modules whose weights lie below one another in it.  vectors: name -> weight of a layer that is no matrix of a product.
+    final_norm: transformers' name of the norm before the head.
+    head_norms: names of the norms of queries and keys, where attention has them.  qkv_bias, out_bias: whether its first and its last product have biases.
     sinks: whether each head has a score more in its softmax, without a value.
-    spec: from a configuration.
+    spec: from a configuration.  inner_width: of what lies between gate and down, likewise.  mixer_shapes: of the weights of a layer's mixer by name, of kinds other than attention.
     fused: whether q, k, v and gate, up are one matrix each.
     gguf_names: where GGUF files name tensors otherwise than Llama's.  interleaved: whether they have the two halves of a rotation side by side
     in the rows of queries and keys.  gguf_settings: of transformers' configuration, what such a file implies or names otherwise.
@@ -114,7 +164,7 @@ class Architecture:
     spec: Callable[[Any], ModelSpec] = one_rotary
     norms: Mapping[str, str] = field(default_factory=lambda: NORMS)
     norm_offset: float = 0.0
-    head_norms: bool = False
+    head_norms: tuple[str, ...] = ()
     qkv_bias: bool = False
     fused: bool = False
     gguf_names: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -125,6 +175,11 @@ class Architecture:
     module_names: Mapping[str, str] = field(default_factory=dict[str, str])
     out_bias: bool = False
     sinks: bool = False
+    matrices: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MATRICES)
+    vectors: Mapping[str, str] = field(default_factory=dict[str, str])
+    final_norm: str = "model.norm"
+    inner_width: Callable[[Any], int] = lambda config: config.intermediate_size
+    mixer_shapes: Callable[[Any, str], dict[str, tuple[int, ...]]] = lambda config, kind: {}
 
     def mixture_of(self, config: Any) -> Mixture | None:
         """Of the layers that are mixtures of experts, where there are any."""
@@ -152,7 +207,7 @@ class Architecture:
         """Of modules that lie below one another in a matrix: its module, and their rows in it."""
         if not self.fused:
             return {}
-        width, inner = head_width(config), config.intermediate_size
+        width, inner = head_width(config), self.inner_width(config)
         q, kv = config.num_attention_heads * width, config.num_key_value_heads * width
         return {
             "self_attn.q_proj": ("self_attn.qkv_proj", slice(0, q)),
@@ -162,27 +217,29 @@ class Architecture:
             "mlp.up_proj": ("mlp.gate_up_proj", slice(inner, None)),
         }
 
-    def layer_shapes(self, config: Any, inputs: int | None = None, layer: int = 0) -> dict[str, tuple[int, ...]]:
-        """Of the weights of one layer, by name. inputs: width of what its attention reads, default the model's."""
-        h, inner, width = config.hidden_size, config.intermediate_size, head_width(config)
-        q, kv, inputs = config.num_attention_heads * width, config.num_key_value_heads * width, inputs or h
-        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (h,) for name in self.norms.values()} | {
-            "self_attn.q_proj.weight": (q, inputs),
-            "self_attn.k_proj.weight": (kv, inputs),
-            "self_attn.v_proj.weight": (kv, inputs),
-            "self_attn.o_proj.weight": (h, q),
-        }
+    def layer_shapes(
+        self, config: Any, inputs: int | None = None, layer: int = 0, mixer: str = ATTENTION
+    ) -> dict[str, tuple[int, ...]]:
+        """Of the weights of one layer, by name. inputs: width of what its attention reads, default the model's.  mixer: its kind."""
+        h, inner = config.hidden_size, self.inner_width(config)
+        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (h,) for name in self.norms.values()}
+        shapes |= self._attention_shapes(config, inputs or h) if mixer == ATTENTION else self.mixer_shapes(config, mixer)
         mixture = self.mixture_of(config)
         if mixture is not None and mixture.layers[layer]:
-            shapes |= mixture.shapes(h)
-        else:
-            shapes |= {"mlp.gate_proj.weight": (inner, h), "mlp.up_proj.weight": (inner, h), "mlp.down_proj.weight": (h, inner)}
+            return shapes | mixture.shapes(h)
+        shapes |= {f"{name}.weight": (inner, h) for name in self.matrices["gate_up"]}
+        return shapes | {f"{name}.weight": (h, inner) for name in self.matrices["down"]}
+
+    def _attention_shapes(self, config: Any, inputs: int) -> dict[str, tuple[int, ...]]:
+        width = head_width(config)
+        outputs = [heads * width for heads in (config.num_attention_heads, *[config.num_key_value_heads] * 2)]
+        qkv, (out,) = self.matrices["qkv"], self.matrices["out"]
+        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (rows, inputs) for name, rows in zip(qkv, outputs, strict=True)}
+        shapes[f"{out}.weight"] = (config.hidden_size, outputs[0])
         if self.qkv_bias:
-            shapes |= {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,), "self_attn.v_proj.bias": (kv,)}
+            shapes |= {f"{name}.bias": (rows,) for name, rows in zip(qkv, outputs, strict=True)}
         if self.out_bias:
-            shapes["self_attn.o_proj.bias"] = (h,)
+            shapes[f"{out}.bias"] = (config.hidden_size,)
         if self.sinks:
             shapes["self_attn.sinks"] = (config.num_attention_heads,)
-        if self.head_norms:
-            shapes |= {"self_attn.q_norm.weight": (width,), "self_attn.k_norm.weight": (width,)}
-        return shapes
+        return shapes | {f"{name}.weight": (width,) for name in self.head_norms}

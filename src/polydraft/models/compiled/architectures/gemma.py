@@ -8,7 +8,7 @@ five layers of six, and another rotary base there. Embeddings are multiplied by 
 from dataclasses import replace
 from typing import Any
 
-from polydraft.models.compiled.architectures.base import Architecture, ModelSpec, one_rotary
+from polydraft.models.compiled.architectures.base import HEAD_NORMS, Architecture, ModelSpec, one_rotary
 from polydraft.models.gguf_header import GgufHeader
 from polydraft.models.rotary import rope_parameters
 
@@ -79,5 +79,5 @@ def gemma3_settings(file: GgufHeader) -> dict[str, Any]:
 GEMMA = Architecture("gemma", "gemma", gemma_spec, norm_offset=1.0)
 GEMMA2 = Architecture("gemma2", "gemma2", gemma2_spec, NORMS, 1.0, gguf_names=GGUF_NAMES, gguf_settings=gemma2_settings)
 GEMMA3 = Architecture(
-    "gemma3_text", "gemma3", gemma3_spec, NORMS, 1.0, True, gguf_names=GGUF_NAMES, gguf_settings=gemma3_settings
+    "gemma3_text", "gemma3", gemma3_spec, NORMS, 1.0, HEAD_NORMS, gguf_names=GGUF_NAMES, gguf_settings=gemma3_settings
 )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from polydraft.models.compiled.architectures.base import Architecture
+from polydraft.models.compiled.architectures.base import HEAD_NORMS, Architecture
 from polydraft.models.compiled.architectures.mixture import Mixture
 from polydraft.models.compiled.architectures.qwen2_moe import expert_settings, sparse_layers
 from polydraft.models.gguf_header import GgufHeader
@@ -22,4 +22,4 @@ def settings(file: GgufHeader) -> dict[str, Any]:
     return expert_settings(file) | {"norm_topk_prob": True}
 
 
-QWEN3_MOE = Architecture("qwen3_moe", "qwen3moe", head_norms=True, gguf_settings=settings, mixture=mixture)
+QWEN3_MOE = Architecture("qwen3_moe", "qwen3moe", head_norms=HEAD_NORMS, gguf_settings=settings, mixture=mixture)

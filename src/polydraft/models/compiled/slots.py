@@ -1,0 +1,132 @@
+"""Slots of a compiled model: KV cache entries, and beside them the memory of recurrent layers, which follows what is committed; see `recurrent`."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from polydraft.models.compiled.architectures import ModelSpec
+from polydraft.models.compiled.cache import forget, move_columns
+from polydraft.models.compiled.layers import STATES
+from polydraft.models.compiled.proposals import CompiledProposals
+from polydraft.models.compiled.recurrent import RecurrentMemory, snapshot_bytes
+from polydraft.models.compiled.vectors import PANEL
+from polydraft.models.compiled.workspace import CHUNK
+
+__all__ = ["CompiledSlots"]
+
+
+class CompiledSlots(CompiledProposals):
+    """A model with slots and perhaps recurrent layers: without them, nothing is done beside what slots do."""
+
+    _recurrent: RecurrentMemory | None = None
+
+    def new_states(self, spec: ModelSpec) -> dict[str, Any]:
+        """The memory of recurrent layers, by their kind, for slots that were opened."""
+        folded = np.zeros(self.max_num_seqs, np.int64)
+        made = {kind: STATES[kind](shape, folded) for kind, shape in spec.states.items()}
+        self._begun = set[int]()
+        if made:
+            self.chunk, kinds = CHUNK, [kind for _, kind in made.values()]
+            self._recurrent = RecurrentMemory(kinds, self._lengths, folded, snapshot_bytes(), self._read_again)
+            self.state_bytes = self._recurrent.state_bytes
+        return {kind: memory for kind, (memory, _) in made.items()}
+
+    def _read_again(self, slot: int, begin: int, end: int) -> None:
+        """Run committed tokens through the layers, for what recurrent ones keep; keys and values get the bits that they have."""
+        length, self._lengths[slot] = int(self._lengths[slot]), begin
+        try:
+            self.read_on(slot, self.arrays.memory.tokens[slot, begin:end].tolist())
+        finally:
+            self._lengths[slot] = length
+
+    @abstractmethod
+    def read_on(self, slot: int, token_ids: Sequence[int]) -> None:
+        """Run tokens behind the committed ones of a slot, without logits."""
+
+    def settle(self, slots: Sequence[int]) -> None:
+        """See `CompiledProposals`."""
+        if self._recurrent is not None:
+            self._recurrent.settle(slots)
+
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        """See `slots.SlotModel`. What another slot gets of states is copied as a whole, see `copy`."""
+        move_columns(self.arrays.memory, source, target)
+        within = source[:, 0] == target[:, 0]
+        if self._recurrent is not None and within.any():
+            self._recurrent.move(source[within], target[within])
+
+    def cut(self, slot: int, length: int) -> None:
+        """See `slots.SlotModel`."""
+        super().cut(slot, length)
+        if self._recurrent is not None:
+            self._recurrent.cut(slot, length)
+
+    def copy(self, source: int, slot: int, length: int) -> None:
+        """See `slots.SlotModel`."""
+        super().copy(source, slot, length)
+        if self._recurrent is not None:
+            self._recurrent.copy(source, slot, length)
+
+    def release(self, slots: Sequence[int]) -> None:
+        """See `slots.SlotModel`."""
+        super().release(slots)
+        if self._recurrent is not None:
+            self._recurrent.release(slots)
+
+    def trim(self, slot: int) -> None:
+        """See `slots.SlotModel`."""
+        super().trim(slot)
+        forget(self.arrays.memory, slot)
+        if self._recurrent is not None:
+            self._recurrent.trim(slot)
+
+    def resumes(self, slot: int, length: int) -> int:
+        """See `core.Target`."""
+        return length if self._recurrent is None else self._recurrent.resumes(slot, length)
+
+    def begins(self, slots: Iterable[int]) -> None:
+        """Tokens are appended to slots: where they end, other texts may go on, too."""
+        self._begun.update(slots)
+
+    def goes_on(self, slots: Sequence[int]) -> None:
+        """Texts go on behind tokens that were appended: states are kept there."""
+        if self._recurrent is not None and (begun := self._begun.intersection(slots)):
+            self._recurrent.settle([*begun])
+            for slot in begun:
+                self._recurrent.keep(slot)
+        self._begun.difference_update(slots)
+
+    block_tokens = PANEL
+
+    def read_block(self, slot: int, start: int) -> tuple[np.ndarray, ...]:
+        """See `core.BlockCopying`."""
+        return tuple(entries.copy() for entries in self._block(slot, start))
+
+    def write_block(self, slot: int, entries: tuple[np.ndarray, ...]) -> None:
+        """See `core.BlockCopying`."""
+        length = int(self._lengths[slot])
+        for columns, block in zip(self._block(slot, length), entries, strict=True):
+            columns[...] = block
+        if self._recurrent is not None:
+            self._recurrent.lacks(slot, length)
+        self.appended([slot], PANEL)
+
+    def _block(self, slot: int, start: int) -> tuple[np.ndarray, ...]:
+        memory = self.arrays.memory
+        first = start // memory.together
+        values = memory.values[:, slot, :, :, first : first + PANEL // memory.together]
+        return memory.keys[:, slot, :, start // PANEL], values, memory.tokens[slot, start : start + PANEL]
+
+    def read_states(self, slot: int, length: int) -> tuple[np.ndarray, ...] | None:
+        """See `core.BlockCopying`."""
+        if self._recurrent is None:
+            return ()
+        self._recurrent.settle([slot])
+        return self._recurrent.states_after(slot, length)
+
+    def write_states(self, slot: int, states: tuple[np.ndarray, ...]) -> None:
+        """See `core.BlockCopying`."""
+        if self._recurrent is not None:
+            self._recurrent.write(slot, int(self._lengths[slot]), states)

@@ -1,0 +1,188 @@
+"""Models with recurrent layers beside attention: every node of a tree, every cut and copy, and texts with drafts are those of a fresh pass."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as hf
+from scipy.stats import chi2
+
+from polydraft.core import Budget, SamplingParams
+from polydraft.engine.api import Engine
+from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.gguf import GgufFile
+from polydraft.models.gguf_module import module_of_file
+from polydraft.models.load import load_model
+from polydraft.models.prefix_cache import PrefixCache
+from polydraft.models.slots import Slots
+from polydraft.policy.fixed import FixedPolicy
+from polydraft.tree import chain, pad, paths
+from tests.models.tree_rounds import V, branch, fresh, small_model
+from tests.support.closeness import assert_close
+
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+HYBRIDS = {
+    "lfm2": lambda vocab: hf.Lfm2Config(
+        vocab_size=vocab,
+        num_hidden_layers=3,
+        layer_types=["conv", "full_attention", "conv"],
+        block_auto_adjust_ff_dim=False,
+        max_position_embeddings=1024,
+        pad_token_id=0,
+        **SIZES,
+    )
+}
+EVERY = pytest.mark.parametrize("name", HYBRIDS)
+ORACLE = Path(__file__).parent / "oracle_gguf"
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+
+
+def made(name, vocab=V, seed=0, **options):
+    model = small_model(HYBRIDS[name](vocab), seed)
+    return model, CompiledLlama(model, **{"max_num_seqs": 4, **options})
+
+
+def text_of(count, seed=0, vocab=V):
+    return random.Random(seed).choices(range(vocab), k=count)
+
+
+def after(target, slot, token=7):
+    return target.score([slot], pad([([token], [-1])])).logits[0, 0]
+
+
+@EVERY
+def test_every_node_of_a_random_tree_has_the_logits_of_its_path(name):
+    model, target = made(name)
+    choose = random.Random(3)
+    for size in (1, 8, 70):
+        text, parents = text_of(43, size), [-1, *(choose.randrange(max(0, n - 5), n) for n in range(1, size))]
+        tokens = text_of(size, size + 1)
+        target.prefill([1], [text])
+        logits = target.score([1], pad([(tokens, parents)])).logits[0]
+        for node in range(size):
+            assert_close(logits[node], fresh(model, text + [tokens[n] for n in (0, *branch(parents, node))])[-1])
+        target.release([1])
+
+
+@EVERY
+def test_a_cut_or_a_copy_to_any_length_is_as_good_as_a_text_of_that_length(name):
+    model, target = made(name)
+    text = text_of(600)
+    for slot, length in ((1, 599), (2, 301), (3, 31)):
+        target.release([0, slot])
+        target.prefill([0], [text])
+        target.copy(0, slot, length)
+        assert_close(after(target, slot), fresh(model, [*text[:length], 7])[-1])
+        target.cut(0, length - 20)
+        assert_close(after(target, 0), fresh(model, [*text[: length - 20], 7])[-1])
+
+
+@EVERY
+def test_a_slot_without_a_text_forgets_the_one_before(name):
+    model, target = made(name)
+    target.prefill([0], [text_of(100)])
+    target.release([0])
+    assert_close(after(target, 0), fresh(model, [7])[-1])
+
+
+@EVERY
+def test_a_text_begins_from_the_prefix_cache_where_states_were_kept(name):
+    model, target = made(name)
+    cache, slots, text = PrefixCache(target, 1 << 30), Slots(target), text_of(520)
+    slot = slots.take()
+    target.prefill([slot], [text])
+    cache.store(slot, text)
+    slots.give_back(slot)
+    for other, length in ((text, 512), ([*text[:300], *text_of(200, 1)], 256), (text[:255], 0)):
+        target.release([0])
+        cache.load(0, other)
+        assert target.lengths[0] == cache.length(other) == length
+        target.prefill([0], [other[length:]])
+        assert_close(after(target, 0), fresh(model, [*other, 7])[-1])
+
+
+@EVERY
+def test_states_count_in_the_memory_of_slots_and_of_the_prefix_cache(name):
+    _, target = made(name)
+    _, twice = made(name, max_num_seqs=8)
+    assert target.state_bytes > 0
+    assert target.cache_bytes > 4 * target.state_bytes + target.lengths.size * target.max_model_len * target.bytes_per_token
+    assert twice.cache_bytes == 2 * target.cache_bytes
+    text, cache = text_of(256), PrefixCache(target, target.block_tokens * target.bytes_per_token)
+    target.prefill([0], [text])
+    cache.store(0, text)
+    assert cache.num_bytes <= cache.capacity_bytes
+
+
+@EVERY
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"drafter": "ngram", "depth": 4},
+        {"drafter": "suffix"},
+        {"drafter": "model:paths", "verifier": "block", "policy": FixedPolicy(Budget.fixed(chain(5)))},
+        {"drafter": "model:paths", "verifier": "greedy_traversal", "policy": FixedPolicy(Budget.fixed(paths(3, 4)))},
+        {"drafter": "model:top_k", "depth": 4},
+    ],
+    ids=lambda options: "-".join(str(x) for x in options.values() if isinstance(x, str)),
+)
+def test_greedy_texts_are_those_of_transformers_with_drafts_of_every_kind(name, options):
+    model, target = made(name)
+    draft = {"draft_model": made(name, seed=1)[1]} if "model" in options["drafter"] else {}
+    engine = Engine.of(target, keep_prefixes=False, **options, **draft)
+    prompts = [text_of(size, size) for size in (3, 60, 140)]
+    results = engine.generate(prompts, GREEDY)
+    for prompt, result in zip(prompts, results, strict=True):
+        text = list(prompt)
+        for _ in range(GREEDY.max_tokens):
+            text.append(int(fresh(model, text)[-1].argmax()))
+        assert result.token_ids == text[len(prompt) :]
+    assert sum(r.stats.drafted_tokens for r in results) > 20
+
+
+@EVERY
+def test_the_distribution_over_rounds_is_the_targets(name):
+    vocab, count, length = 8, 1024, 2
+    model, target = made(name, vocab, max_num_seqs=256)
+    draft = made(name, vocab, seed=1, max_num_seqs=256)[1]
+    engine = Engine.of(target, draft_model=draft, drafter="model:paths", policy=FixedPolicy(Budget.fixed(paths(2, 2))))
+    prompt = text_of(37, 2, vocab)
+    result = engine.generate([prompt], SamplingParams(n=count, max_tokens=length, seed=5, ignore_eos=True, temperature=1.5))[0]
+    seen = torch.zeros(vocab**length)
+    for sample in result.samples:
+        seen[sum(token * vocab**i for i, token in enumerate(reversed(sample.token_ids)))] += 1
+    rows = [(fresh(model, [*prompt, *more])[-1].double() / 1.5).softmax(-1) for more in ([], *([t] for t in range(vocab)))]
+    expected = count * (rows[0][:, None] * torch.stack(rows[1:])).flatten()
+    common = expected > 5
+    grouped = [torch.cat([x[common], x[~common].sum()[None]]) for x in (seen, expected)]
+    statistic = ((grouped[0] - grouped[1]) ** 2 / grouped[1].clamp(min=1e-9)).sum()
+    assert chi2.sf(float(statistic), int(common.sum())) > 1e-3
+
+
+@EVERY
+@pytest.mark.parametrize("drafter", [None, "ngram"])
+def test_texts_that_share_a_beginning_say_the_same(name, drafter):
+    _, target = made(name)
+    shared = Engine.of(target, drafter=drafter, keep_prefixes=True, prefix_cache_bytes=1 << 28)
+    alone = Engine.of(made(name)[1], drafter=drafter, keep_prefixes=False)
+    beginning = text_of(300)
+    prompts = [[*beginning[: 300 - 20 * i], *text_of(30, i)] for i in range(8)]
+    expected = [r.token_ids for r in alone.generate(prompts, GREEDY)]
+    for _ in range(2):
+        results = [shared.generate([prompt], GREEDY)[0] for prompt in prompts]
+        assert [r.token_ids for r in results] == expected
+    assert sum(r.stats.cached_tokens for r in results) > 1500
+    again = shared.generate([[*prompts[0], *results[0].token_ids, 5]], GREEDY)[0]
+    assert again.token_ids == alone.generate([[*prompts[0], *results[0].token_ids, 5]], GREEDY)[0].token_ids
+
+
+@pytest.mark.parametrize("name", ["lfm2"])
+def test_a_file_and_the_folder_that_transformers_saves_are_the_same_model(name, tmp_path):
+    file = str(ORACLE / f"{name}.gguf")
+    module_of_file(GgufFile(file)).save_pretrained(tmp_path)
+    case = json.loads((ORACLE / f"{name}.json").read_text(encoding="utf-8"))["cases"][2]
+    models = [load_model(place, backend="compiled", max_num_seqs=1, max_model_len=128) for place in (file, str(tmp_path))]
+    logits = [model.prefill([0], [case["prompt"] + case["ids"]]).logits for model in models]
+    assert torch.equal(*logits)
