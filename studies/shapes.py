@@ -1,0 +1,344 @@
+"""Models of true sizes with random weights, cut to some of their layers: what a pass costs here and in llama.cpp, on the same GGUF file.
+
+rows      a pass over so many tokens of a text behind a context: drafts are scored so; llama.cpp reads a prompt of so many tokens
+prompt    512 tokens
+seconds   of one thread's processor time, the smallest of all rounds: both engines are measured by turns, each in a process of its own
+
+Nothing is drawn but codes: scales are such that weights have mean 0 and keep the size of what goes through them, so that rows choose experts of their own.
+The vocabulary is cut as the layers are, so that the head has its share of a token.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import process_time
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from polydraft.bench.record import markdown_table
+from polydraft.errors import unknown_name
+from studies.options import Quick, write_json
+
+__all__ = ["SHAPES", "Shape", "main", "measured", "write_shape"]
+
+ROWS = (1, 2, 4, 6, 8, 16)
+PROMPT, CONTEXT, TOKENS = 512, 64, 24
+PIECE = 1 << 24
+"""Bytes of codes that are drawn; larger tensors repeat them."""
+Tensor = tuple[str, tuple[int, ...], str]
+"""Name, shape as of transformers, number format."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model's sizes. layers: of the whole one.  keys: metadata without the architecture's name.  layer: tensors of one, without `blk.N.`.  head: number
+    formats of embedding and output; without the second they are tied."""
+
+    architecture: str
+    layers: int
+    vocabulary: int
+    hidden: int
+    keys: dict[str, Any]
+    layer: tuple[Tensor, ...]
+    head: tuple[str, ...] = ("Q4_K", "Q6_K")
+
+    def cut(self, layers: int) -> "Shape":
+        """Of so many layers, with as much of the vocabulary."""
+        vocabulary = max(self.vocabulary * layers // self.layers // 256 * 256, 512)
+        return Shape(self.architecture, layers, vocabulary, self.hidden, self.keys, self.layer, self.head)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All of them."""
+        yield "token_embd.weight", (self.vocabulary, self.hidden), self.head[0]
+        yield "output_norm.weight", (self.hidden,), "F32"
+        if len(self.head) > 1:
+            yield "output.weight", (self.vocabulary, self.hidden), self.head[1]
+        for number in range(self.layers):
+            for name, shape, kind in self.layer:
+                yield f"blk.{number}.{name}", shape, kind
+
+
+def attention(hidden: int, heads: int, groups: int, width: int, kinds: Sequence[str], *, bias: bool = False) -> list[Tensor]:
+    """Norm and products of attention. kinds: of q and k, of v, of the output."""
+    outputs = {"attn_q": heads * width, "attn_k": groups * width, "attn_v": groups * width, "attn_output": hidden}
+    formats = {"attn_q": kinds[0], "attn_k": kinds[0], "attn_v": kinds[1], "attn_output": kinds[2]}
+    tensors: list[Tensor] = [("attn_norm.weight", (hidden,), "F32")]
+    for name, rows in outputs.items():
+        tensors.append((f"{name}.weight", (rows, heads * width if name == "attn_output" else hidden), formats[name]))
+        tensors += [(f"{name}.bias", (rows,), "F32")] if bias else []
+    return tensors
+
+
+def experts(hidden: int, inner: int, count: int, kinds: Sequence[str], *, bias: bool = False) -> list[Tensor]:
+    """A router, and stacks of experts. kinds: of gate and up, and of down."""
+    shapes = {"ffn_gate_exps": (inner, hidden), "ffn_up_exps": (inner, hidden), "ffn_down_exps": (hidden, inner)}
+    tensors: list[Tensor] = [("ffn_gate_inp.weight", (count, hidden), "F32")]
+    for name, shape in shapes.items():
+        tensors.append((f"{name}.weight", (count, *shape), kinds[name == "ffn_down_exps"]))
+        tensors += [(f"{name}.bias", (count, shape[0]), "F32")] if bias else []
+    return tensors + ([("ffn_gate_inp.bias", (count,), "F32")] if bias else [])
+
+
+def _keys(context: int, hidden: int, heads: int, groups: int, width: int, inner: int, base: float, **more: Any) -> dict[str, Any]:
+    return {
+        "context_length": context,
+        "embedding_length": hidden,
+        "attention.head_count": heads,
+        "attention.head_count_kv": groups,
+        "attention.key_length": width,
+        "attention.value_length": width,
+        "feed_forward_length": inner,
+        "rope.freq_base": base,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        **more,
+    }
+
+
+SHAPES = {
+    "qwen3-30b-a3b": Shape(
+        "qwen3moe",
+        48,
+        151_936,
+        2048,
+        _keys(4096, 2048, 32, 4, 128, 6144, 1e6)
+        | {"expert_count": 128, "expert_used_count": 8, "expert_feed_forward_length": 768},
+        (
+            *attention(2048, 32, 4, 128, ("Q4_K", "Q6_K", "Q4_K")),
+            *(("attn_q_norm.weight", (128,), "F32"), ("attn_k_norm.weight", (128,), "F32"), ("ffn_norm.weight", (2048,), "F32")),
+            *experts(2048, 768, 128, ("Q4_K", "Q6_K")),
+        ),
+    ),
+    "gpt-oss-20b": Shape(
+        "gpt-oss",
+        24,
+        201_088,
+        2880,
+        _keys(4096, 2880, 64, 8, 64, 2880, 150_000.0)
+        | {"expert_count": 32, "expert_used_count": 4, "expert_feed_forward_length": 2880, "attention.sliding_window": 128}
+        | {"rope.scaling.type": "yarn", "rope.scaling.factor": 32.0, "rope.scaling.original_context_length": 4096},
+        (
+            *attention(2880, 64, 8, 64, ("Q8_0", "Q8_0", "Q8_0"), bias=True),
+            *(("attn_sinks.weight", (64,), "F32"), ("post_attention_norm.weight", (2880,), "F32")),
+            *experts(2880, 2880, 32, ("MXFP4", "MXFP4"), bias=True),
+        ),
+        ("Q8_0", "Q8_0"),
+    ),
+    "tiny": Shape(
+        "qwen3moe",
+        2,
+        512,
+        256,
+        _keys(2048, 256, 4, 2, 64, 512, 1e6) | {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 256},
+        (
+            *attention(256, 4, 2, 64, ("Q4_K", "Q6_K", "Q4_K")),
+            *(("attn_q_norm.weight", (64,), "F32"), ("attn_k_norm.weight", (64,), "F32"), ("ffn_norm.weight", (256,), "F32")),
+            *experts(256, 256, 8, ("Q4_K", "Q6_K")),
+        ),
+    ),
+}
+"""By the names that users know; formats are those of the published files of four bits."""
+
+
+def _halves(block: np.ndarray, at: int, value: float) -> None:
+    block[:, at : at + 2] = np.array([value], np.float16).view(np.uint8)
+
+
+def _blocks(kind: str, count: int, inputs: int, rng: np.random.Generator) -> np.ndarray:
+    """Random blocks whose weights have mean 0 and a deviation of inputs^-1/2."""
+    size, deviation = {"Q4_K": 144, "Q6_K": 210, "Q8_0": 34, "MXFP4": 17}[kind], inputs**-0.5
+    block = rng.integers(0, 256, (count, size), np.uint8)
+    if kind == "Q4_K":  # all scales 32 and all least weights 30 times a factor: 32 d (code - 7.5)
+        block[:, 4:8], block[:, 8:12], block[:, 12:16] = 2 << 6 | 32, 1 << 6 | 30, 14 << 4
+        _halves(block, 0, deviation / 32 / 4.61)
+        _halves(block, 2, 8 * deviation / 32 / 4.61)
+    elif kind == "Q6_K":
+        block[:, 192:208] = rng.choice(np.array([32, 224], np.uint8), (count, 16))
+        _halves(block, 208, deviation / 32 / 18.5)
+    elif kind == "Q8_0":
+        _halves(block, 0, deviation / 73.9)
+    else:
+        block[:, 0] = 127 + round(np.log2(deviation / 5.4 * 2))
+    return block
+
+
+def _numbers(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    if "norm" in name:
+        return np.ones(shape, np.float32)
+    return (rng.standard_normal(shape) * (0.1 if len(shape) < 2 or "bias" in name else 2 * shape[-1] ** -0.5)).astype(np.float32)
+
+
+def write_shape(shape: Shape, file: Path) -> Path:
+    """Write a model of this shape, tensor after tensor."""
+    import gguf
+
+    writer = gguf.GGUFWriter(file, shape.architecture)
+    writer.add_block_count(shape.layers)
+    for key, value in shape.keys.items():
+        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        add(f"{shape.architecture}.{key}", value)
+    letters = [chr(256 + k) for k in range(256)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*letters, *(f"<{k}>" for k in range(shape.vocabulary - 256))])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(shape.vocabulary - 1)
+    kinds = gguf.GGMLQuantizationType
+    for name, size, kind in shape.tensors():
+        in_block, num_bytes = gguf.GGML_QUANT_SIZES[kinds[kind]]
+        dtype = np.dtype(np.float32) if kind == "F32" else np.dtype(np.uint8)
+        own = size if kind == "F32" else (*size[:-1], size[-1] // in_block * num_bytes)
+        writer.add_tensor_info(name, own, dtype, prod(own) * dtype.itemsize, kinds[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    rng = np.random.default_rng(0)
+    for name, size, kind in shape.tensors():
+        if kind == "F32":
+            writer.write_tensor_data(_numbers(name, size, rng))
+            continue
+        in_block, num_bytes = gguf.GGML_QUANT_SIZES[kinds[kind]]
+        count = prod(size) // in_block
+        blocks = _blocks(kind, min(count, PIECE // num_bytes), size[-1], rng)
+        writer.write_tensor_data(np.resize(blocks, (count, num_bytes)).reshape(*size[:-1], -1))
+    writer.close()
+    return file
+
+
+@dataclass
+class Ours:
+    """A file here, on some threads."""
+
+    file: str
+    threads: int
+    text: list[int] = field(default_factory=list[int])
+
+    def __post_init__(self) -> None:
+        from polydraft.models.load import load_model
+
+        self.target = load_model(self.file, max_num_seqs=1, max_model_len=PROMPT + CONTEXT + TOKENS + 64, threads=self.threads)
+
+    def prompt(self, token_ids: list[int]) -> float:
+        self.target.release([0])
+        return _seconds(lambda: self.target.prefill([0], [token_ids]))
+
+    def rows(self, token_ids: list[int]) -> float:
+        """Behind a context, which stays as it is."""
+        import torch
+
+        from polydraft.core import TokenTree
+
+        if int(self.target.lengths[0]) != CONTEXT:
+            self.target.release([0])
+            self.target.prefill([0], [self.text[:CONTEXT]])
+        tree = TokenTree.chain(torch.tensor([token_ids]))
+        return _seconds(lambda: self.target.score([0], tree))
+
+    def plain(self, token_ids: list[int]) -> float:
+        return min(self.rows([token]) for token in token_ids[:TOKENS])
+
+
+@dataclass
+class Peer:
+    """The same file in llama.cpp, through its server's completions; what a request takes beside its passes is in its figures."""
+
+    file: str
+    threads: int
+    text: list[int] = field(default_factory=list[int])
+
+    def __post_init__(self) -> None:
+        from polydraft.bench.llama_cpp import LlamaCpp
+
+        self.server = LlamaCpp(Path(self.file), exact=False, num_threads=self.threads, context=PROMPT + CONTEXT + TOKENS + 64)
+
+    def _request(self, token_ids: list[int], num_tokens: int) -> float:
+        from polydraft.core import SamplingParams
+
+        body = self.server.request(token_ids, SamplingParams(temperature=0, max_tokens=num_tokens))
+        return _seconds(lambda: self.server.server.handle_completions(body))
+
+    def prompt(self, token_ids: list[int]) -> float:
+        return self._request(token_ids, 1)
+
+    def rows(self, token_ids: list[int]) -> float:
+        return self._request(token_ids, 1)
+
+    def plain(self, token_ids: list[int]) -> float:
+        prompt = self.text[:CONTEXT]
+        return (self._request(prompt, TOKENS + 1) - self._request(prompt, 1)) / TOKENS
+
+
+def _seconds(act: Callable[[], object]) -> float:
+    begin = process_time()
+    act()
+    return process_time() - begin
+
+
+ENGINES = {"polydraft": Ours, "llama.cpp": Peer}
+
+
+def _serve(connection: Connection, engine: str, file: str, threads: int, text: list[int]) -> None:
+    """One round of all measurements at each message."""
+    measured_one = ENGINES[engine](file, threads)
+    measured_one.text = text
+    measured_one.prompt(text[:8])
+    while connection.recv():
+        figures = {f"{rows} rows": measured_one.rows(text[7 : 7 + rows]) for rows in ROWS}
+        figures |= {"plain": measured_one.plain(text[100:]), "prompt": measured_one.prompt(text[:PROMPT])}
+        connection.send(figures)
+
+
+def measured(file: Path, vocabulary: int, *, threads: int = 1, rounds: int = 3) -> dict[str, dict[str, float]]:
+    """Engine -> what -> processor seconds, the smallest of some rounds by turns."""
+    text = np.random.default_rng(1).integers(256, vocabulary - 1, PROMPT + 64).tolist()
+    best: dict[str, dict[str, float]] = {name: {} for name in ENGINES}
+    context = get_context("spawn")
+    for name in ENGINES:  # one after the other in memory
+        here, there = context.Pipe()
+        worker = context.Process(target=_serve, args=(there, name, str(file), threads, text))
+        worker.start()
+        there.close()
+        for _ in range(rounds):
+            here.send(True)
+            figures = here.recv()
+            best[name] = {what: min(seconds, best[name].get(what, seconds)) for what, seconds in figures.items()}
+        here.send(False)
+        worker.join()
+    return best
+
+
+def _table(figures: dict[str, dict[str, float]]) -> str:
+    ours, peer = (figures[name] for name in ENGINES)
+    rows = [
+        [what, f"{1e3 * ours[what]:.1f}", f"{1e3 * peer[what]:.1f}", f"{peer[what] / ours[what]:.2f}"]
+        for what in ("plain", *(f"{rows} rows" for rows in ROWS), "prompt")
+    ]
+    return markdown_table(["pass", "polydraft, ms", "llama.cpp, ms", "llama.cpp / polydraft"], rows)
+
+
+def main(
+    name: Annotated[str, typer.Argument(help="Of `SHAPES`.")] = "qwen3-30b-a3b",
+    layers: Annotated[int, typer.Option(help="Layers that are written.")] = 4,
+    threads: Annotated[int, typer.Option()] = 1,
+    folder: Annotated[Path, typer.Option(help="Where the file is written; one that is there is taken.")] = Path("build/shapes"),
+    quick: Quick = False,
+) -> None:
+    """Write a model of true sizes and time its passes beside llama.cpp's."""
+    if name not in SHAPES:
+        raise unknown_name("shape", name, SHAPES)
+    shape = SHAPES["tiny" if quick else name].cut(2 if quick else layers)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{'tiny' if quick else name}-{shape.layers}.gguf"
+    if not file.exists():
+        write_shape(shape, file)
+    figures = measured(file, shape.vocabulary, threads=threads, rounds=1 if quick else 3)
+    write_json({"shape": name, "layers": shape.layers, "threads": threads, "seconds": figures}, file.with_suffix(".json"))
+    typer.echo(_table(figures))
+
+
+if __name__ == "__main__":
+    typer.run(main)
