@@ -109,12 +109,17 @@ def uses_a_shell(file: str = "note.txt", word: str = r"plum-\d+") -> Callable[[s
     """A script that reads a file with whatever tool runs commands or reads files, and then says the word that it found there."""
 
     def script(conversation: str) -> str:
-        last = conversation.rpartition("\n# ")[2]
-        if last.startswith("tool:"):
+        last = conversation[max(conversation.rfind(f"\n# {role}:\n") for role in ("user", "tool")) :]
+        if last.startswith("\n# tool:"):
             found = re.search(word, last)
             return f"The note says {found[0]}." if found else "The tool gave no word."
+        if "file listing" in conversation and "plum-48" in conversation:  # aider asks for files, and not for calls
+            return f"{file}\n```\nThe word is plum-48.\n```\n"
         described = re.findall(r"^TOOL (.*)$", conversation, re.MULTILINE)
         tools = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in map(json.loads, described)}
+        if "Which word is it?" in last:  # asked for as JSON, or as the arguments of a tool
+            answer = json.dumps({"word": "plum-47"})
+            return f'<tool_call>\n{{"name": "{next(iter(tools))}", "arguments": {answer}}}\n</tool_call>' if tools else answer
         names = [name for name in tools if re.search(r"bash|shell|exec_command|read|note", name, re.IGNORECASE)]
         if not names or "note" not in last:
             return "Ready."
