@@ -7,10 +7,11 @@ import pytest
 
 from polydraft import Engine, SamplingParams
 from polydraft.drafters.text.ngram import NgramDrafter
+from polydraft.engine.sample_text import sample_ids
 from polydraft.errors import InvalidInputError
 from polydraft.policy import costs as module
 from polydraft.policy import profile
-from polydraft.policy.costs import KNOTS, Costs, LiveCosts, measured
+from polydraft.policy.costs import KNOTS, MEASURED, PROMPT, Costs, LiveCosts, measured
 from polydraft.policy.marginal import least_spare
 from polydraft.policy.profile import Profile, identity, profile_of
 from tests.engine.tables import table_engine
@@ -161,3 +162,17 @@ def test_a_draft_step_of_a_model_is_a_pass_and_one_of_text_is_none(drafter, monk
     found = measured(engine.target, engine.drafter).costs
     assert (found.rows(1), found.draft_step) == (1, drafter == "model")
     engine.generate("x = 1", SamplingParams(max_tokens=2))
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_passes_are_timed_on_a_text_and_not_on_one_token_again_and_again(given, monkeypatch):
+    engine = Engine.embedded(max_num_seqs=1, threads=1, drafter="ngram")
+    rows, score, text = list[list[int]](), engine.target.score, sample_ids(engine.tokenizer)
+    monkeypatch.setattr(
+        engine.target, "score", lambda slots, tree, **more: (rows.append(tree.tokens[0].tolist()), score(slots, tree, **more))[1]
+    )
+    measured(engine.target, engine.drafter, text=text if given else None)
+    assert len(text) > PROMPT + MEASURED[-1]
+    longest = max(rows, key=len)
+    assert len(longest) == MEASURED[-1] and len({*longest}) > 8
+    assert (longest == text[PROMPT - 1 : PROMPT - 1 + MEASURED[-1]]) == given

@@ -34,6 +34,7 @@ from polydraft.engine.filling import Filling, RoundTime
 from polydraft.engine.output import StepOutput, emit
 from polydraft.engine.parts import check_decoding
 from polydraft.engine.room import Room
+from polydraft.engine.sample_text import sample_ids
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sample, Sequence
 from polydraft.engine.speculation import PLAIN, Menu, Speculation
@@ -375,7 +376,9 @@ class Loop:
                 second = self._second.slots.take()
                 stack.callback(self._second.slots.give_back, second)
             parts = self.target, chosen.drafter, chosen.verifier
-            chosen.policy.measure(*parts, lambda: step_overhead(self.target, stopped), (slot, second), stopped)
+            chosen.policy.measure(
+                *parts, lambda: step_overhead(self.target, stopped), (slot, second), stopped, sample_ids(self.tokenizer)
+            )
 
     def _postpone(self, s: Sequence, num_sequences: int) -> None:
         """Join a batch of so many without drafts where those would not pay, so that no drafter reads the prompt for nothing."""

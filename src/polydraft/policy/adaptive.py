@@ -154,10 +154,11 @@ class AdaptivePolicy:
         overhead: Overhead = no_overhead,
         slots: tuple[int, int] = (0, 0),
         stopped: Callable[[], bool] = lambda: False,
+        text: Seq[int] | None = None,
     ) -> None:
-        """Measure the costs that are missing, of an idle target; slots, stopped, errors: see `costs.measured`. What steps have shown of acceptance stays."""
+        """Measure the costs that are missing, of an idle target; slots, stopped, text, errors: see `costs.measured`. What steps have shown of acceptance stays."""
         if self.missing:
-            self.profile = profile_of(target, drafter, verifier, overhead, slots, stopped)
+            self.profile = profile_of(target, drafter, verifier, overhead, slots, stopped, text)
             self.live, self.missing = LiveCosts(self.profile.costs), False
 
     def course(self, s: RunningSequence) -> Course:

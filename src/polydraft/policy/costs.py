@@ -5,7 +5,7 @@
     drafting(n)    n draft steps, and what a draft costs before its first one and in its verification; of several sequences at a time it grows as a
                    forward pass of so many rows does
 
-Measured with a handful of passes of an idle engine (`measured`) and kept with the profile; while requests run, live costs are exponential averages of
+Measured with a handful of passes of an idle engine (`measured`) over a text, as rows of a mixture of experts cost what their tokens choose, and kept with the profile; while requests run, live costs are exponential averages of
 what steps took (`LiveCosts`).
 """
 
@@ -24,7 +24,19 @@ from polydraft.drafters.base import Reading
 from polydraft.errors import InvalidInputError
 from polydraft.tree import chain
 
-__all__ = ["KNOTS", "MEASURED", "STEADY", "Costs", "Interrupted", "LiveCosts", "Measured", "Overhead", "measured", "no_overhead"]
+__all__ = [
+    "KNOTS",
+    "MEASURED",
+    "PROMPT",
+    "STEADY",
+    "Costs",
+    "Interrupted",
+    "LiveCosts",
+    "Measured",
+    "Overhead",
+    "measured",
+    "no_overhead",
+]
 
 Overhead = Callable[[], float]
 """Measures the seconds of a step beside its forward pass and its drafts."""
@@ -35,6 +47,8 @@ takes 99. Drafts by a line from 4 to 8 are 1 to 2% slower on code (simulated on 
 KNOTS = (*MEASURED, 32, 64, 72)
 """Numbers of rows between which passes are interpolated. The rows after the 64th of a pass read the weights again: 64, 65 and 72 take 110, 127 and
 139 ms (Qwen2.5-Coder-0.5B), 42, 48 and 50 (SmolLM2-135M; one thread of an AMD EPYC)."""
+PROMPT = 4
+"""Tokens of a text before those that are timed."""
 PASSES, MOST_REPEATS, STEADY = 3, 3, 1.5
 """Timed passes of each kind; those of which the largest is more than STEADY times the smallest are measured again, so many times at most."""
 DEEP = 5
@@ -210,22 +224,34 @@ def _seconds(act: Callable[[], object], time: Callable[[], float], spreads: list
     return min(seconds)
 
 
+def _text(target: Target, text: Sequence[int]) -> list[int]:
+    """A text of as many tokens as are needed: this one, or one that is drawn."""
+    needed = PROMPT + MEASURED[-1]
+    if len(text) >= needed:
+        return list(text[:needed])
+    present = np.setdiff1d(np.arange(target.vocab_size), target.absent_ids)
+    return np.random.default_rng(0).choice(present, needed).tolist()
+
+
 @torch.inference_mode()
 def measured(
     target: Target,
     drafter: Drafter,
     slots: tuple[int, int] = (0, 0),
     stopped: Callable[[], bool] = lambda: False,
-    prompt: Sequence[int] = (1, 2, 3, 4),
+    text: Sequence[int] | None = None,
 ) -> Measured:
     """Costs of idle models and how steady they were: passes of MEASURED rows in one slot, and drafts of one and of DEEP steps, nothing of which is kept.
 
-    slots: empty ones, of the target and of a second sequence.  stopped: asked before each pass.
+    slots: empty ones, of the target and of a second sequence.  stopped: asked before each pass.  text: token ids, PROMPT more than the most rows;
+        where it is shorter, drawn ones.
 
     Raises:
         Interrupted: where it is `stopped`.
     """
     time, params, spreads, (slot, second) = clock(target), SamplingParams(temperature=1.0), list[float](), slots
+    ids = _text(target, text or ())
+    prompt = ids[:PROMPT]
 
     def seconds(act: Callable[[], object]) -> float:
         def unless_stopped() -> None:
@@ -235,11 +261,11 @@ def measured(
 
         return _seconds(unless_stopped, time, spreads)
 
-    scores = target.prefill([slot], [list(prompt[:-1])], hidden=drafter.needs.hidden)
+    scores = target.prefill([slot], [prompt[:-1]], hidden=drafter.needs.hidden)
     try:
         passes = dict[int, float]()
         for rows in MEASURED:
-            tree = TokenTree.chain(torch.full((1, rows), int(prompt[-1])))
+            tree = TokenTree.chain(torch.tensor([ids[PROMPT - 1 : PROMPT - 1 + rows]]))
             passes[rows] = seconds(lambda tree=tree: target.score([slot], tree, hidden=drafter.needs.hidden))
         (state,) = drafter.start([Request("measured", tuple(prompt), params, 0, slot=slot, second_slot=second)])
         try:

@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -180,17 +180,18 @@ def profile_of(
     overhead: Overhead = no_overhead,
     slots: tuple[int, int] = (0, 0),
     stopped: Callable[[], bool] = lambda: False,
+    text: Sequence[int] | None = None,
 ) -> Profile:
     """What was measured of these parts before, or what a handful of passes say now; what `begun` says for models without a name or at work.
 
-    slots, stopped, errors: see `costs.measured`.
+    slots, stopped, text, errors: see `costs.measured`.
     """
     known, missing = begun(target, drafter, verifier)
     if not missing or target.lengths[slots[0]]:
         return known
     about = identity(target, drafter, verifier) or {}
     try:
-        costs, spread = measured(target, drafter, slots, stopped)
+        costs, spread = measured(target, drafter, slots, stopped, text)
         profile = Profile.of(replace(costs, overhead=overhead()), {"identity": about, "spread": spread})
     except Interrupted:
         raise

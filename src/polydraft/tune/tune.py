@@ -20,6 +20,7 @@ from polydraft.clock import clock
 from polydraft.core import Budget, SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.engine.loop import step_overhead
+from polydraft.engine.sample_text import sample_ids
 from polydraft.engine.speculation import Menu, Speculation
 from polydraft.engine.stats import RequestStats
 from polydraft.errors import InvalidInputError
@@ -220,7 +221,8 @@ def tune(
     sampling = replace(params or SamplingParams(max_tokens=64), ignore_eos=True, seed=None)
     adaptive, drafter = AdaptivePolicy(), engine.drafter
     adaptive.prepare(engine.target, drafter, engine.verifier)
-    adaptive.measure(engine.target, drafter, engine.verifier, lambda: step_overhead(engine.target))
+    parts, text = (engine.target, drafter, engine.verifier), sample_ids(engine.tokenizer)
+    adaptive.measure(*parts, lambda: step_overhead(engine.target), text=text)
     trials = [Trial("plain", FixedPolicy(Budget.fixed((-1,)))), Trial("adaptive", adaptive)]
     for budget in pairing.allowed(shapes, drafter.info, engine.verifier.info):
         name = f"chain of {budget.max_depth}" if budget.width == 1 else f"{budget.width} paths of {budget.max_depth}"
