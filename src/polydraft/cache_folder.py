@@ -6,7 +6,10 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-__all__ = ["cache_folder", "temporary_folder"]
+__all__ = ["NOTHING_KEPT", "cache_folder", "kept_folder", "temporary_folder"]
+
+NOTHING_KEPT = "POLYDRAFT_NO_CACHE"
+"""In the environment: nothing is kept of models that can be found out again. `--no-cache` sets it."""
 
 
 def cache_folder() -> Path | None:
@@ -19,6 +22,11 @@ def cache_folder() -> Path | None:
         return Path.home() / ".cache" / "polydraft"
     except RuntimeError:
         return None
+
+
+def kept_folder() -> Path | None:
+    """Where costs and packed weights are kept: None where nothing is to be, as after `--no-cache` or with `POLYDRAFT_CACHE=off`."""
+    return None if os.environ.get("POLYDRAFT_CACHE") in ("", "off") or os.environ.get(NOTHING_KEPT) else cache_folder()
 
 
 @cache

@@ -13,8 +13,9 @@ from time import perf_counter, thread_time
 from numba.core.event import Event, Listener, register, unregister
 
 from polydraft.compiled_code import njit
+from polydraft.linked_code import LinkedCompiler
 
-inner = partial(njit, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+inner = partial(njit, no_cpython_wrapper=True, pipeline_class=LinkedCompiler)
 """Compiles a function that only compiled functions call: what unpacks a model's hundred arrays for Python takes LLVM longer than most functions themselves."""
 unowned = inner(_nrt=False)
 """For what allocates nothing: a part of a pass is handed a hundred arrays, and counting who owns them takes half a microsecond, which is

@@ -50,10 +50,10 @@ class Place(NamedTuple):
 
 
 def njit(function: Callable[..., Any] | None = None, *, cache: bool = False, **options: Any) -> Any:
-    """`numba.njit`, whose cached code lies in `place()`."""
+    """`numba.njit`, whose cached code lies in `place()`; without the wrapper that only a pointer to a function needs, see `cfunc`."""
 
     def compiled(function: Callable[..., Any]) -> Any:
-        dispatcher: Any = numba.njit(**options)(function)
+        dispatcher: Any = numba.njit(no_cfunc_wrapper=True, **options)(function)
         if cache and not config.DISABLE_JIT:
             dispatcher._cache = _Cache(function)
         return dispatcher

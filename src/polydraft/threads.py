@@ -51,7 +51,7 @@ _LOCK_BYTES = 128
 _DONE, _OWNER, _PHASE, _WAITING, _STOP, _HELPERS, _PASSES, _CLOCK, _JOB = (k * _LINE for k in range(9))
 _ALONE_UNTIL, _WINDOW, _WORKED = (_CLOCK + k for k in (2, 3, 4))
 _CODE, _ARGUMENTS, _COUNT, _GRAIN, _UNITS, _THREADS = range(_JOB, _JOB + 6)
-_MUTEX, _WAKE, _ENDED = (_JOB + _LINE + k * _LOCK_BYTES // 8 for k in range(3))
+_MUTEX, _WAKE, _ENDED = (np.int64(_JOB + _LINE + k * _LOCK_BYTES // 8) for k in range(3))
 _TICKETS = _ENDED + _LOCK_BYTES // 8
 _ASLEEP = 1
 """Behind a thread's ticket: whether it sleeps."""
@@ -385,7 +385,7 @@ def share(sync, threads, code, count, grain):
     _store(sync, _UNITS, units)
     _store(sync, _THREADS, team)
     _publish(sync, team, units)
-    if not _take(sync, 0, team):
+    if not _take(sync, np.int64(0), team):
         _await_units(sync, units)
     _store(sync, _OWNER, 0)
 

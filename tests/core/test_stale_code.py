@@ -135,7 +135,7 @@ CHANGES = {
     "models/compiled/stops.py": ("1.0 - elder", "1.5 - elder", "models/compiled/proposals.py"),
     "models/compiled/formats.py": ("_IQ4 = (-127,", "_IQ4 = (-126,", "models/compiled/products.py"),
     "heads/eagle/compiled.py": ("num_logits = zero", "num_logits = zero + 1", "models/compiled/proposals.py"),
-    "compile_time.py": ("no_cfunc_wrapper=True", "no_cfunc_wrapper=False", "threads.py"),
+    "compile_time.py": ("no_cpython_wrapper=True", "no_cpython_wrapper=False", "threads.py"),
 }
 
 

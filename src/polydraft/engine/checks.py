@@ -5,7 +5,6 @@ What only a loaded model shows is refused where it is loaded. A model that has t
 
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,17 +145,12 @@ def _outline(name: str) -> _Outline | None:
     if place is None:
         return None
     if is_gguf(place):
-        header = _header(place, place.stat().st_mtime_ns)
+        header = GgufHeader(place)
         context = header.metadata.get(f"{header.architecture}.context_length")
     else:
         settings = _json(place / "config.json")
         context = None if settings.get("is_encoder_decoder") else settings.get("max_position_embeddings")
     return _Outline(place, context if isinstance(context, int) and context > 0 else None)
-
-
-@lru_cache(maxsize=4)
-def _header(place: Path, _changed: int) -> GgufHeader:
-    return GgufHeader(place)
 
 
 def _json(file: Path) -> Mapping[str, Any]:
@@ -171,7 +165,7 @@ def _json(file: Path) -> Mapping[str, Any]:
 def _raw_tokens(place: Path) -> bytes:
     """The tokens as they lie in a file, b"" without such."""
     if is_gguf(place):
-        return _header(place, place.stat().st_mtime_ns).raw_strings(TOKENS)
+        return GgufHeader(place).raw_strings(TOKENS)
     file = place / "tokenizer.json"
     return file.read_bytes() if file.is_file() else b""
 
@@ -179,7 +173,7 @@ def _raw_tokens(place: Path) -> bytes:
 def _tokens(place: Path) -> Mapping[str, int]:
     """Ids by token, none where the files do not say them all."""
     if is_gguf(place):
-        header = _header(place, place.stat().st_mtime_ns)
+        header = GgufHeader(place)
         with suppress(UnicodeDecodeError):
             return {token: i for i, token in enumerate(header.strings(TOKENS))} if TOKENS in header.metadata else {}
         return {}

@@ -27,6 +27,7 @@ from polydraft.heads.fields import unknown_field
 from polydraft.heads.folders import kind_of
 from polydraft.heads.markov import Markov, markov
 from polydraft.models.checkpoint import rotary
+from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.schema import HEAD, fault, read_json
 
 __all__ = [
@@ -75,6 +76,8 @@ def embeddings(target: Any) -> Float[Tensor, "V h"]:
 
 def output_rows(target: Any, ids: Int[np.ndarray, " D"]) -> Float[Tensor, "D h"]:
     """Rows of a target's output matrix."""
+    if isinstance(target, CompiledLlama):
+        return target.output_rows(torch.from_numpy(ids))
     return target.head(torch.eye(probe(target).shape[1])).cpu()[:, torch.from_numpy(ids)].T.float().contiguous()
 
 

@@ -24,6 +24,7 @@ from polydraft.models.compiled.architectures import ARCHITECTURES, LLAMA, LLAMA_
 from polydraft.models.config import CheckpointConfig
 from polydraft.models.folder import check_folder, load_config
 from polydraft.models.gguf import GgufFile
+from polydraft.models.gguf_parts import parts_of
 from polydraft.models.rotary import frequencies, head_width
 from polydraft.schema import read_json
 
@@ -54,6 +55,7 @@ class Checkpoint:
     rope_factors: [half of a head] by what the configuration's rotary frequencies are divided, where a file says so.
     norm_offset: what is added to its norm weights.
     blocks, rows, forget: of a GGUF file, see there: a weight's blocks; some rows of it in float32; they are not needed in memory any more.
+    files: that weights are read from; none of a module.
     """
 
     config: Any
@@ -68,6 +70,7 @@ class Checkpoint:
     blocks: Callable[[str], tuple[str, np.ndarray]] | None = None
     rows: Callable[[str, slice], Tensor] | None = None
     forget: Callable[[Iterable[str], slice], None] = lambda names, rows: None
+    files: tuple[Path, ...] = ()
 
     @property
     def architecture(self) -> Architecture:
@@ -183,6 +186,7 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
         cpu,
         torch.float32,
         norm_offset=_norm_offset(config),
+        files=(folder / "config.json", *sorted(set(files.values()))),
     )
 
 
@@ -209,7 +213,12 @@ def of_file(file: GgufFile) -> Checkpoint | None:
         for name, shape in shapes.items()
     }
     tied, cpu = HEAD not in shapes, torch.device("cpu")
-    offers = {"blocks": file.blocks, "rows": file.rows, "forget": file.forget}
+    offers: dict[str, Any] = {
+        "blocks": file.blocks,
+        "rows": file.rows,
+        "forget": file.forget,
+        "files": tuple(parts_of(file.path)),
+    }
     return Checkpoint(config, None, outlines, file.read, tied, cpu, torch.float32, file.rope_factors, **offers)
 
 

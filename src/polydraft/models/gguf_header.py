@@ -78,6 +78,27 @@ class TextList(NamedTuple):
     end: int
 
 
+class _Contents(NamedTuple):
+    """Of a header that was read: nobody changes them."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, Entry]
+    parts: list[mmap.mmap]
+
+
+MOST_IN_USE = 4
+_in_use: dict[tuple[Any, ...], _Contents] = {}
+"""The last headers that were read, by path, size and time of change of each part: a start reads them for its checks, its tokenizer and its weights."""
+
+
+def _stamp(path: Path) -> tuple[str, int, int]:
+    try:
+        about = path.stat()
+    except OSError:
+        return str(path), 0, 0
+    return str(path), about.st_size, about.st_mtime_ns
+
+
 class GgufHeader:
     """A GGUF file's header, with those of its other parts; weights are read from the file when they are asked for.
 
@@ -91,9 +112,12 @@ class GgufHeader:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         paths = parts_of(Path(os.path.expanduser(path)))
-        self.metadata: dict[str, Any] = {}
-        self.tensors: dict[str, Entry] = {}
-        self.parts: list[mmap.mmap] = []
+        self.path, stamps = paths[0], tuple(map(_stamp, paths))
+        self.metadata, self.tensors, self.parts = _in_use.get(stamps) or ({}, {}, [])
+        if self.parts:
+            self._data = self.parts[0]
+            self._check_architecture()
+            return
         for self.path in paths:  # refusals name the part
             self._map(len(paths))
             try:
@@ -101,6 +125,9 @@ class GgufHeader:
             except (struct.error, UnicodeDecodeError, KeyError, TypeError, OverflowError, ZeroDivisionError) as error:
                 raise self.refusal(f"its header is damaged or cut off ({error})", "Copy or download it again") from error
         self.path, self._data = paths[0], self.parts[0]
+        _in_use[stamps] = _Contents(self.metadata, self.tensors, self.parts)
+        for oldest in list(_in_use)[:-MOST_IN_USE]:
+            _in_use.pop(oldest, None)
 
     def _map(self, num_parts: int) -> None:
         try:
@@ -195,12 +222,7 @@ class GgufHeader:
             )
         if number == 0:
             self.metadata = metadata
-        self.architecture = self.metadata["general.architecture"]
-        if self.architectures is not None and self.architecture not in self.architectures:
-            raise self.refusal(
-                f"its architecture is {self.architecture!r}; expected one of {', '.join(self.architectures)}",
-                instead_of(self.architecture),
-            )
+        self._check_architecture()
         entries = [self._tensor() for _ in range(num_tensors)]
         alignment = metadata.get("general.alignment", self.metadata.get("general.alignment", 32))
         begin = -(-self._at // alignment) * alignment
@@ -211,6 +233,14 @@ class GgufHeader:
             raise self.refusal(
                 f"it has {len(self._data)} bytes, where its header tells of {end}: it is {'cut off' if len(self._data) < end else 'too long'}",
                 "Copy or download it again",
+            )
+
+    def _check_architecture(self) -> None:
+        self.architecture = self.metadata["general.architecture"]
+        if self.architectures is not None and self.architecture not in self.architectures:
+            raise self.refusal(
+                f"its architecture is {self.architecture!r}; expected one of {', '.join(self.architectures)}",
+                instead_of(self.architecture),
             )
 
     def _number(self, form: str) -> Any:

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from polydraft.config import ModelConfig, settings
@@ -264,8 +265,11 @@ def take_vocabulary(model: Target, tokenizer: Any, size: int | None = None) -> N
 
     size: that number, where it is known.
     """
-    model.vocab_size = num_token_ids(tokenizer, model.vocab_size) if size is None else size
-    model.absent_ids = sorted({*range(model.vocab_size)} - {*token_names(tokenizer).values()})
+    ids = np.fromiter(token_names(tokenizer).values(), np.int64)
+    model.vocab_size = min(int(ids.max()) + 1, model.vocab_size) if size is None else size
+    absent = np.ones(model.vocab_size, np.bool_)
+    absent[ids[ids < len(absent)]] = False
+    model.absent_ids = np.flatnonzero(absent).tolist()
 
 
 def token_names(tokenizer: Any) -> dict[str, int]:
@@ -284,8 +288,9 @@ def check_same_vocabulary(target: Any, draft: Any, target_size: int, draft_size:
     Raises:
         IncompatibleError: naming the first token that differs, or the model that does not cover the vocabulary.
     """
-    ours = token_names(target)
-    check_same_tokens(ours, token_names(draft), role=role)
+    ours, backends = token_names(target), [getattr(tokenizer, "backend_tokenizer", tokenizer) for tokenizer in (target, draft)]
+    if backends[0] is not backends[1]:
+        check_same_tokens(ours, token_names(draft), role=role)
     last = max(ours.values())
     for name, size in (("target", target_size), (role, draft_size)):
         if last >= size:

@@ -20,7 +20,7 @@ from typing import Any
 
 from polydraft import __version__
 from polydraft.atomic import replacing
-from polydraft.cache_folder import cache_folder
+from polydraft.cache_folder import kept_folder
 from polydraft.core import Drafter, Target, Verifier
 from polydraft.drafters.base import ModelBased
 from polydraft.errors import IncompatibleError, InvalidInputError
@@ -221,10 +221,6 @@ def _spread(profile: Profile) -> float:
     return float(spread) if isinstance(spread, (int, float)) else 1.0
 
 
-def _folder() -> Path | None:
-    return None if os.environ.get("POLYDRAFT_CACHE") in ("", "off") else cache_folder()
-
-
 _known: dict[str, Profile | None] = {}
 _tried: set[str] = set()
 """What this process has measured, or could not."""
@@ -263,7 +259,7 @@ def _parts(about: dict[str, Any]) -> list[Any]:
 
 def _file(about: dict[str, Any]) -> tuple[str, Path | None]:
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
-    folder = _folder()
+    folder = kept_folder()
     return key, None if folder is None else folder / f"{key}.json"
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 
 from polydraft import registry
 from polydraft.core import Budget, DraftSampling, Method, TreeShape
@@ -46,9 +47,13 @@ def best_for(drafter: Method, *, spares: bool = False) -> str:
     if spares:
         draft_sampling, shapes = drafter.draft_sampling | {DraftSampling.WITHOUT_REPLACEMENT}, drafter.shapes | {TreeShape.GROWN}
         drafter = replace(drafter, draft_sampling=draft_sampling, shapes=shapes)
-    names = [name for name in fitting(drafter) if drafter.shapes <= registry.verifier(name).info.shapes]
-    preferred = [name for draft_sampling in drafter.draft_sampling for name in PREFERRED[draft_sampling] if name in names]
-    return (preferred or names)[0]
+
+    def fits(name: str) -> bool:
+        info = registry.verifier(name).info
+        return info.lossless and _accepts(info, drafter) and drafter.shapes <= info.shapes
+
+    preferred = (name for draft_sampling in drafter.draft_sampling for name in PREFERRED[draft_sampling])
+    return next(name for name in chain(preferred, registry.names("verifier")) if fits(name))  # of others no module is imported
 
 
 def check_pair(drafter: Method, verifier: Method) -> None:

@@ -14,18 +14,18 @@ __all__ = ["compiled_pass", "describe", "draft_pass", "embed_rows", "head_rows"]
 
 
 @njit(cache=True, nogil=True)
-def embed_rows(model, tokens, out):
+def embed_rows(embed, scale, tokens, out):
     """Embeddings of some tokens."""
     for t in range(len(tokens)):
-        output_row(model.embed, 0, tokens[t], out[t])
-        scale_row(out[t], model.sizes.embedding_scale)
+        output_row(embed, np.int64(0), tokens[t], out[t])
+        scale_row(out[t], scale)
 
 
 @njit(cache=True, nogil=True)
-def head_rows(model, states, logits):
+def head_rows(head, sizes, rounded, states, logits):
     """Logits of some states behind the final norm, at most as many as are in work at once."""
-    multiply(states, model.head, 0, model.work.rounded, logits, np.int64(len(states)))
-    finish_logits(model.sizes, logits, np.int64(len(states)))
+    multiply(states, head, 0, rounded, logits, np.int64(len(states)))
+    finish_logits(sizes, logits, np.int64(len(states)))
 
 
 @inner
@@ -95,7 +95,7 @@ def _describe_extra(row, seen, token, slot, length, parents, node, position, mas
     row.length, row.num_seen, row.has_logits = length, count, 1
 
 
-@njit(cache=True, nogil=True, _nrt=False, no_cfunc_wrapper=True)
+@njit(cache=True, nogil=True, _nrt=False)
 def compiled_pass(model, slots, tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask):
     """One pass over nodes begins[b] .. ends[b]-1 of every tree; the nodes before were fed by the passes before.
 

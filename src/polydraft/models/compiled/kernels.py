@@ -47,7 +47,7 @@ def rms_norm(x: np.ndarray, gain: np.ndarray, epsilon: np.float32, out: np.ndarr
     """out[t] = gain x[t] / sqrt(mean(x[t]^2) + epsilon)."""
     n = len(gain)
     for t in range(begin, end):
-        scale = _inverse_norm(x[t], 0, n, epsilon)
+        scale = _inverse_norm(x[t], np.int64(0), n, epsilon)
         for i in range(n):
             out[t, i] = x[t, i] * scale * gain[i]
 

@@ -280,16 +280,24 @@ class CompiledLlama(CompiledSlots):
 
     def embed(self, token_ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
         """Embeddings of tokens, as layer 0 of `hidden`."""
+        return self._weights_of(token_ids, self.arrays.embed, self.arrays.sizes.embedding_scale)
+
+    def output_rows(self, token_ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
+        """Rows of the output matrix: what `head` multiplies last states with for the logits of these tokens."""
+        return self._weights_of(token_ids, self.arrays.head, self.arrays.sizes.logit_scale)
+
+    def _weights_of(self, token_ids: Tensor, matrix: Packed, scale: np.float32) -> Tensor:
         out = np.empty((token_ids.numel(), len(self.arrays.norm)), np.float32)
-        embed_rows(self.arrays, token_ids.reshape(-1).numpy(), out)
+        embed_rows(matrix, scale, token_ids.reshape(-1).numpy(), out)
         return torch.from_numpy(out).view(*token_ids.shape, -1)
 
     def head(self, hidden: Float[Tensor, "*shape D"]) -> Float[Tensor, "*shape V"]:
         """Logits of states as the last layer of `hidden` has them, after the final norm."""
         rows = hidden.detach().float().reshape(-1, hidden.shape[-1]).contiguous().numpy()
-        logits = self.new_logits(len(rows))
+        logits, model = self.new_logits(len(rows)), self.arrays
         for begin in range(0, len(rows), CHUNK):
-            head_rows(self.arrays, rows[begin : begin + CHUNK], logits[begin : begin + CHUNK])
+            some = rows[begin : begin + CHUNK], logits[begin : begin + CHUNK]
+            head_rows(model.head, model.sizes, model.work.rounded, *some)
         return torch.from_numpy(logits)[:, : self.vocab_size].view(*hidden.shape[:-1], -1)
 
     def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:

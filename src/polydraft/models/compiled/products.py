@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from polydraft.compile_time import inner
-from polydraft.compiled_code import cfunc, njit
+from polydraft.compiled_code import cfunc
 from polydraft.models.compiled.formats import BLOCKS, DTYPES, ROUNDED, pack, unpack
 from polydraft.models.compiled.tiles import BLOCK_SIZES, SIZES, block_tile, number_tile, weights_of_output
 from polydraft.models.compiled.vectors import LANES, PANEL, aligned
@@ -65,7 +65,7 @@ FORMATS = {
 
 
 def _product(tile, most):
-    @njit
+    @inner
     def product(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken):
         """See `tiles.tile_of`, for any number of rows and panels, each read once from memory. stride: bytes from panel to panel."""
         groups = (rows + most - 1) // most
@@ -161,6 +161,10 @@ SEGMENT = np.dtype(
 format: its number in `DTYPES`.  first, panels: of PANEL outputs each.  offset, stride: bytes, of the segment and of what computes `width`
 outputs.  steps: inputs, or blocks of them.  product, output: addresses of compiled code, see `call_product` and `_call_output`.
 """
+
+
+SEGMENT_LAYOUT = tuple(name for name in SEGMENT.names or () if name not in ("product", "output"))
+"""Fields that say how its panels lie, whatever process multiplies them."""
 
 
 class Packed(NamedTuple):
@@ -299,7 +303,7 @@ def matmul(x, w, k, rounded, y, begin, end, rows):
 
     x: [*, >= I] float32.  rounded: the same rows as `round_rows` left them.  y: [*, all outputs of the panels].
     """
-    matmul_to(x, w, k, rounded, y.ctypes.data, 4 * y.shape[1], begin, end, rows)
+    matmul_to(x, w, k, rounded, np.int64(y.ctypes.data), 4 * y.shape[1], begin, end, rows)
 
 
 @inner

@@ -3,8 +3,10 @@
 Tensors are packed one by one, on all cores, from the mapped file into panels: in memory are the panels and a tensor or two.
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -19,7 +21,8 @@ from polydraft.models.compiled.decoding import RECODED, recode
 from polydraft.models.compiled.formats import BLOCKS, NUMBERS, pack, pack_blocks, raw_blocks
 from polydraft.models.compiled.layers import Weights
 from polydraft.models.compiled.mixtures import ExpertWeights, expert_matrices, expert_vectors
-from polydraft.models.compiled.products import BYTES, EXACT, FORMATS, Format, Packed
+from polydraft.models.compiled.packed_file import PackedFile, code_digest
+from polydraft.models.compiled.products import BYTES, EXACT, FORMATS, SEGMENT_LAYOUT, Format, Packed
 from polydraft.models.compiled.vectors import LANES, PANEL
 from polydraft.models.memory import available_bytes
 from polydraft.progress import report
@@ -60,6 +63,23 @@ class _Packer:
         self.number_jobs: list[Callable[[], tuple[float, float]]] = []
         """Jobs of torch, which has threads of its own and takes none that a forked process starts."""
         self.rounded: dict[str, set[str]] = {}
+        self.made: list[Packed] = []
+        self.given: list[np.ndarray] = []
+        """Memory for the matrices that are made next, in their order."""
+
+    def empty(self, matrices: Sequence[Sequence[tuple[Format, int]]], inputs: int, *, multiplied: bool = True) -> Packed:
+        """Matrices in memory that was given, else in new memory; see `Packed.empty`."""
+        w = Packed.empty(matrices, inputs, multiplied=multiplied)
+        if self.given:
+            w = w._replace(data=self.given.pop(0))
+        self.made.append(w)
+        return w
+
+    def begin_again(self, given: Sequence[np.ndarray]) -> None:
+        """Forget what was made, and its jobs: the same matrices are made in this memory."""
+        self.given = list(given)
+        for jobs in (self.made, self.block_jobs, self.number_jobs):
+            jobs.clear()
 
     def block_format(self, name: str) -> str | None:
         """The format of a tensor's blocks in the file, if they stay as they are."""
@@ -104,7 +124,7 @@ class _Packer:
             return Packed.none()
         parts = [self.parts(names) for names in matrices]
         inputs = self.model.outlines[matrices[0][0]].shape[1]
-        w = Packed.empty([[(part.format, part.outputs) for part in matrix] for matrix in parts], inputs)
+        w = self.empty([[(part.format, part.outputs) for part in matrix] for matrix in parts], inputs)
         for k, matrix in enumerate(parts):
             for number, part in enumerate(matrix):
                 self.add_jobs(part, w.panels_of(k, number))
@@ -222,13 +242,19 @@ def packed_weights(model: Checkpoint, columns: int, quantization: str | None, *,
     def of_attention(numbers: Sequence[int]) -> np.ndarray:
         return np.array([numbers[l] for l in of_kind[ATTENTION]], np.int64)
 
-    matrices = {part: packer.packed(layers) for part, layers in names.items()}
-    embed = _embedding(model, packer, matrices["head"])
-    experts = None if mixture is None else _experts(model, packer, mixture, [*map(_layer, sparse)], of_experts)
+    def made() -> tuple[dict[str, Packed], Packed, ExpertWeights | None]:
+        matrices = {part: packer.packed(layers) for part, layers in names.items()}
+        embed = _embedding(model, packer, matrices["head"])
+        return matrices, embed, None if mixture is None else _experts(model, packer, mixture, [*map(_layer, sparse)], of_experts)
+
+    matrices, embed, experts = made()
+    file = PackedFile(_about(model, packer), [w.nbytes for w in packer.made])
+    if file.arrays is not None:
+        packer.begin_again(file.arrays)
+        matrices, embed, experts = made()
     packed_matrices = *matrices.values(), *(() if experts is None else experts.matrices)
     stored = ", ".join(sorted(set().union(*(w.formats for w in packed_matrices))))
-    size = sum(w.nbytes for w in packed_matrices) + (0 if embed is matrices["head"] else embed.nbytes)
-    lost, whole = _run(packer, _name(model), size)
+    error = _fill(file, packer, _name(model))
     tables = [rotary(model.config, columns, model.rope_factors, rope) for rope in spec.rotaries]
     cos, sin = (torch.stack(parts).numpy() for parts in zip(*tables, strict=True))
     weights = Weights(
@@ -253,7 +279,28 @@ def packed_weights(model: Checkpoint, columns: int, quantization: str | None, *,
         experts=experts,
         others=matrices | {name: stacked([part], layers_of[name]) for name, part in architecture.vectors.items()},
     )
-    return PackedModel(weights, quantization or stored, (lost / whole) ** 0.5 if lost else 0.0, packer.rounded)
+    return PackedModel(weights, quantization or stored, error, packer.rounded)
+
+
+def _about(model: Checkpoint, packer: _Packer) -> dict[str, Any] | None:
+    """What the panels follow from, None of a model that is in no files."""
+    stamps = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in model.files]
+    layouts = sha256(json.dumps([w.segments[[*SEGMENT_LAYOUT]].tolist() for w in packer.made]).encode()).hexdigest()
+    options = {"quantization": packer.quantization, "integers": packer.integers}
+    return {"files": stamps, **options, "layouts": layouts, "code": code_digest()} if stamps else None
+
+
+def _fill(file: PackedFile, packer: _Packer, name: str) -> float:
+    """Pack all matrices, unless they were kept, and keep them; returns the error of what was rounded."""
+    if file.is_filled:
+        return file.figures["error"]
+    try:
+        lost, whole = _run(packer, name, sum(w.nbytes for w in packer.made))
+        error = (lost / whole) ** 0.5 if lost else 0.0
+        file.keep(error=error)
+    finally:
+        file.drop()
+    return error
 
 
 def _layer(layer: int) -> str:
@@ -276,7 +323,7 @@ def _embedding(model: Checkpoint, packer: _Packer, head: Packed) -> Packed:
 def _unrounded(model: Checkpoint, packer: _Packer, names: Sequence[str], kind: str, *, multiplied: bool = True) -> Packed:
     """Matrices of one tensor each, of one shape, in a format that loses nothing of them."""
     outputs, inputs = model.outlines[names[0]].shape
-    packed = Packed.empty([[(Format(kind), outputs)]] * len(names), inputs, multiplied=multiplied)
+    packed = packer.empty([[(Format(kind), outputs)]] * len(names), inputs, multiplied=multiplied)
     unrounded = _Packer(model, None, packer.integers)
     unrounded.block_jobs, unrounded.number_jobs = packer.block_jobs, packer.number_jobs
     for k, name in enumerate(names):
