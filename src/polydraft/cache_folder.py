@@ -1,12 +1,16 @@
 """Where this user's models, costs and compiled code are kept between runs."""
 
 import os
+import re
 import stat
 import tempfile
 from functools import cache
 from pathlib import Path
 
-__all__ = ["NOTHING_KEPT", "cache_folder", "kept_folder", "temporary_folder"]
+__all__ = ["COMPILED", "COSTS", "NOTHING_KEPT", "PACKED", "cache_folder", "kept_folder", "temporary_folder"]
+
+COMPILED, PACKED, COSTS = "compiled", "packed", re.compile("[0-9a-f]{24}.json")
+"""In the folder: folders of compiled code and of packed weights, and names of files of costs."""
 
 NOTHING_KEPT = "POLYDRAFT_NO_CACHE"
 """In the environment: nothing is kept of models that can be found out again. `--no-cache` sets it."""

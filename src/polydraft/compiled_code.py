@@ -28,7 +28,7 @@ from numba.core.registry import cpu_target
 from numba.core.sigutils import normalize_signature
 
 from polydraft import stale_code
-from polydraft.cache_folder import cache_folder, temporary_folder
+from polydraft.cache_folder import COMPILED, cache_folder, temporary_folder
 
 __all__ = ["EVERYTHING", "WALKS", "cfunc", "is_marked", "mark", "njit"]
 
@@ -80,7 +80,7 @@ def place() -> Place:
         stale_code.drop(_ROOT)
         return Place(None)
     lasting = [Path(config.CACHE_DIR)] if config.CACHE_DIR else []
-    lasting += [folder / "compiled" for folder in [cache_folder()] if folder is not None]
+    lasting += [folder / COMPILED for folder in [cache_folder()] if folder is not None]
     base = next((folder for folder in lasting if _writable(folder)), None)
     chosen = (base or temporary_folder()) / f"polydraft-{_digest_of_sources()}"
     with suppress(OSError):

@@ -69,6 +69,18 @@ def unknown_name(kind: str, given: str, known: Iterable[str]) -> UnknownNameErro
     return UnknownNameError(f"unknown {kind} {given!r}; {advice}Known: {', '.join(names)}")
 
 
+def too_long(length: int, longest: int) -> CapacityError:
+    """The error for a prompt of so many tokens and a context of so many.
+
+    Example:
+        >>> str(too_long(9, 8))
+        'a prompt of 9 tokens was given; the context holds 8, so it may have at most 7. Shorten it.'
+    """
+    return CapacityError(
+        f"a prompt of {length} tokens was given; the context holds {longest}, so it may have at most {longest - 1}. Shorten it."
+    )
+
+
 def first_line(error: BaseException) -> str:
     """What an error says, or its name.
 

@@ -68,6 +68,9 @@ DRAFTERS: dict[str, str] = {
 }
 """name -> "module:object", a class whose instances are `core.Drafter` and whose `methods` attribute lists what it can make."""
 
+OF_MODELS = ("several", "tli", "slem")
+"""Drafters that declare what they draw once they have their models."""
+
 HEADS = ("eagle", "peagle", "block", "mtp", "medusa", "early-exit", "hidden-transfer")
 """Drafters that read a folder of a head's weights, in the order in which they are asked whether it is theirs."""
 

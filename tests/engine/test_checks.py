@@ -12,7 +12,7 @@ import pytest
 from polydraft.config import EngineConfig
 from polydraft.engine import pretrained
 from polydraft.engine.api import Engine
-from polydraft.engine.checks import check
+from polydraft.engine.checks import check, check_length
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError, UnknownNameError
 from polydraft.models import catalogue, pair
 from polydraft.params import SamplingParams
@@ -116,3 +116,31 @@ def test_kinds_of_drafters_and_verifiers_that_do_not_fit_are_refused_before_anyt
     with pytest.raises(error, match=re.escape(said)):
         check(EngineConfig(**options))
     check(EngineConfig(drafter="model:paths", verifier="block"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"drafter": "ngram", "verifier": "block"},
+        {"drafter": "suffix", "verifier": "traversal_merged"},
+        {"drafter": "eagle:coupled", "verifier": "block"},
+        {"drafter": "medusa", "verifier": "greedy_traversal_wor"},
+        {"drafter": "block:confidence", "verifier": "speculative"},
+        {"drafter": "auto", "head": "HEAD", "verifier": "greedy_traversal_wor"},
+    ],
+)
+def test_verifiers_that_do_not_fit_a_drafter_of_text_or_a_head_are_refused_before_anything_is_loaded(options, tmp_path):
+    (tmp_path / "config.json").write_text('{"polydraft_head": "eagle"}', encoding="utf-8")
+    options = {name: str(tmp_path) if value == "HEAD" else value for name, value in options.items()}
+    with pytest.raises(IncompatibleError, match="Verifiers that fit: "):
+        check(EngineConfig(**options))
+    check(EngineConfig(**options | {"verifier": "match"}))
+
+
+def test_a_prompt_of_more_tokens_than_the_context_holds_is_refused_before_weights_are_loaded(monkeypatch):
+    config = EngineConfig(max_model_len=32)
+    check_length("def add(a, b):\n" * 3, config)
+    with pytest.raises(CapacityError, match=r"a prompt of \d+ tokens was given; the context holds 32, so it may have at most 31"):
+        check_length("def add(a, b):\n" * 40, config)
+    monkeypatch.setattr("polydraft.models.load.load_tokenizer", None)
+    check_length("x" * 30, config)

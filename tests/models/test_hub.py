@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -270,6 +271,8 @@ class Hub(BaseHTTPRequestHandler):
     files: ClassVar[dict[str, bytes]] = {"tiny-q4_k_m.gguf": DATA, "tiny-q8_0.gguf": DATA[:999], "README.md": b"#"}
     asked: ClassVar[list[str | None]] = []
     breaks: ClassVar[bool] = False
+    slow: ClassVar[float] = 0.0
+    """Seconds in the middle of a file."""
 
     def do_HEAD(self):
         self._answer(body=False)
@@ -309,7 +312,10 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.flush()
             self.connection.close()
         elif body:
-            self.wfile.write(data)
+            self.wfile.write(data[: len(data) // 2])
+            self.wfile.flush()
+            time.sleep(self.slow if len(data) > 1000 else 0.0)
+            self.wfile.write(data[len(data) // 2 :])
 
     def log_message(self, *_):
         pass
@@ -394,3 +400,15 @@ def test_names_of_the_table_lead_to_whole_files_of_one_revision_and_drafts_that_
         assert model.draft is None or MODELS[model.draft].draft is None
     assert default_draft("qwen2.5-coder-1.5b-instruct") == "qwen2.5-coder-0.5b-instruct"
     assert default_draft("some/folder") is None
+
+
+@pytest.mark.parametrize("name", [f"{HUB[0]}:tiny-q4_k_m.gguf", HUB[0]])
+def test_a_repository_of_the_hub_is_fetched_with_one_bar_on_a_terminal_that_says_so(served, monkeypatch, name):
+    monkeypatch.setattr(Hub, "slow", 1.2)
+    monkeypatch.setitem(Hub.files, "model.safetensors", DATA)
+    terminal = "import sys; sys.stderr.isatty = lambda: True; "
+    told = program(f"{terminal}located({name!r})").stderr
+    assert re.search(rf"downloading {HUB[0]} \[#*-*\] \d+% of {len(DATA) / 1e6:.0f} MB", told), told
+    assert told.endswith("\x1b[K") and "Fetching" not in told and "it/s" not in told
+    assert "downloading" not in program(f"{terminal}located({name!r})").stderr
+    assert program(f"located({name!r})").stderr == ""

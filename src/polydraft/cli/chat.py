@@ -42,6 +42,7 @@ def chat(
     show: Annotated[bool, typer.Option(help="Accepted draft tokens in colour.")] = True,
     verbose: options.Verbose = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Download without a question.")] = False,
+    no_cache: options.NoCache = False,
 ) -> None:
     """Talk to a model. One message a line; /help shows what else there is."""
     name, config = str(config.model), config.with_(max_num_seqs=1)

@@ -50,10 +50,11 @@ def generate(
     config: options.Engine,
     sampling: Annotated[SamplingConfig, Only(max_tokens=128)],
     output: Output,
+    no_cache: options.NoCache = False,
 ) -> None:
     """Continue PROMPT: text on standard output, statistics on standard error."""
     text = read_prompt(prompt, file)
-    from polydraft.engine.checks import check_prompt
+    from polydraft.engine.checks import check_length, check_prompt
     from polydraft.params import SamplingParams
 
     params = SamplingParams(**sampling.chosen())  # refused before anything is loaded
@@ -67,6 +68,7 @@ def generate(
         _check_trace(output.trace, config.asynchronous)
         config = config.with_(drafter_options={"trace": True})
     check(config, params)
+    check_length(text, config)
     agree_on_downloads([config])
     with Preparation(f"loading {config.model} ...") as preparation, warnings.catch_warnings():
         warnings.simplefilter("ignore", DrafterWarning)  # the statistics report it

@@ -10,6 +10,7 @@ import typer
 from polydraft import __version__
 from polydraft.cli.batch import batch
 from polydraft.cli.bench import app as bench
+from polydraft.cli.cache import app as cache
 from polydraft.cli.chat import chat
 from polydraft.cli.check import check
 from polydraft.cli.commands import EXIT_STATUS, Command, Commands
@@ -41,7 +42,8 @@ for command in (generate, batch, chat, serve, launch, check, demo, tune, images,
 app.add_typer(bench, name="bench")
 app.add_typer(index, name="index")
 app.add_typer(models, name="models")
-for group in (app, bench, index, models):
+app.add_typer(cache, name="cache")
+for group in (app, bench, index, models, cache):
     for registered in group.registered_commands:
         registered.cls = Command
 

@@ -1,5 +1,6 @@
 """Options of the command line, generated from configurations: one a field."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from functools import wraps
@@ -9,6 +10,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
+from polydraft.cache_folder import NOTHING_KEPT
 from polydraft.config import OUTPUT, Config, EngineConfig, Setting, flag, setting, settings
 from polydraft.errors import InvalidInputError
 
@@ -38,6 +40,19 @@ AsJson = Annotated[bool, typer.Option("--json", help=f"{JSON_HELP}.", rich_help_
 Verbose = Annotated[
     bool,
     typer.Option("--verbose", help="Context, batch, KV cache and activations of what was loaded, too.", rich_help_panel=OUTPUT),
+]
+
+
+def _keep_nothing(wanted: bool) -> None:
+    if wanted:
+        os.environ[NOTHING_KEPT] = "1"
+
+
+NoCache = Annotated[
+    bool,
+    typer.Option(
+        "--no-cache", callback=_keep_nothing, help="Neither use nor keep costs and packed weights, see `polydraft cache`."
+    ),
 ]
 Engine = Annotated[EngineConfig, Only(without=ENGINE_OF_REQUESTS, model=DEFAULT_MODEL)]
 Models = Annotated[EngineConfig, Only("model", "draft_model")]

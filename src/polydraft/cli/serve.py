@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polydraft.cli.downloads import agree_on_downloads
-from polydraft.cli.options import DEFAULT_MODEL, Only, configured
+from polydraft.cli.options import DEFAULT_MODEL, NoCache, Only, configured
 from polydraft.cli.progress import Preparation
 from polydraft.cli.served_models import model_choices
 from polydraft.cli.start import build, check, check_threads, weights
@@ -65,6 +65,7 @@ def serve(
     config: Annotated[EngineConfig, Only(without=("model", "draft_model"))],
     server: ServerConfig,
     replicas: ReplicaConfig,
+    no_cache: NoCache = False,
 ) -> None:
     """Serve a model over HTTP as OpenAI's API does."""
     names = list(served.model) or ([] if served.models_dir else [DEFAULT_MODEL])

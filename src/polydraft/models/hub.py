@@ -3,12 +3,16 @@
 import os
 import re
 import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from difflib import get_close_matches
+from fnmatch import fnmatch
 from pathlib import Path
 
 from polydraft.errors import ModelLoadError, first_line
 from polydraft.models import pair
 from polydraft.models.catalogue import MODELS, cached, fetch, hub_answers
+from polydraft.models.downloading import bytes_below, downloading
 from polydraft.models.gguf_parts import first_parts, is_gguf, model_title, parts_of
 
 __all__ = ["local", "located"]
@@ -106,12 +110,34 @@ def _snapshot(name: str) -> Path:
 
     repository, _, revision = name.partition("@")
     try:
-        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(FILES_OF_A_MODEL)))
+        with _downloading(repository, revision or None, FILES_OF_A_MODEL):
+            return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(FILES_OF_A_MODEL)))
     except Exception as error:
         raise ModelLoadError(
             f"{name!r} is no folder here, no name of `polydraft models list`, and could not be fetched from the Hugging Face hub: "
             f"{first_line(error)[:300]}. Check the name and the network; without one give a folder, or a GGUF file."
         ) from error
+
+
+def _downloading(repository: str, revision: str | None, patterns: Sequence[str]) -> AbstractContextManager[None]:
+    """While entered, a terminal shows how much of these files of a repository is in the cache of `huggingface_hub`."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    def total() -> int:
+        try:
+            files = HfApi().list_repo_tree(repository, recursive=True, revision=revision)
+            sizes = [
+                file.size or 0
+                for file in files
+                if hasattr(file, "size") and any(fnmatch(file.path, pattern) for pattern in patterns)
+            ]
+        except Exception:  # whoever fetches them says what is wrong
+            return 0
+        return sum(sizes)
+
+    blobs = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model") / "blobs"
+    return downloading(repository, total, lambda: bytes_below(blobs))
 
 
 def _gguf_of_repository(repository: str, revision: str | None, file: str) -> Path:
@@ -122,7 +148,9 @@ def _gguf_of_repository(repository: str, revision: str | None, file: str) -> Pat
         if hub_answers() and not is_gguf(file):
             file = _tagged(HfApi().list_repo_files(repository, revision=revision), repository, file)
         if is_gguf(file):
-            first, *_ = [hf_hub_download(repository, part.as_posix(), revision=revision) for part in parts_of(Path(file))]
+            parts = [part.as_posix() for part in parts_of(Path(file))]
+            with _downloading(repository, revision, parts):
+                first, *_ = [hf_hub_download(repository, part, revision=revision) for part in parts]
             return Path(first)
         folder = Path(snapshot_download(repository, revision=revision, allow_patterns="*.gguf", local_files_only=True))
         return folder / _tagged([str(path.relative_to(folder)) for path in folder.rglob("*.gguf")], repository, file)

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import platform
-import re
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,7 +19,7 @@ from typing import Any
 
 from polydraft import __version__
 from polydraft.atomic import replacing
-from polydraft.cache_folder import kept_folder
+from polydraft.cache_folder import COSTS, kept_folder
 from polydraft.core import Drafter, Target, Verifier
 from polydraft.drafters.base import ModelBased
 from polydraft.errors import IncompatibleError, InvalidInputError
@@ -224,7 +223,6 @@ def _spread(profile: Profile) -> float:
 _known: dict[str, Profile | None] = {}
 _tried: set[str] = set()
 """What this process has measured, or could not."""
-_NAME = re.compile("[0-9a-f]{24}.json")
 _log = logging.getLogger(__name__)
 
 
@@ -287,6 +285,6 @@ def remember(about: dict[str, Any] | None, profile: Profile) -> None:
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
             profile.save(file)
-            kept = [path for path in file.parent.glob("*.json") if _NAME.fullmatch(path.name)]
+            kept = [path for path in file.parent.glob("*.json") if COSTS.fullmatch(path.name)]
             for path in sorted(kept, key=lambda path: path.stat().st_mtime_ns)[:-MOST_FILES]:
                 path.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from polydraft import tree
-from polydraft.core import Budget, Draft, DraftSampling, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, Method, TreeShape
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import FIXED
 from polydraft.errors import InvalidInputError
@@ -86,6 +86,11 @@ class BlockDrafter(CachingDrafter):
         super().__init__(model, layers, "chain" if kind in ORDERS else kind, stop_ids=stop_ids)
         self.order, self.steps = (kind if kind in ORDERS else None), steps
         self.info = ORDERS.get(kind, self.info)
+
+    @classmethod
+    def of_kind(cls, kind: str) -> Method:
+        """See `HeadDrafter.of_kind`; orders draw as the module says."""
+        return ORDERS[kind] if kind in ORDERS else super().of_kind(kind)
 
     @classmethod
     def build(cls, parts: Parts, *, weights: str | None = None, kind: str = "paths", steps: int = STEPS) -> "BlockDrafter":

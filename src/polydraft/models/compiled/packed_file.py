@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from polydraft.cache_folder import kept_folder
+from polydraft.cache_folder import PACKED, kept_folder
 from polydraft.threads import usable_cores
 
 __all__ = ["LEAST_BYTES", "MOST_BYTES", "PackedFile", "code_digest", "folder"]
@@ -41,7 +41,7 @@ TOGETHER = 16 << 20
 def folder() -> Path | None:
     """Where files are; None where nothing is kept."""
     base = kept_folder()
-    return None if base is None else base / "packed"
+    return None if base is None else base / PACKED
 
 
 @cache
