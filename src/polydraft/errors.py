@@ -52,6 +52,10 @@ class DrafterWarning(UserWarning):
     """A drafter failed and was switched off for a request; its text is unharmed."""
 
 
+class PrefixWarning(UserWarning):
+    """A file of a prefix cache is not used; prompts are read."""
+
+
 class RequestWarning(UserWarning):
     """A request ended with an error; what it had emitted stays, and other requests are unharmed."""
 

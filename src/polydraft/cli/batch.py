@@ -20,7 +20,9 @@ def batch(
     ],
     out: Annotated[Path, typer.Argument(metavar="OUTPUT", help="The rows in the same order with text; .jsonl or .parquet.")],
     *,
-    config: Annotated[EngineConfig, Only(without=("max_num_seqs", "offered", "prefix_cache_bytes", "head", "index"))],
+    config: Annotated[
+        EngineConfig, Only(without=("max_num_seqs", "offered", "prefix_cache_bytes", "prefix_cache_file", "head", "index"))
+    ],
     sampling: Annotated[SamplingConfig, Only("max_tokens", "temperature", "top_p", max_tokens=128)],
     job: BatchConfig,
 ) -> None:

@@ -14,7 +14,7 @@ from polydraft.cache_folder import NOTHING_KEPT
 from polydraft.config import OUTPUT, Config, EngineConfig, Setting, flag, setting, settings
 from polydraft.errors import InvalidInputError
 
-ENGINE_OF_REQUESTS = ("offered", "max_num_seqs", "prefix_cache_bytes")
+ENGINE_OF_REQUESTS = ("offered", "max_num_seqs", "prefix_cache_bytes", "prefix_cache_file")
 """Fields of engines that serve many requests at a time."""
 
 

@@ -78,6 +78,12 @@ def serve(
             f"serving {choice.name}: {choice.place}{'' if served.model or served.models_dir else ', the default model'}", err=True
         )
     configs = [config.with_(model=choice.place, draft_model=choice.draft) for choice in choices]
+    if len(choices) > 1 and config.prefix_cache_file is not None:  # one each
+        names = [re.sub(r"[^\w.-]", "_", choice.name) for choice in choices]
+        configs = [
+            each.with_(prefix_cache_file=Path(f"{config.prefix_cache_file}.{name}"))
+            for each, name in zip(configs, names, strict=True)
+        ]
     for each in configs:
         check(each)
     agree_on_downloads(configs)

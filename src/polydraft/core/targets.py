@@ -216,6 +216,10 @@ class BlockCopying(Target, Protocol):
         """A copy of the entries of a block of committed tokens; start: a multiple of `block_tokens`."""
         ...
 
+    def reads(self, slot: int, token_ids: Sequence[int]) -> None:
+        """The text of a slot goes on so, though no pass reads it: its entries are written in blocks."""
+        ...
+
     def write_block(self, slot: int, entries: Any) -> None:
         """Append a block to a slot that holds whole blocks; its tokens are committed."""
         ...

@@ -19,9 +19,10 @@ from polydraft.core import Budget, EncoderDecoder, NamedDecoding, Request, Sampl
 from polydraft.drafters.base import Parts
 from polydraft.engine.checks import check
 from polydraft.engine.fields import EngineFields, SpeculationFields
-from polydraft.engine.loop import Inbox, Loop
+from polydraft.engine.loop import Inbox
 from polydraft.engine.output import StepOutput
 from polydraft.engine.parts import check_encoders, decoding, slots
+from polydraft.engine.prefixes import PrefixKeeping
 from polydraft.engine.pretrained import load_models
 from polydraft.engine.prompts import Prompt, as_ids, as_list, check_messages, check_params, cut_behind
 from polydraft.engine.sequence import Result, Sample
@@ -33,6 +34,7 @@ from polydraft.models.chat_template import template_of
 from polydraft.models.defaults import sampling_defaults
 from polydraft.models.encoding import Cuts, longest_token, num_bytes, token_ids
 from polydraft.models.memory import default_prefix_cache_bytes
+from polydraft.models.prefix_cache import PrefixCache, can_keep, shares
 from polydraft.params import CHAT_DEFAULTS, MOST_SAMPLES
 
 __all__ = ["Engine"]
@@ -41,7 +43,7 @@ LEAST_LONGEST = 8
 """Bytes of the longest token of any vocabulary, at least: texts of fewer bytes for each token of the context are not looked into."""
 
 
-class Engine(Loop):
+class Engine(PrefixKeeping):
     """A target model made faster by drafts, with the same output distribution.
 
     Make it with `from_pretrained`, `embedded` or `of`; use `generate` and `stream`, or `add_request` and `step`.
@@ -98,7 +100,7 @@ class Engine(Loop):
             "beta": None,
             "decoding_options": models.decoding_options,
         }
-        return cls.of(
+        engine = cls.of(
             models.target,
             tokenizer=models.tokenizer,
             draft_model=models.draft,
@@ -111,6 +113,10 @@ class Engine(Loop):
             compile_drafts=compile_drafts,
             **speculation,
         )
+        engine.prefix_cache_file = config.prefix_cache_file
+        if config.prefix_cache_file is not None and Path(config.prefix_cache_file).exists():
+            engine.load_prefixes(config.prefix_cache_file)
+        return engine
 
     @classmethod
     @with_fields(SpeculationConfig, SpeculationFields)
@@ -147,11 +153,15 @@ class Engine(Loop):
         parts = replace(parts, decoding=decoding(config.decoding, parts, config.all_decoding_options))
         check_encoders(parts)
         cache: dict[str, Any] = {"keep_prefixes": keep_prefixes, "prefix_cache_bytes": prefix_cache_bytes}
+        if keep_prefixes and draft_model is not parts.second_model and can_keep(draft_model):
+            cache["prefix_cache_bytes"], draft_bytes = shares(prefix_cache_bytes, target, draft_model)
+            parts.draft_slots.prefix_cache = PrefixCache(draft_model, draft_bytes)
         menu = Menu.of(config, parts, compile_drafts)
         engine = cls(
             target, menu, tokenizer=tokenizer, eos_token_ids=eos, tie_margin=tie_margin, decoding=parts.decoding, **cache
         )
         engine.sampling_defaults = dict(sampling_defaults or {})
+        engine.draft_slots = None if draft_model is None else parts.draft_slots
         if measured:
             engine.measure()
         return engine

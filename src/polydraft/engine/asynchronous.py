@@ -104,6 +104,11 @@ class AsyncEngine:
         self._asked.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
+        if (file := self.engine.prefix_cache_file) is not None:
+            try:
+                log.info("%d tokens of prompts are kept in %s", await asyncio.to_thread(self.engine.save_prefixes, file), file)
+            except PolydraftError as error:
+                log.error("%s", error)
 
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, seconds: float | None = None, **asked: Any

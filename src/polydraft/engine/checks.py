@@ -135,6 +135,10 @@ def _check_files(config: EngineConfig) -> None:
         from polydraft.drafters.text.index_file import check_header
 
         check_header(config.index, "text")
+    if config.prefix_cache_file is not None:
+        from polydraft.models.prefix_file import check_prefix_file
+
+        check_prefix_file(config.prefix_cache_file)
     if isinstance(config.profile, (str, Path)):
         from polydraft.policy import profile_file
 

@@ -83,5 +83,7 @@ class EngineFields(SpeculationFields, total=False):
     """First tokens that the draft model drafts, beside special tokens and those of the text, 0 for all; does not change the output distribution (tokens, >= 0). Default: 32,768, compiled backend, where that is at most half of the vocabulary."""
     prefix_cache_bytes: int | None
     """Maximum memory of the prefix cache beside the slots (bytes, >= 0). Default: an eighth of the free memory, at most 8 GiB."""
+    prefix_cache_file: str | Path | Path | None
+    """File that keeps the prefix cache across restarts: read at the start, written when the server ends. Default: none."""
     tie_margin: float | None
     """Low precision: margin below which greedy near ties are decided by a forward pass of their own (logits). Default: off."""

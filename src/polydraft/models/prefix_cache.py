@@ -8,12 +8,26 @@ is copied back has the same bits as what a forward pass wrote. A text goes on be
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
-from polydraft.core import BlockCopying
+from polydraft.core import BlockCopying, EncoderDecoder, Target
 from polydraft.errors import InvalidInputError
 
-__all__ = ["PrefixCache"]
+__all__ = ["PrefixCache", "can_keep", "shares"]
+
+
+def can_keep(model: Target | None) -> TypeGuard[BlockCopying]:
+    """Whether entries of a model's texts can outlive their slots."""
+    return isinstance(model, BlockCopying) and model.rolls_back and not isinstance(model, EncoderDecoder)
+
+
+def shares(capacity_bytes: int, target: Target, draft_model: BlockCopying) -> tuple[int, int]:
+    """Bytes of the target's cache and of the draft model's, which hold as many tokens each."""
+    target_bytes = target.bytes_per_token if isinstance(target, BlockCopying) else 0
+    both = target_bytes + draft_model.bytes_per_token
+    draft_share = capacity_bytes * draft_model.bytes_per_token // both if both else 0
+    return capacity_bytes - draft_share, draft_share
+
 
 ROOT = 0
 """Parent of a text's first block."""
@@ -44,7 +58,7 @@ class PrefixCache:
     def __init__(self, model: BlockCopying, capacity_bytes: int) -> None:
         if capacity_bytes < 0:
             raise InvalidInputError(f"prefix_cache_bytes={capacity_bytes} was given; expected at least 0, which keeps nothing.")
-        self._model = model
+        self.model = model
         self.block_bytes = model.block_tokens * model.bytes_per_token
         self.max_blocks = capacity_bytes // self.block_bytes if self.block_bytes else 0
         self._blocks: OrderedDict[Key, CacheBlock] = OrderedDict()
@@ -59,25 +73,25 @@ class PrefixCache:
 
     def length(self, token_ids: Sequence[object]) -> int:
         """Tokens of the text's beginning that are here, and behind which it can go on."""
-        return self._model.block_tokens * len(self._resumable(token_ids))
+        return self.model.block_tokens * len(self._resumable(token_ids))
 
     def store(self, slot: int, token_ids: Sequence[object]) -> None:
         """Copy out what is not here yet of a slot that holds this text, as far as whole blocks go and the capacity allows."""
-        size, path, parent = self._model.block_tokens, list(self._path(token_ids)), ROOT
+        size, path, parent = self.model.block_tokens, list(self._path(token_ids)), ROOT
         if path:
             parent = self._blocks[path[-1]].number
         self._use(path)
         path_bytes = sum(self._blocks[key].num_bytes for key in path)
         for i in range(len(path), len(token_ids) // size if size else 0):
-            states = self._model.read_states(slot, (i + 1) * size)
-            num_bytes = self.block_bytes + (0 if states is None else self._model.state_bytes)
+            states = self.model.read_states(slot, (i + 1) * size)
+            num_bytes = self.bytes_of(states)
             path_bytes += num_bytes
             if path_bytes > self.capacity_bytes:
                 return
             while self.num_bytes + num_bytes > self.capacity_bytes:
                 self._evict(size)
             key = parent, tuple(token_ids[i * size : (i + 1) * size])
-            self._blocks[key] = CacheBlock(next(self._numbers), self._model.read_block(slot, i * size), states, num_bytes)
+            self._blocks[key] = CacheBlock(next(self._numbers), self.model.read_block(slot, i * size), states, num_bytes)
             self.num_bytes += num_bytes
             parent = self._blocks[key].number
             path.append(key)
@@ -85,14 +99,15 @@ class PrefixCache:
 
     def load(self, slot: int, token_ids: Sequence[object]) -> None:
         """Write what is here of the text's beginning behind the whole blocks that the slot holds of it already."""
-        size, path = self._model.block_tokens, self._resumable(token_ids)
-        first = int(self._model.lengths[slot]) // size
-        self._model.cut(slot, first * size)
+        size, path = self.model.block_tokens, self._resumable(token_ids)
+        first = int(self.model.lengths[slot]) // size
+        self.model.cut(slot, first * size)
+        self.model.reads(slot, list[Any](token for key in path[first:] for token in key[1]))
         for key in path[first:]:
             block = self._blocks[key]
-            self._model.write_block(slot, block.entries)
+            self.model.write_block(slot, block.entries)
             if block.states is not None:
-                self._model.write_states(slot, block.states)
+                self.model.write_states(slot, block.states)
         self._use(path)
         self.hit_tokens += size * (len(path) - first)
 
@@ -108,8 +123,31 @@ class PrefixCache:
             path.pop()
         return path
 
+    def contents(self) -> list[tuple[int, tuple[object, ...], Any, Any]]:
+        """All blocks, the most recently used first and so each behind its parent: the parent's place in this list or -1, tokens, entries, states."""
+        places = {block.number: place for place, block in enumerate(reversed(self._blocks.values()))}
+        return [(places.get(key[0], -1), key[1], block.entries, block.states) for key, block in reversed(self._blocks.items())]
+
+    def restore(self, blocks: Sequence[tuple[int, tuple[object, ...], Any, Any]]) -> int:
+        """Hold what `contents` of a cache of this model gave, as far as the capacity goes; what is here already goes. How many blocks those are."""
+        numbers, restored, self.num_bytes = list[int](), list[tuple[Key, CacheBlock]](), 0
+        for parent, tokens, entries, states in blocks:
+            num_bytes = self.bytes_of(states)
+            if self.num_bytes + num_bytes > self.capacity_bytes:
+                break
+            self.num_bytes += num_bytes
+            numbers.append(next(self._numbers))
+            key = ROOT if parent < 0 else numbers[parent], tokens
+            restored.append((key, CacheBlock(numbers[-1], entries, states, num_bytes)))
+        self._blocks = OrderedDict(reversed(restored))
+        return len(restored)
+
+    def bytes_of(self, states: Any) -> int:
+        """That a block takes, with these states."""
+        return self.block_bytes + (0 if states is None else self.model.state_bytes)
+
     def _path(self, token_ids: Sequence[object]) -> Iterator[Key]:
-        size, parent = self._model.block_tokens, ROOT
+        size, parent = self.model.block_tokens, ROOT
         for start in range(0, len(token_ids) - size + 1, size) if self._blocks else ():
             key = parent, tuple(token_ids[start : start + size])
             if (block := self._blocks.get(key)) is None:

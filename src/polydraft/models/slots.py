@@ -227,6 +227,9 @@ class SlotModel(Target, ABC):
         self._lengths[index] += counts
         self._scored[index] = 0
 
+    def reads(self, slot: int, token_ids: Sequence[int]) -> None:
+        """See `core.BlockCopying`."""
+
     def filled(self, slot: int, length: int) -> None:
         """The columns of a slot were made of what another model has read, up to `length`."""
         self._lengths[slot] = length
@@ -387,6 +390,13 @@ class Slots:
             if self.prefix_cache is not None and kept_ids and model.lengths[slot] == len(kept_ids):
                 self.prefix_cache.store(slot, kept_ids)
             model.trim(slot)
+
+    def store_kept(self) -> None:
+        """Put what free slots keep into the prefix cache, the oldest first."""
+        if self.prefix_cache is not None:
+            for slot, token_ids in self._kept.items():
+                if self._model.lengths[slot] == len(token_ids):
+                    self.prefix_cache.store(slot, token_ids)
 
     def holds(self, slot: int, token_ids: Sequence[object]) -> None:
         """What a taken slot is filled with, to be copied as far as it has come by those that take one for a text that begins alike."""

@@ -8,8 +8,8 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
-from polydraft.engine.loop import Loop
 from polydraft.engine.output import StepOutput
+from polydraft.engine.prefixes import PrefixKeeping
 from polydraft.policy.acceptance import FIRST, NEXT
 from polydraft.policy.adaptive import AdaptivePolicy
 
@@ -29,7 +29,7 @@ STATES = {
     "vllm:num_requests_running": ("Samples that have a slot.",),
     "vllm:num_requests_waiting": ("Samples that wait for one.",),
     "vllm:kv_cache_usage_perc": ("Share of the KV cache in use, 1 is all.",),
-    "polydraft:prefix_cache_bytes": ("KV cache entries of finished texts, beside the slots.",),
+    "polydraft:prefix_cache_bytes": ("KV cache entries of finished texts, beside the slots, of target and draft model.",),
     "polydraft:prefix_cache_max_bytes": ("What they may take.",),
     "polydraft:cost_model_draft_start_seconds": ("Of any draft, as the speculation policy foresees it.",),
     "polydraft:cost_model_draft_step_seconds": ("Of one draft step, as the speculation policy foresees it.",),
@@ -89,7 +89,7 @@ class Metrics:
                     family.add_metric((model, *values), value)
             yield family
 
-    def join(self, engine: Loop, model: str) -> "ModelMetrics":
+    def join(self, engine: PrefixKeeping, model: str) -> "ModelMetrics":
         """The figures of one more model, which is loaded."""
         self._models[model] = ModelMetrics(self, engine, model)
         return self._models[model]
@@ -112,7 +112,7 @@ class Metrics:
 class ModelMetrics:
     """What one model's engine did so far; `observe` is told of every step, in the engine's thread."""
 
-    def __init__(self, metrics: Metrics, engine: Loop, model: str) -> None:
+    def __init__(self, metrics: Metrics, engine: PrefixKeeping, model: str) -> None:
         self._metrics, self._model, self._engine = metrics, model, engine
         self._last: dict[tuple[str, int], float] = {}
         """When each running sample was last given tokens."""
@@ -122,16 +122,17 @@ class ModelMetrics:
 
     def states(self) -> dict[str, dict[tuple[str, ...], float]]:
         """By name of the family and its labels but the model's."""
-        engine, cache, policy = self._engine, self._engine.prefix_cache, self._engine.policy
+        engine, policy = self._engine, self._engine.policy
         figures: dict[str, float] = {
             "polydraft:model_loaded": 1,
             "vllm:num_requests_running": engine.num_running,
             "vllm:num_requests_waiting": engine.num_waiting,
             "vllm:kv_cache_usage_perc": sum(engine.target.lengths) / self._columns,
         }
-        if cache is not None:
-            figures["polydraft:prefix_cache_bytes"] = cache.num_bytes
-            figures["polydraft:prefix_cache_max_bytes"] = cache.capacity_bytes
+        caches = [cache for _, cache in engine.prefix_caches.values()]
+        if caches:
+            figures["polydraft:prefix_cache_bytes"] = sum(cache.num_bytes for cache in caches)
+            figures["polydraft:prefix_cache_max_bytes"] = sum(cache.capacity_bytes for cache in caches)
         if not isinstance(policy, AdaptivePolicy):
             return {name: {(): value} for name, value in figures.items()}
         costs = policy.live.costs

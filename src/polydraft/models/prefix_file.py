@@ -1,0 +1,276 @@
+"""A file that keeps prefix caches across restarts: blocks of KV cache entries of a target and a draft model, by their tokens.
+
+    beginning   MAGIC, bytes of the header (8, little endian), header in JSON: version, CRC-32 of what follows, and of each model a `Part`
+    parts       of each model: parents [blocks], whether a block has states [blocks], tokens [blocks, block_tokens] (int64), and the arrays of
+                every block one behind the other, its states behind its entries
+
+Entries are as good as what this model computes: the first block of a file is computed anew, by these weights on this processor, and nothing is used
+where it differs. What is damaged, of another model or another version is not used either; the server then reads its prompts.
+"""
+
+import json
+import math
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polydraft.atomic import replacing
+from polydraft.core import Target
+from polydraft.errors import CapacityError, InvalidInputError
+from polydraft.models.prefix_cache import PrefixCache
+from polydraft.models.slots import Slots
+from polydraft.processor import processor
+from polydraft.schema import Items, Number, Record, String, fault, read_json
+
+__all__ = ["check_prefix_file", "load_prefixes", "save_prefixes"]
+
+MAGIC, VERSION = b"PDPREFIX", 1
+MOST_HEADER = 1 << 16
+ARRAY = Record({"kind": String("[a-z0-9_.]{1,32}"), "shape": Items(Number(0, 1 << 40), 0, 8)})
+PART = Record(
+    {"role": String("[a-z]{1,16}"), "model": String(".{1,500}"), "blocks": Number(0, 1 << 40), "block_tokens": Number(1, 4096), "arrays": Items(ARRAY, 0, 4096), "with_states": Number(0, 1 << 40), "states": Items(ARRAY, 0, 4096)}
+)  # fmt: skip
+HEADER = Record({"version": Number(), "checksum": Number(0, 2**32 - 1), "parts": Items(PART, 0, 8)})
+
+
+class _UnusableError(Exception):
+    """Why a file is not used, as the end of a sentence about it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One model's blocks. arrays, states: kind of numbers and shape of each array of a block's entries, and of its states.
+    with_states: blocks that have these."""
+
+    role: str
+    model: str
+    blocks: int
+    block_tokens: int
+    arrays: Sequence[Mapping[str, Any]]
+    with_states: int
+    states: Sequence[Mapping[str, Any]]
+
+    @property
+    def num_bytes(self) -> int:
+        """In the file."""
+        each = 8 * (2 + self.block_tokens) + _bytes_of_form(self.arrays)
+        return self.blocks * each + self.with_states * _bytes_of_form(self.states)
+
+
+Block = tuple[int, Any, Any, Any]
+"""The parent's place or -1, tokens, entries, states."""
+
+
+def save_prefixes(path: str | os.PathLike[str], caches: Mapping[str, tuple[Slots, PrefixCache]]) -> int:
+    """Write what the caches and the free slots hold, whole or not at all. caches: by role.
+
+    Returns:
+        the tokens that were written.
+
+    Raises:
+        InvalidInputError: there is no such folder.
+        CapacityError: the disk is full, or the folder cannot be written to.
+    """
+    contents = dict[str, list[Block]]()
+    for role, (slots, cache) in caches.items():
+        slots.store_kept()
+        contents[role] = cache.contents()
+    parts = [_part(role, caches[role][1], blocks) for role, blocks in contents.items() if blocks]
+    checksum = 0
+    for part in parts:
+        for data in _data(contents[part.role]):
+            checksum = zlib.crc32(data, checksum)
+    header = json.dumps({"version": VERSION, "checksum": checksum, "parts": [asdict(part) for part in parts]}).encode()
+    try:
+        with replacing(path) as file:
+            file.write(MAGIC + len(header).to_bytes(8, "little") + header)
+            for part in parts:
+                for data in _data(contents[part.role]):
+                    file.write(data)
+    except OSError as error:
+        raise CapacityError(
+            f"the prefix cache could not be written to {str(path)!r} ({error}). Make room, or choose another folder."
+        ) from error
+    return sum(part.blocks * part.block_tokens for part in parts)
+
+
+def load_prefixes(path: str | os.PathLike[str], caches: Mapping[str, tuple[Slots, PrefixCache]]) -> tuple[int, str | None]:
+    """Fill the caches from a file, as far as they go: the tokens that are there now, and why some or all are not used, or None.
+
+    Raises:
+        InvalidInputError: a file that is none of these.
+    """
+    check_prefix_file(path)
+    num_tokens, reason = 0, None
+    try:
+        with open(path, "rb") as file:
+            checksum, parts = _header(file)
+            _check_sum(file, checksum)
+            for part in parts:
+                start = file.tell()
+                try:
+                    num_tokens += _restore(file, part, caches)
+                except _UnusableError as error:
+                    reason = f"{part.role} model: {error}"
+                file.seek(start + part.num_bytes)
+    except (OSError, ValueError, _UnusableError) as error:
+        reason = str(error)
+    return num_tokens, reason
+
+
+def check_prefix_file(path: str | os.PathLike[str]) -> None:
+    """Refuse a path where a file of another kind is, or no folder.
+
+    Raises:
+        InvalidInputError: what is there.
+    """
+    path = Path(path)
+    if not path.parent.is_dir() or path.is_dir():
+        raise InvalidInputError(f"prefix_cache_file={str(path)!r} was given; expected a file in a folder that is there.")
+    if path.exists():
+        with open(path, "rb") as file:
+            if file.read(len(MAGIC)) not in (MAGIC, b""):
+                raise InvalidInputError(
+                    f"prefix_cache_file={str(path)!r} was given, which is another kind of file. Give a name of its own."
+                )
+
+
+def _part(role: str, cache: PrefixCache, blocks: Sequence[Block]) -> Part:
+    stated = [states for _, _, _, states in blocks if states is not None]
+    forms = _form(blocks[0][2]), len(stated), _form(stated[0]) if stated else []
+    return Part(role, _identity(cache.model), len(blocks), cache.model.block_tokens, *forms)
+
+
+def _form(arrays: Sequence[Any]) -> list[dict[str, Any]]:
+    return [{"kind": _kind_of(array), "shape": list(array.shape)} for array in arrays]
+
+
+def _bytes_of_form(form: Sequence[Mapping[str, Any]]) -> int:
+    return sum(math.prod(array["shape"]) * _kind(array["kind"]).itemsize for array in form)
+
+
+def _identity(model: Target) -> str:
+    """What a model's entries depend on, beside its weights, which are compared by what they compute."""
+    from polydraft import __version__
+
+    return " ".join(map(str, (type(model).__name__, model.weight_format, model.activations, __version__, processor())))
+
+
+def _data(blocks: Sequence[Block]) -> Iterator[bytes]:
+    yield np.array([parent for parent, *_ in blocks], np.int64).tobytes()
+    yield np.array([states is not None for *_, states in blocks], np.int64).tobytes()
+    yield np.array([tokens for _, tokens, _, _ in blocks], np.int64).tobytes()
+    for _, _, entries, states in blocks:
+        for array in (*entries, *(states or ())):
+            yield _bytes_of(array)
+
+
+def _header(file: BinaryIO) -> tuple[int, list[Part]]:
+    """The checksum, and the models' parts, of which the first one follows."""
+    file.seek(len(MAGIC))
+    size = int.from_bytes(file.read(8), "little")
+    if not 0 < size <= MOST_HEADER:
+        raise _UnusableError("it is damaged")
+    header = read_json(file.read(size))
+    if (message := fault(header, HEADER)) is not None:
+        raise _UnusableError(f"it is damaged: {message}")
+    if header["version"] != VERSION:
+        raise _UnusableError(f"it has version {header['version']}, version {VERSION} was expected")
+    parts = [Part(**part) for part in header["parts"]]
+    whole = file.tell() + sum(part.num_bytes for part in parts)
+    if os.fstat(file.fileno()).st_size != whole:
+        raise _UnusableError("it is cut off, or longer than it says")
+    return header["checksum"], parts
+
+
+def _check_sum(file: BinaryIO, expected: int) -> None:
+    start, checksum = file.tell(), 0
+    while piece := file.read(1 << 24):
+        checksum = zlib.crc32(piece, checksum)
+    if checksum != expected:
+        raise _UnusableError("it does not add up to its checksum: it is damaged")
+    file.seek(start)
+
+
+def _restore(file: BinaryIO, part: Part, caches: Mapping[str, tuple[Slots, PrefixCache]]) -> int:
+    """Fill one model's cache from what follows; its tokens."""
+    if part.role not in caches or not part.blocks:
+        return 0
+    slots, cache = caches[part.role]
+    model = cache.model
+    if part.model != _identity(model) or part.block_tokens != model.block_tokens:
+        raise _UnusableError("it is of another model, version or processor")
+    parents, stated = np.frombuffer(file.read(16 * part.blocks), np.int64).reshape(2, part.blocks)
+    tokens = np.frombuffer(file.read(8 * part.blocks * part.block_tokens), np.int64).reshape(part.blocks, part.block_tokens)
+    impossible = (parents < -1).any() or (parents >= np.arange(part.blocks)).any() or not np.isin(stated, (0, 1)).all()
+    if impossible or stated.sum() != part.with_states or (tokens < 0).any() or (tokens >= model.vocab_size).any():
+        raise _UnusableError("it holds tokens or blocks that cannot be")
+    entries, states = _computed(slots, model, tokens[0].tolist())
+    if [_form(entries), _form(states)] != [list(part.arrays), list(part.states if part.with_states else _form(states))]:
+        raise _UnusableError("its entries have another form than this model's")
+    blocks, num_bytes = list[Block](), 0
+    for parent, has_states, text in zip(parents.tolist(), stated.tolist(), map(tuple, tokens.tolist()), strict=True):
+        num_bytes += cache.bytes_of(states if has_states else None)
+        if blocks and num_bytes > cache.capacity_bytes:
+            break
+        held = type(entries)(_read(file, array) for array in entries)
+        blocks.append((parent, text, held, tuple(_read(file, array) for array in states) if has_states else None))
+    _, _, *first = blocks[0]  # a block without a parent, as none is before it
+    pairs = [*zip(entries, first[0], strict=True), *zip(states, first[1] or (), strict=False)]
+    if not all(_alike(computed, read) for computed, read in pairs):
+        raise _UnusableError("these weights compute other entries")
+    return part.block_tokens * cache.restore(blocks)
+
+
+def _computed(slots: Slots, model: Any, token_ids: Sequence[int]) -> tuple[Any, Any]:
+    """Entries and states of a text's first block as this model computes them now."""
+    slot = slots.take()
+    try:
+        model.prefill([slot], [token_ids])
+        return model.read_block(slot, 0), model.read_states(slot, len(token_ids)) or ()
+    finally:
+        slots.give_back(slot)
+
+
+def _kind_of(array: np.ndarray | Tensor) -> str:
+    return str(array.dtype).removeprefix("torch.")
+
+
+def _kind(name: str) -> Any:
+    """Of numbers in an array, as numpy or torch has it.
+
+    Raises:
+        _UnusableError: there is no such kind.
+    """
+    kind = getattr(torch, name, None)
+    if not isinstance(kind, torch.dtype):
+        raise _UnusableError(f"it holds numbers of the kind {name[:32]!r}")
+    return kind
+
+
+def _bytes_of(array: np.ndarray | Tensor) -> bytes:
+    if isinstance(array, Tensor):
+        return array.contiguous().view(torch.uint8).numpy().tobytes()
+    return np.ascontiguousarray(array).tobytes()
+
+
+def _read(file: BinaryIO, like: np.ndarray | Tensor) -> np.ndarray | Tensor:
+    """The next array, of the form of another one."""
+    data = bytearray(file.read(like.nbytes))
+    if isinstance(like, Tensor):
+        return torch.frombuffer(data, dtype=like.dtype).reshape(like.shape)
+    return np.frombuffer(data, like.dtype).reshape(like.shape)
+
+
+def _alike(computed: np.ndarray | Tensor, read: np.ndarray | Tensor) -> bool:
+    """The same bits where they do not depend on the rest of a pass, as on the compiled path; else nearly the same numbers."""
+    if isinstance(computed, Tensor):
+        return bool(torch.allclose(computed.float(), torch.as_tensor(read).float(), rtol=1e-3, atol=1e-3))
+    return bool(np.array_equal(computed, np.asarray(read)))
