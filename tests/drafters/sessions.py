@@ -1,9 +1,11 @@
 """Drafters by their registered names, driven round by round over a table target."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
 from polydraft import registry, sampling
 from polydraft import tree as trees
@@ -12,7 +14,8 @@ from polydraft.drafters.base import Parts
 from polydraft.drafters.text.text_index import TextIndex
 from polydraft.drafters.text.trigram_table import TrigramTable
 from polydraft.heads.mask_query.network import MaskQueries, QuerySizes
-from polydraft.heads.recipe import Material
+from polydraft.heads.peagle.network import PeagleHead
+from polydraft.heads.recipe import Material, fresh_config
 from tests.engine.tables import TableModel
 
 V = 5
@@ -54,6 +57,23 @@ def trained(kind):
     return weights
 
 
+def peagle(folder, V):
+    """A P-EAGLE head with random weights over all tokens but one."""
+    target, ids, config = TableModel(V), torch.arange(V - 1), fresh_config(TableModel(V).width, model_type="llama", vocab_size=V)
+    torch.manual_seed(0)
+    material = Material(target, (0, 1), ids.numpy(), target.embed(torch.arange(V)), torch.empty(0), {})
+    tensors = PeagleHead(config, material).state_dict() | {"d2t": torch.zeros(V - 1, dtype=torch.int64)}
+    said = vars(config) | {"speculators_model_type": "peagle", "mask_token_id": 0, "draft_vocab_size": V - 1}
+    (folder / "peagle").mkdir(exist_ok=True)
+    named = {
+        name.replace("midlayer.", "layers.0."): torch.randn_like(x) if x.ndim > 1 and x.is_floating_point() else x
+        for name, x in tensors.items()
+    }
+    save_file(named, folder / "peagle" / "model.safetensors")
+    (folder / "peagle" / "config.json").write_text(json.dumps(said | {"eagle_aux_hidden_state_layer_ids": [0, 1]}))
+    return {"weights": folder / "peagle"}
+
+
 def settled(folder, V):
     """Every pass waits for all that it may take, so that drafts do not depend on the clock."""
     return {"lead_cap": 8, "least": 8}
@@ -69,6 +89,7 @@ def mask_queries(folder, V):
 OPTIONS = {
     "amusd": settled,
     "mask-query": mask_queries,
+    "peagle": peagle,
     "retrieval": retrieval_index,
     "several": another_model,
 } | {kind: trained(kind) for kind in registry.RECIPES if kind != "model"}

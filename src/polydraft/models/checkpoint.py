@@ -32,6 +32,7 @@ __all__ = [
     "EMBEDDING",
     "HEAD",
     "Checkpoint",
+    "files_of",
     "head_width",
     "of_file",
     "of_folder",
@@ -164,7 +165,7 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
     if config.model_type not in ARCHITECTURES or getattr(config, "quantization_config", None) is not None:
         return None
     try:
-        files, shapes = _files(folder), _shapes(config)
+        files, shapes = files_of(folder), _shapes(config)
         places = _located(config, shapes, files)
         outlines = _outlines(files, places, shapes)
         spec = ARCHITECTURES[config.model_type].spec(config)
@@ -222,7 +223,7 @@ def of_file(file: GgufFile) -> Checkpoint | None:
     return Checkpoint(config, None, outlines, file.read, tied, cpu, torch.float32, file.rope_factors, **offers)
 
 
-def _files(folder: Path) -> dict[str, Path]:
+def files_of(folder: Path) -> dict[str, Path]:
     """Tensor name -> file, with the files that transformers would choose."""
     from safetensors import safe_open
 

@@ -4,10 +4,13 @@ DeepSeek-AI 2024, DeepSeek-V3 (arXiv 2412.19437); Cai et al. 2025, FastMTP (arXi
 an EAGLE-3 head is: `heads.eagle.compiled` computes, and what was accepted is read again with the target's states.
 """
 
+from typing import Any
+
 from polydraft.core import DraftSampling
 from polydraft.drafters.model.paths import FIXED
 from polydraft.heads.eagle import EagleDrafter
 from polydraft.heads.mtp.network import MtpCheckpoint
+from polydraft.heads.mtp.published import MtpModule, PublishedMtp
 from polydraft.papers import method
 
 __all__ = ["MtpDrafter"]
@@ -24,3 +27,8 @@ class MtpDrafter(EagleDrafter):
     methods = (method("mtp", "Multi-token prediction", "2412.19437 2509.18362", {DraftSampling.IID}, FIXED),)
     checkpoint = MtpCheckpoint
     forms = "polydraft.heads.eagle.compiled:CompiledEagle", "polydraft.heads.mtp.network:MtpModel"
+
+    @classmethod
+    def model_of(cls, head: Any, target: Any) -> Any:
+        """The module as a draft model; those of others run in transformers."""
+        return MtpModule(head, target) if isinstance(head, PublishedMtp) else super().model_of(head, target)

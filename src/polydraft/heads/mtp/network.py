@@ -13,12 +13,15 @@ On disk it is an EAGLE-3 head, but for what its layer reads.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from polydraft.heads.eagle.network import EagleCheckpoint, EagleHead, EagleModel, EagleRecipe
+from polydraft.heads.folders import settings_of
+from polydraft.heads.mtp.published import PublishedMtp, reads
 from polydraft.models.llama_layer import LlamaLayer, Norm
 
 __all__ = ["MtpCheckpoint", "MtpHead", "MtpModel", "MtpRecipe"]
@@ -32,8 +35,13 @@ class MtpCheckpoint(EagleCheckpoint):
 
     @classmethod
     def reads(cls, settings: Mapping[str, Any]) -> bool:
-        """None but our own."""
-        return False
+        """Those of others."""
+        return reads(settings)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Any:
+        """A module trained here, or the one of another's folder, see `published`."""
+        return super().load(folder) if "polydraft_head" in settings_of(folder) else PublishedMtp.load(folder)
 
 
 class MtpHead(EagleHead):
