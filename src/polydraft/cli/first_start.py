@@ -73,9 +73,9 @@ def compile_drafts(target: "Target", chosen: "Speculation") -> "Compiling | None
         return None
     typer.echo("drafts are compiled by another process, once, and join when they are ready", err=True)
 
-    def compiling(wait: bool) -> bool:
-        if wait:
-            process.wait()
+    def compiling(seconds: float) -> bool:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
         return process.poll() is None
 
     return compiling

@@ -51,6 +51,8 @@ from polydraft.policy.fixed import Opening, Policy
 
 MOST_WAITING = 65_536
 """Samples that may wait for a slot; `add_request` refuses more."""
+MOMENT = 0.02
+"""Seconds that a step waits for drafts to be compiled where nothing else is to do; requests that come meanwhile begin after it."""
 
 
 class Inbox(Protocol):
@@ -289,8 +291,8 @@ class Loop:
         running, joining = any(not s.filling for s in self._running), list[Sequence]()
         num_sequences = len(self._running) + min(len(self._waiting), self._slots.num_free)
         while self._waiting and self._slots.num_free and (self._second is None or self._second.has_room):
-            s = next(iter(self._waiting))
-            if not self._room.admits(s, self._running):
+            s = next((s for s in self._waiting if not self._awaits_drafts(s)), None)
+            if s is None or not self._room.admits(s, self._running):
                 break
             if self._follows_costs(s):
                 if self._running or self._embeddings:
@@ -356,7 +358,7 @@ class Loop:
             True
         """
         with self._stepping:
-            if self.has_unfinished_requests or (self.menu.compiling is not None and self.menu.compiling(False)):
+            if self.has_unfinished_requests or self.menu.is_compiling:
                 return
             with suppress(Interrupted):
                 for speculation in self.menu.unmeasured:
@@ -366,8 +368,6 @@ class Loop:
         """Costs of drafts, by an idle target whose code is compiled; see `costs.measured`."""
         if chosen.drafter is None or not isinstance(chosen.policy, AdaptivePolicy):
             return
-        if self.menu.compiling is not None:
-            self.menu.compiling(True)
         with ExitStack() as stack:
             slot = self._slots.take()
             stack.callback(self._slots.give_back, slot)
@@ -393,11 +393,14 @@ class Loop:
             s.postponed = 0 if s.drafting else num_sequences
 
     def _compiling(self, s: Sequence) -> bool:
-        """Whether a request is to begin without drafts, whose code is being compiled; one whose text depends on its drafts waits for them."""
-        if self.menu.compiling is None or s.speculation is not self.menu.default:
-            return False
+        """Whether a request is to begin without drafts, whose code is being compiled."""
+        return s.speculation is self.menu.default and self.menu.is_compiling
+
+    def _awaits_drafts(self, s: Sequence) -> bool:
+        """Whether a request waits while drafts are compiled, as its text depends on them or on their costs; those behind it do not."""
         params = s.request.params
-        return self.menu.compiling(s.request.budget is not None or (params.seed is not None and not params.greedy))
+        depends = s.request.budget is not None or (params.seed is not None and not params.greedy)
+        return depends and (self._compiling(s) or (self._follows_costs(s) and self.menu.is_compiling))
 
     def _resume(self) -> None:
         """Draft for what began before its drafts were compiled, and for what joined a batch that was twice as large, where it pays now."""
@@ -424,6 +427,8 @@ class Loop:
                     self._filling.learn(took, sum(riding.values()))
                     self._keep()
                 self._embeddings.step(self._filling.room() if took else PIECE)
+                if not (took or self._running or self._outputs) and any(map(self._awaits_drafts, self._waiting)):
+                    self.menu.await_drafts(MOMENT)
             except BaseException:
                 self._put_back()
                 raise

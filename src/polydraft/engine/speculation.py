@@ -25,8 +25,8 @@ from polydraft.verifiers.match import match
 
 __all__ = ["PLAIN", "CompileDrafts", "Compiling", "Menu", "Speculation"]
 
-Compiling = Callable[[bool], bool]
-"""Whether the code of drafts is still being compiled by another process; True waits for it."""
+Compiling = Callable[[float], bool]
+"""Whether the code of drafts is still being compiled by another process, for whose end it waits so many seconds at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class Menu:
     """What requests may name: the drafters that an engine was built with, each with any rule that is exact for it.
 
     default: of requests that name nothing.  others: further drafters, by name.  make_policy: for each pair that is asked for.
-    compiling: while it says so, requests of the default begin without drafts, where their text cannot depend on that.
+    compiling: while it says so, requests of the default begin without drafts, and those whose text depends on them wait.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Menu:
         make_policy: Callable[[Drafter], Policy] | None = None,
         compiling: Compiling | None = None,
     ) -> None:
-        self.compiling = compiling
+        self._compiling = compiling
         self.default, self._target, self._make_policy = default, target, make_policy
         self._drafters: dict[str, Drafter | None] = {"none": None, **(others or {}), default.source: default.drafter}
         self._known = {(default.source, default.verifier.info.name): default}
@@ -111,6 +111,15 @@ class Menu:
         default = Speculation(drafter, verifier, policy)
         compiling = compile_drafts(parts.target, default) if compile_drafts is not None else None
         return cls(parts.target, default, others, make_policy, compiling)
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether drafts of the default are being compiled."""
+        return self.await_drafts(0.0)
+
+    def await_drafts(self, seconds: float) -> bool:
+        """The same, so many seconds later at most."""
+        return self._compiling is not None and self._compiling(seconds)
 
     def decide_by(self, policy: Policy) -> None:
         """Give the default another policy."""
