@@ -1,18 +1,25 @@
 """Weights of experts are found under every name and in every layout that folders, modules and files have them in; what does not fit is named."""
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 
+from polydraft.core import Budget, SamplingParams
+from polydraft.engine.api import Engine
 from polydraft.errors import CapacityError, ModelLoadError
 from polydraft.models import checkpoint
 from polydraft.models.compiled.architectures.mixture import Mixture
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.gguf import GgufFile
+from polydraft.models.gguf_module import module_of_file
 from polydraft.models.load import load_model
+from polydraft.policy.fixed import FixedPolicy
+from polydraft.tree import pad, paths
 from tests.models.test_targets import FAMILY
 from tests.models.tree_rounds import small_model
 
@@ -65,6 +72,7 @@ def test_folders_whose_experts_are_not_stacked_are_read(tmp_path, name, layout):
 def test_a_file_whose_experts_do_not_fit_is_refused_by_name():
     def refused(said, change):
         file = GgufFile(FILES / "qwen3moe.gguf")
+        file.metadata, file.tensors = {**file.metadata}, {**file.tensors}  # those of a file that is read again are shared
         change(file)
         with pytest.raises(ModelLoadError, match=said):
             checkpoint.of_file(file)
@@ -115,3 +123,41 @@ def test_dense_models_compile_no_code_of_experts():
         max_num_seqs=1,
     )
     assert [len(code.signatures) for code in (experts.choose_code, experts.multiply_code)] == before
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe", "gpt_oss"])
+def test_bits_of_a_mixture_depend_neither_on_threads_nor_on_other_rows(name):
+    module, text = small_model(FAMILY[name]), np.random.default_rng(3).integers(0, 61, 150).tolist()
+    one, *others = (CompiledLlama(module, max_num_seqs=2, threads=n) for n in (1, 3))
+    for _ in range(4):
+        read = one.prefill([0, 1], [text, text[:9]]).logits
+        assert all(torch.equal(read, fast.prefill([0, 1], [text, text[:9]]).logits) for fast in others)
+        tree = pad([(text[:9], [-1, 0, 1, 1, 3, 0, 5, 2, 7]), ([7, 8], [-1, 0])])
+        scored = one.score([0, 1], tree).logits
+        assert all(torch.equal(scored, fast.score([0, 1], tree).logits) for fast in others)
+        assert torch.equal(one.score([1], pad([([7, 8], [-1, 0])])).logits[0], scored[1, :2])
+        for fast in (one, *others):
+            fast.release([0, 1])
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "gpt-oss"])
+def test_drafts_leave_the_text_of_a_mixture_as_it_is(name):
+    target, draft = (
+        load_model(str(FILES / f"{name}.gguf"), backend="compiled", quantization=kind, max_num_seqs=2, max_model_len=160)
+        for kind in (None, "int4")
+    )
+    case = json.loads((FILES / f"{name}.json").read_text(encoding="utf-8"))["cases"][1]
+    params, trees = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True), FixedPolicy(Budget.fixed(paths(2, 3)))
+    for options in ({"drafter": None}, {"drafter": "model:paths", "draft_model": draft, "policy": trees}):
+        result = Engine.of(target, **options).generate([case["prompt"]], params)[0]
+        assert result.token_ids == case["ids"]
+    assert result.stats.drafted_tokens > 20
+
+
+def test_a_file_and_a_folder_of_gpt_oss_are_one_model(tmp_path):
+    file = str(FILES / "gpt-oss.gguf")
+    module_of_file(GgufFile(file)).save_pretrained(tmp_path)
+    case = json.loads((FILES / "gpt-oss.json").read_text(encoding="utf-8"))["cases"][2]
+    models = [load_model(place, backend="compiled", max_num_seqs=1, max_model_len=128) for place in (file, str(tmp_path))]
+    ours, theirs = (model.prefill([0], [case["prompt"] + case["ids"]]).logits for model in models)
+    assert torch.equal(ours, theirs)
