@@ -147,3 +147,26 @@ def test_loading_a_folder_imports_no_modelling_code():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == []
+
+
+SMALL_PHI3 = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+}
+
+
+def test_matrices_below_one_another_are_taken_apart_from_folders_and_modules(tmp_path):
+    module = small_model(hf.Phi3Config(**SMALL_PHI3))
+    module.save_pretrained(tmp_path)
+    files = checkpoint.of_folder(tmp_path)
+    assert files is not None
+    with torch.no_grad():
+        theirs = module(torch.arange(8)[None]).logits[0, -1]
+    for model in (files, module):
+        target = CompiledLlama(model, max_num_seqs=1, max_model_len=16)
+        assert torch.allclose(target.prefill([0], [[*range(8)]]).logits[0, 0], theirs, atol=1e-4 * float(theirs.abs().max()))

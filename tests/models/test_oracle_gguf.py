@@ -17,7 +17,6 @@ THROUGH = {
     *(
         "nemotron_h",
         "olmo2",
-        "phi3-longrope",
         "qwen35",
         "qwen35-mtp",
         "qwen35moe",
@@ -103,3 +102,13 @@ def test_drafts_that_are_rejected_at_every_position_leave_them_as_they_are(in_pi
             step, root = step + accepted + 1, case["ids"][step + accepted]
             accepted = accepted + 1
         assert step > 12
+
+
+@pytest.mark.parametrize("backend", ["transformers", "compiled"])
+def test_divisors_of_long_contexts_are_taken_for_every_text_of_one(backend):
+    cases = json.loads((FOLDER / "phi3-longrope.json").read_text(encoding="utf-8"))["cases_long"]
+    with pytest.warns(UserWarning, match="rotary frequencies"):
+        target = load_model(str(FOLDER / "phi3-longrope.gguf"), backend=backend, max_num_seqs=1, max_model_len=512)
+    for case in cases:
+        target.release([0])
+        assert_step(target.prefill([0], [case["prompt"]]).logits[0, 0], case, 0)

@@ -88,7 +88,7 @@ def of_module(module: Any) -> Checkpoint:
     """The weights of a module of transformers; nothing is copied."""
     weights = dict(module.named_parameters(remove_duplicate=False))
     tied = HEAD in weights and weights[HEAD] is weights.get(EMBEDDING)
-    weights |= _weights_of_experts(module, weights)
+    weights |= _parts_of_tensors(module, weights)
     generation = getattr(module, "generation_config", None)
     return Checkpoint(
         module.config,
@@ -102,10 +102,10 @@ def of_module(module: Any) -> Checkpoint:
     )
 
 
-def _weights_of_experts(module: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of a mixture's layers, by the names of `mixture`: parts of what transformers stacks."""
+def _parts_of_tensors(module: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of mixtures, by the names of `mixture`, what transformers stacks; of other layers the matrices that lie below one another in one."""
     architecture = ARCHITECTURES.get(module.config.model_type)
-    if architecture is None or architecture.mixture is None:
+    if architecture is None or (architecture.mixture is None and not architecture.fused):
         return {}
     tensors = {**dict(module.named_buffers()), **weights}
     try:
@@ -281,7 +281,7 @@ class _Reader:
 
 
 def _read(opened: Any, place: Stored) -> Tensor:
-    return opened.get_tensor(place.name) if place.index is None else place.part(opened.get_slice(place.name)[place.index])
+    return place.part(opened.get_tensor(place.name) if place.index is None else opened.get_slice(place.name)[place.index])
 
 
 def _generation_ids(folder: Path) -> Any:
@@ -294,12 +294,10 @@ def _generation_ids(folder: Path) -> Any:
 
 
 def why_not_compiled(config: Any) -> str | None:
-    """Why a model's architecture is not compiled, or its positions change, or None."""
+    """Why a model's architecture is not compiled, or None."""
     if config.model_type not in ARCHITECTURES:
         return f"its type {config.model_type!r} is not one of {', '.join(sorted(ARCHITECTURES))}"
-    kinds = {rope.get("rope_type", "default") for rope in ARCHITECTURES[config.model_type].spec(config).rotaries}
-    changing = sorted(kinds & {"dynamic", "longrope"})
-    return f"its rope scaling {changing[0]!r} changes with the length" if changing else None
+    return None
 
 
 def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
@@ -317,11 +315,15 @@ def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
 
 
 def rotary(
-    config: Any, columns: int, factors: Float[Tensor, " D2"] | None = None, rope: Mapping[str, Any] | None = None
+    config: Any,
+    columns: int,
+    factors: Float[Tensor, " D2"] | None = None,
+    rope: Mapping[str, Any] | None = None,
+    length: int | None = None,
 ) -> tuple[Float[Tensor, "C D2"], Float[Tensor, "C D2"]]:
     """Cosines and sines of the family's rotary positions 0 .. columns-1, for the first half of a head: the second repeats it.
 
-    factors: frequencies are divided by them.  rope: rotary parameters, default the configuration's.
+    factors: frequencies are divided by them.  rope: rotary parameters, default the configuration's.  length: see `frequencies`.
 
     Example:
         >>> from transformers import LlamaConfig
@@ -329,7 +331,7 @@ def rotary(
         >>> cos[0].tolist(), sin.shape
         ([1.0, 1.0], torch.Size([2, 2]))
     """
-    angles_of_one, growth = frequencies(config, rope)
+    angles_of_one, growth = frequencies(config, rope, length)
     if factors is not None:
         angles_of_one = angles_of_one / factors
     angles = torch.arange(columns, dtype=torch.float32)[:, None] * angles_of_one

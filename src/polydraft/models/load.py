@@ -77,7 +77,9 @@ def load_model(name: str, *, as_draft: bool = False, **fields: Any) -> Target:
     if as_draft and config.quantization is None and files is not None and files.has_blocks:
         compiled["quantization"] = "int4"
     if files is not None:
-        return _with_sound_weights(CompiledLlama(files, **options, **compiled), files, place)
+        model = _with_sound_weights(CompiledLlama(files, **options, **compiled), files, place)
+        _say_fixed_rotary(files.config, model, name)
+        return model
     module = load_module(place, dtype=dtype, device=device, max_model_len=max_model_len)
     reason = CompiledLlama.why_unsupported(module)
     if reason is not None and backend == "compiled":
@@ -85,6 +87,7 @@ def load_model(name: str, *, as_draft: bool = False, **fields: Any) -> Target:
     if reason is None and backend in ("auto", "compiled"):
         model = CompiledLlama(module, **options, **compiled)
         model.checkpoint = None  # the module's memory is given back
+        _say_fixed_rotary(module.config, model, name)
         return model
     _refuse_choices(name, reason or "as asked", chosen)
     return in_transformers(module, name, **options)
@@ -112,14 +115,18 @@ def in_transformers(module: Any, name: str = "", **options: Any) -> Target:
                 f"{name!r} reads its whole text again for each token, which is slow: logits in the cache of transformers differ from those without.",
                 stacklevel=3,
             )
-    unchanging = unchanging_length(module.config)
+    _say_fixed_rotary(module.config, target, name)
+    return target
+
+
+def _say_fixed_rotary(config: Any, target: Target, name: str) -> None:
+    unchanging = unchanging_length(config)
     if unchanging is not None and unchanging < target.max_model_len:
         warnings.warn(
             f"the rotary frequencies of {name!r} depend on the length of a text; those of max_model_len={target.max_model_len} are taken for all "
             f"texts. Give max_model_len={unchanging} or less for those of short ones.",
-            stacklevel=3,
+            stacklevel=4,
         )
-    return target
 
 
 def _with_sound_weights(model: CompiledLlama, files: Checkpoint, place: Path) -> CompiledLlama:

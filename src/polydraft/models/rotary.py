@@ -58,15 +58,18 @@ def rope_parameters(config: Any) -> Any:
     return getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
 
 
-def frequencies(config: Any, rope: Any = None) -> tuple[Tensor, float]:
-    """Angles per position, [half of what is rotated of a head], and the factor of cosines and sines. rope: default the configuration's.
+def frequencies(config: Any, rope: Any = None, length: int | None = None) -> tuple[Tensor, float]:
+    """Angles per position, [half of what is rotated of a head], and the factor of cosines and sines.
+
+    rope: default the configuration's.  length: of the longest text, for the kinds that depend on it; None is any up to the trained one.
 
     Example:
         >>> from types import SimpleNamespace
         >>> frequencies(SimpleNamespace(head_dim=4, rope_parameters={"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}))
         (tensor([0.5000, 0.0500]), 1.0)
     """
-    rope = rope_parameters(config) if rope is None else rope
+    ropes = rope_parameters(config)
+    rope = ropes if rope is None else rope
     kind = rope.get("rope_type", rope.get("type", "default"))
     theta: Any = rope.get("rope_theta") or getattr(config, "rope_theta", None)
     part = rope.get("partial_rotary_factor", 1.0)
@@ -76,9 +79,38 @@ def frequencies(config: Any, rope: Any = None) -> tuple[Tensor, float]:
         return 1.0 / _wavelengths(config, theta, part) / rope["factor"], 1.0
     if kind == "yarn" and theta and rope.keys() <= YARN and rope.get("factor"):
         return _yarn(config, theta, rope)
+    if kind == "longrope" and theta:
+        return _longrope(config, _wavelengths(config, theta, part), rope, length)
+    if kind == "dynamic" and theta:
+        return 1.0 / _wavelengths(config, _grown(config, theta, rope, length), part), 1.0
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    return ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    of_layers = next((name for name, other in ropes.items() if other == rope), None)
+    return ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), **({} if of_layers is None else {"layer_type": of_layers}))
+
+
+def trained_length(config: Any, rope: Any) -> int:
+    """Of texts before positions were scaled."""
+    of_config = getattr(config, "original_max_position_embeddings", None)
+    return rope.get("original_max_position_embeddings") or of_config or config.max_position_embeddings
+
+
+def _longrope(config: Any, wavelengths: Tensor, rope: Any, length: int | None) -> tuple[Tensor, float]:
+    trained = trained_length(config, rope)
+    factor = rope.get("factor") or config.max_position_embeddings / trained
+    growth = rope.get("attention_factor")
+    if growth is None:
+        growth = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+    divisors = rope["long_factor" if (length or 0) > trained else "short_factor"]
+    return 1.0 / (torch.tensor(divisors, dtype=torch.float32) * wavelengths), growth
+
+
+def _grown(config: Any, theta: float, rope: Any, length: int | None) -> float:
+    """The base of a text that is longer than the trained ones."""
+    trained, factor = config.max_position_embeddings, rope["factor"]
+    width = int(head_width(config) * rope.get("partial_rotary_factor", 1.0))
+    times = factor * max(length or 0, trained) / trained - (factor - 1)
+    return theta * times ** (width / (width - 2))
 
 
 def _wavelengths(config: Any, theta: float, part: float = 1.0) -> Tensor:
@@ -117,9 +149,7 @@ def unchanging_length(config: Any) -> int | None:
     config = text_config(config)
     ropes = rope_parameters(config)
     limits = [
-        rope.get("original_max_position_embeddings")
-        or getattr(config, "original_max_position_embeddings", None)
-        or config.max_position_embeddings
+        trained_length(config, rope)
         for rope in [r for r in ropes.values() if isinstance(r, dict)] or [ropes]
         if rope.get("rope_type", rope.get("type")) in CHANGING
     ]

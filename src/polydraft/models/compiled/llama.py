@@ -1,6 +1,6 @@
 """Causal language models as one compiled call a pass, on a CPU: what `architectures` describes, Llama and its kin.
 
-Grouped queries, windows, and any rotary scaling that does not change with the length. Projections are fused (q, k, v; gate and up) and packed
+Grouped queries, windows, and any rotary scaling, as for the longest text. Projections are fused (q, k, v; gate and up) and packed
 for `compiled.kernels`; the cache is allocated once. A pass takes the nodes of many trees, in slots with lengths of their own, as rows of one matrix.
 The pass is in `compiled.forward`, how weights are taken in `compiled.weights`, whole proposals in `compiled.proposals`.
 
@@ -112,7 +112,8 @@ class CompiledLlama(CompiledSlots):
             multiple=PANEL,
         )
         memory = new_memory(cache_shape, width, columns, self._lengths, cache_dtype)
-        packed_model = packed_weights(source, columns, quantization, integers=activations != "float32")
+        integers = activations != "float32"
+        packed_model = packed_weights(source, columns, quantization, integers=integers, length=self.max_model_len)
         weights, self.weight_format, self.quantization_error, self.rounded_again = packed_model
         matrices = weights.head, weights.qkv, weights.out, weights.gate_up, weights.down
         matrices += () if weights.experts is None else weights.experts.matrices

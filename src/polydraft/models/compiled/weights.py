@@ -195,10 +195,13 @@ def _exact(model: Checkpoint, names: Iterable[str]) -> bool:
     )
 
 
-def packed_weights(model: Checkpoint, columns: int, quantization: str | None, *, integers: bool = True) -> PackedModel:
+def packed_weights(
+    model: Checkpoint, columns: int, quantization: str | None, *, integers: bool = True, length: int | None = None
+) -> PackedModel:
     """Pack a model's weights.
 
     columns: positions to prepare the rotation for.  integers: whether products with blocks take activations rounded to eight bits.
+    length: of the longest text, which some kinds of rotation depend on, see `models.rotary`.
 
     Raises:
         CapacityError: less memory is free than the weights take.
@@ -255,7 +258,7 @@ def packed_weights(model: Checkpoint, columns: int, quantization: str | None, *,
     packed_matrices = *matrices.values(), *(() if experts is None else experts.matrices)
     stored = ", ".join(sorted(set().union(*(w.formats for w in packed_matrices))))
     error = _fill(file, packer, _name(model))
-    tables = [rotary(model.config, columns, model.rope_factors, rope) for rope in spec.rotaries]
+    tables = [rotary(model.config, columns, model.rope_factors, rope, length) for rope in spec.rotaries]
     cos, sin = (torch.stack(parts).numpy() for parts in zip(*tables, strict=True))
     weights = Weights(
         embed=embed,

@@ -197,7 +197,10 @@ class Architecture:
         renamed = [Stored(name.replace(ours, theirs)) for ours, theirs in self.module_names.items() if name.startswith(ours)]
         mixture = self.mixture_of(config)
         in_stack = None if mixture is None else self.stack(name, mixture.inner)
-        return [Stored(name), *renamed, *([] if in_stack is None else [in_stack])]
+        module, _, kind = name.rpartition(".")
+        matrix, rows = self.fused_rows(config).get(module, (None, slice(None)))
+        in_matrix = None if matrix is None else Stored(f"{matrix}.{kind}", part=lambda tensor: tensor[rows])
+        return [Stored(name), *renamed, *(place for place in (in_stack, in_matrix) if place is not None)]
 
     def gguf_name(self, module: str) -> str:
         """A GGUF file's name of a module of transformers, both without the layer."""
