@@ -32,7 +32,19 @@ HYBRIDS = {
         max_position_embeddings=1024,
         pad_token_id=0,
         **SIZES,
-    )
+    ),
+    "lfm2_moe": lambda vocab: hf.Lfm2MoeConfig(
+        vocab_size=vocab,
+        num_hidden_layers=3,
+        layer_types=["conv", "full_attention", "conv"],
+        num_dense_layers=1,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        max_position_embeddings=1024,
+        pad_token_id=0,
+        **SIZES,
+    ),
 }
 EVERY = pytest.mark.parametrize("name", HYBRIDS)
 ORACLE = Path(__file__).parent / "oracle_gguf"
@@ -178,7 +190,7 @@ def test_texts_that_share_a_beginning_say_the_same(name, drafter):
     assert again.token_ids == alone.generate([[*prompts[0], *results[0].token_ids, 5]], GREEDY)[0].token_ids
 
 
-@pytest.mark.parametrize("name", ["lfm2"])
+@pytest.mark.parametrize("name", ["lfm2", "lfm2moe"])
 def test_a_file_and_the_folder_that_transformers_saves_are_the_same_model(name, tmp_path):
     file = str(ORACLE / f"{name}.gguf")
     module_of_file(GgufFile(file)).save_pretrained(tmp_path)

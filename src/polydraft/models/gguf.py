@@ -19,6 +19,7 @@ from polydraft.errors import ModelLoadError, first_line
 from polydraft.models.compiled.architectures import ARCHITECTURES, Architecture, Stored
 from polydraft.models.config import CheckpointConfig
 from polydraft.models.conversions import CONVERSIONS, Conversion, conversion_of
+from polydraft.models.conversions.base import layer_sizes
 from polydraft.models.gguf_header import Entry, GgufHeader
 from polydraft.models.gguf_roles import end_ids, special_id
 from polydraft.models.gguf_rope import LONG_FACTORS, SHORT_FACTORS, rope_scaling
@@ -79,9 +80,9 @@ class GgufFile(GgufHeader):
             max_position_embeddings=self.count("context_length"),
             num_hidden_layers=self.count("block_count"),
             hidden_size=hidden,
-            intermediate_size=max(self.by_layer("feed_forward_length")),
+            intermediate_size=max(layer_sizes(self, "feed_forward_length")),
             num_attention_heads=heads,
-            num_key_value_heads=max(self.by_layer("attention.head_count_kv", heads)),
+            num_key_value_heads=max(layer_sizes(self, "attention.head_count_kv", heads)),
             head_dim=width,
             rms_norm_eps=self.number("attention.layer_norm_rms_epsilon"),
             rope_parameters={"rope_theta": self.number("rope.freq_base", 10_000.0)} | self._rope_scaling(width),

@@ -188,21 +188,6 @@ class GgufHeader:
             raise self.refusal(f"it has {found} {name!r}", "Copy or download it again")
         return np.frombuffer(self.parts[entry.part], "<f4", entry.num_bytes // 4, entry.start).tolist()
 
-    def by_layer(self, name: str, otherwise: int | None = None) -> list[int]:
-        """Whole numbers of its architecture, one for each layer; files have one where all layers are alike.
-
-        Raises:
-            ModelLoadError: it is something else, of another number of layers, or missing.
-        """
-        setting, layers = self.setting(name, otherwise), self.count("block_count")
-        numbers = setting if isinstance(setting, list) else [setting] * layers
-        if len(numbers) != layers or not all(type(number) is int and number >= 0 for number in numbers):
-            raise self.refusal(
-                f"its {self.architecture}.{name} is {setting!r}; expected a whole number, or one for each of its {layers} layers",
-                "Give another file of the model",
-            )
-        return numbers
-
     def _read_part(self, num_parts: int) -> None:
         """Header of the part that was mapped last; settings are in the first one alone."""
         if (magic := self._data[:4]) != b"GGUF":

@@ -5,6 +5,7 @@ from polydraft.models.compiled.architectures.gemma import GEMMA, GEMMA2, GEMMA3
 from polydraft.models.compiled.architectures.gpt_oss import GPT_OSS
 from polydraft.models.compiled.architectures.granite import GRANITE
 from polydraft.models.compiled.architectures.lfm2 import LFM2
+from polydraft.models.compiled.architectures.lfm2_moe import LFM2_MOE
 from polydraft.models.compiled.architectures.llama import LLAMA
 from polydraft.models.compiled.architectures.mistral import MISTRAL
 from polydraft.models.compiled.architectures.mixtral import MIXTRAL
@@ -18,7 +19,24 @@ from polydraft.models.compiled.architectures.smollm3 import SMOLLM3
 
 __all__ = ["ARCHITECTURES", "LLAMA", "LLAMA_FAMILY", "Architecture", "Mixture", "ModelSpec", "Stored"]
 
-ALL = LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, SMOLLM3, GRANITE, GEMMA, GEMMA2, GEMMA3, QWEN3_MOE, MIXTRAL, QWEN2_MOE, GPT_OSS, LFM2
+ALL = (
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    PHI3,
+    SMOLLM3,
+    GRANITE,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    QWEN3_MOE,
+    MIXTRAL,
+    QWEN2_MOE,
+    GPT_OSS,
+    LFM2,
+    LFM2_MOE,
+)
 ARCHITECTURES = {a.model_type: a for a in ALL}
 LLAMA_FAMILY = frozenset(a.model_type for a in (LLAMA, MISTRAL, QWEN2, QWEN3))
 """Those of Llama's own layers, up to biases and norms of heads."""

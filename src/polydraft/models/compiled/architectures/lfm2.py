@@ -4,24 +4,10 @@ from typing import Any
 
 from polydraft.models.compiled.architectures.base import ATTENTION, CONVOLUTION, MATRICES, Architecture, ModelSpec, one_rotary
 from polydraft.models.compiled.parts.short_convolution import convolution_shape
-from polydraft.models.gguf_header import GgufHeader
+from polydraft.models.conversions.lfm2 import NAMES, lfm2
 
 ATTENDS = "full_attention"
 """Kind of a layer in transformers' configuration; all others are convolutions."""
-GGUF_NAMES = {
-    "model.embedding_norm": "token_embd_norm",
-    "operator_norm": "attn_norm",
-    "ffn_norm": "ffn_norm",
-    "self_attn.out_proj": "attn_output",
-    "self_attn.q_layernorm": "attn_q_norm",
-    "self_attn.k_layernorm": "attn_k_norm",
-    "conv.in_proj": "shortconv.in_proj",
-    "conv.conv": "shortconv.conv",
-    "conv.out_proj": "shortconv.out_proj",
-    "feed_forward.w1": "ffn_gate",
-    "feed_forward.w3": "ffn_up",
-    "feed_forward.w2": "ffn_down",
-}
 
 
 def spec(config: Any) -> ModelSpec:
@@ -33,7 +19,7 @@ def spec(config: Any) -> ModelSpec:
 def inner_width(config: Any) -> int:
     """As transformers' `Lfm2MLP` has it."""
     width = config.intermediate_size
-    if config.block_auto_adjust_ff_dim:
+    if getattr(config, "block_auto_adjust_ff_dim", False):
         width = int((config.block_ffn_dim_multiplier or 1.0) * int(2 * width / 3))
         width = -(-width // config.block_multiple_of) * config.block_multiple_of
     return width
@@ -44,24 +30,14 @@ def mixer_shapes(config: Any, kind: str) -> dict[str, tuple[int, ...]]:
     return {"conv.conv.weight": (h, 1, config.conv_L_cache), "conv.in_proj.weight": (3 * h, h), "conv.out_proj.weight": (h, h)}
 
 
-def settings(file: GgufHeader) -> dict[str, Any]:
-    return {
-        "layer_types": [ATTENDS if groups else "conv" for groups in file.by_layer("attention.head_count_kv")],
-        "norm_eps": file.number("attention.layer_norm_rms_epsilon"),
-        "conv_L_cache": file.count("shortconv.l_cache"),
-        "conv_bias": False,
-        "block_auto_adjust_ff_dim": False,
-    }
-
-
 LFM2 = Architecture(
     "lfm2",
     "lfm2",
     spec,
     {"attention_norm": "operator_norm", "mlp_norm": "ffn_norm"},
     head_norms=("self_attn.q_layernorm", "self_attn.k_layernorm"),
-    gguf_names=GGUF_NAMES,
-    gguf_settings=settings,
+    gguf_names=NAMES,
+    gguf_settings=lfm2,
     matrices=MATRICES
     | {
         "out": ("self_attn.out_proj",),

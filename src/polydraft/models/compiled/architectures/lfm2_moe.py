@@ -1,0 +1,40 @@
+"""LFM2-MoE (arXiv 2511.23404): LFM2 whose feed-forwards behind the first layers are mixtures of experts, chosen by the sigmoid of their scores."""
+
+from dataclasses import replace
+from typing import Any
+
+from polydraft.models.compiled.architectures.lfm2 import LFM2
+from polydraft.models.compiled.architectures.mixture import CHOICE, PROJECTIONS, ROUTER, Mixture, Stored, expert_name, stacked
+from polydraft.models.conversions.lfm2 import lfm2_moe
+
+MOST_EXPERTS = 64
+"""Whose names in older folders are known."""
+FOLDER_NAMES = {ROUTER: "feed_forward.gate", CHOICE: "feed_forward.expert_bias"} | {
+    expert_name(e, part, ""): f"feed_forward.experts.{e}.{name}."
+    for e in range(MOST_EXPERTS)
+    for part, name in zip(PROJECTIONS, ("w1", "w3", "w2"), strict=True)
+}
+"""What its folders call modules; transformers 5 stacks experts."""
+
+
+def mixture(config: Any) -> Mixture:
+    return Mixture(
+        config.num_experts,
+        config.num_experts_per_tok,
+        config.moe_intermediate_size,
+        tuple(layer >= config.num_dense_layers for layer in range(config.num_hidden_layers)),
+        sigmoid=True,
+        shares=config.norm_topk_prob,
+        scale=config.routed_scaling_factor,
+        choice_biased=config.use_expert_bias,
+    )
+
+
+def stack(name: str, inner: int) -> Stored | None:
+    stored = stacked(name, inner)
+    return stored and stored._replace(name=stored.name.replace("mlp.", "feed_forward."))
+
+
+LFM2_MOE = replace(
+    LFM2, model_type="lfm2_moe", gguf="lfm2moe", gguf_settings=lfm2_moe, mixture=mixture, stack=stack, module_names=FOLDER_NAMES
+)
