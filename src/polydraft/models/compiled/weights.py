@@ -348,13 +348,16 @@ def _experts(
 
 def _check_memory(model: Checkpoint, quantization: str | None) -> None:
     """Refuse weights that memory does not hold, before any of them is read."""
-    bits = {None: 16, "int8": 8.5, "int4": 4.5}.get(quantization, 16)
+    bits = {"int8": 8.5, "int4": 4.5}.get(quantization or "", 16)
 
     def size(name: str) -> float:
         outline = model.outlines[name]
+        kind, raw = model.blocks(name) if model.blocks else ("", np.empty(0))
+        if kind in BLOCKS and not quantization:
+            return raw.size
         return (
-            model.blocks(name)[1].size if model.blocks and outline.ndim > 1 and not quantization else outline.numel() * bits / 8
-        )
+            outline.numel() * (32 if outline.dtype == torch.float16 and not quantization else bits) / 8
+        )  # float16 is no bfloat16
 
     needed, free = int(sum(map(size, model.outlines))), available_bytes(torch.device("cpu"))
     if needed > free:
