@@ -355,18 +355,11 @@ def _has_gaps(tree: TokenTree) -> bool:
 
 def _packed(proposal: Proposal) -> tuple[TokenTree, Tensor, Tensor | None]:
     """Tree, rows and confidence of a proposal without the nodes that were left out; padding last."""
-    tokens, parents = proposal.tree.host
-    drawn = parents >= 0
+    drawn = proposal.tree.host[1] >= 0
     drawn[:, 0] = True
-    order = np.argsort(~drawn, 1, kind="stable")[:, : drawn.sum(1).max()]
-    number = np.where(drawn, drawn.cumsum(1) - 1, -1)
-    above = np.take_along_axis(parents, order, 1)
-    tree = TokenTree.of(
-        np.take_along_axis(tokens, order, 1),
-        np.where(above >= 0, np.take_along_axis(number, np.maximum(above, 0), 1), -1),
-    )
-    places, confidence = torch.from_numpy(order), proposal.confidence
-    return tree, proposal.rows.gather(1, places), None if confidence is None else confidence.gather(1, places)
+    packed, places = tree.packed(proposal.tree, drawn)
+    confidence = proposal.confidence
+    return packed, proposal.rows.gather(1, places), None if confidence is None else confidence.gather(1, places)
 
 
 def _shape(fixed: Sequence[Budget]) -> TreeShape:

@@ -14,6 +14,7 @@ of its own token given what is accepted before it: the ratio test with such rows
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.checkpoint import head_folder
 from polydraft.heads.depth_drafter import CachingDrafter
 from polydraft.heads.drafter import HeadState
+from polydraft.heads.markov import confidence_logits
 from polydraft.noise import Stream, choose_row, uniform_at
 from polydraft.papers import method
 
@@ -65,6 +67,7 @@ def revealed(
 
 class BlockDrafter(CachingDrafter):
     """A block drafter of the target; kinds are those of `ModelDrafter`, of one pass, and the orders of the module. steps: passes in an order.
+    least_confidence: a path ends before the first token of which a head with a confidence part is less sure.
 
     Raises:
         InvalidInputError: no steps.
@@ -79,10 +82,22 @@ class BlockDrafter(CachingDrafter):
     forms = "polydraft.heads.block.compiled:CompiledBlock", "polydraft.heads.block.network:BlockModel"
 
     def __init__(
-        self, model: Any, layers: Sequence[int], kind: str = "paths", *, steps: int = STEPS, stop_ids: Sequence[int] = ()
+        self,
+        model: Any,
+        layers: Sequence[int],
+        kind: str = "paths",
+        *,
+        steps: int = STEPS,
+        least_confidence: float = 0.0,
+        stop_ids: Sequence[int] = (),
     ) -> None:
         if steps < 1:
             raise InvalidInputError(f"steps={steps} was given to the drafter 'block'; expected 1 or more.")
+        if not 0 <= least_confidence < 1:
+            raise InvalidInputError(
+                f"least_confidence={least_confidence} was given to the drafter 'block'; expected 0 (all is kept) or more, below 1."
+            )
+        self.least_confidence = least_confidence
         super().__init__(model, layers, "chain" if kind in ORDERS else kind, stop_ids=stop_ids)
         self.order, self.steps = (kind if kind in ORDERS else None), steps
         self.info = ORDERS.get(kind, self.info)
@@ -93,20 +108,36 @@ class BlockDrafter(CachingDrafter):
         return ORDERS[kind] if kind in ORDERS else super().of_kind(kind)
 
     @classmethod
-    def build(cls, parts: Parts, *, weights: str | None = None, kind: str = "paths", steps: int = STEPS) -> "BlockDrafter":
-        """For the engine; see `HeadDrafter.build`. steps: passes of a draft in an order."""
+    def build(
+        cls,
+        parts: Parts,
+        *,
+        weights: str | None = None,
+        kind: str = "paths",
+        steps: int = STEPS,
+        least_confidence: float = 0.0,
+    ) -> "BlockDrafter":
+        """For the engine; see `HeadDrafter.build`. steps: passes of a draft in an order.  least_confidence: see the class."""
         head = BlockCheckpoint.load(head_folder("block", parts.target, weights))
         if kind in ORDERS and "mask" not in head.tensors:
             raise InvalidInputError(
                 f"drafter='block:{kind}' was given with the head {str(weights)!r}, which was never shown the tokens that an order reveals. "
                 "Use drafter='block', or train a head: polydraft train block."
             )
-        return cls(cls.model_of(head, parts.target), head.layers, kind, steps=steps, stop_ids=parts.eos_token_ids)
+        return cls(
+            cls.model_of(head, parts.target),
+            head.layers,
+            kind,
+            steps=steps,
+            least_confidence=least_confidence,
+            stop_ids=parts.eos_token_ids,
+        )
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
         """See `ModelDrafter.propose`."""
         if self.order is None:
-            return super().propose(states, budgets)
+            draft = super().propose(states, budgets)
+            return self._confident(draft, [s.slot for s in states]) if self.least_confidence else draft
         self.tell_roots(states)
         most = self.model.max_model_len - 1
         depths = [
@@ -123,6 +154,24 @@ class BlockDrafter(CachingDrafter):
             return self._empty(states)
         rows = torch.where(drafted.parents >= 0, drafted.parents, none)
         return Draft(drafted, draft_sampling, TreeShape.CHAIN, torch.from_numpy(probs[:, : drafted.num_nodes - 1]), rows)
+
+    def _confident(self, draft: Draft, slots: list[int]) -> Draft:
+        """Without the nodes before which the head's confidence is too low, and all below them. It looks at the tokens before a node alone, so that all
+        siblings stay or go, whatever was drawn.
+        """
+        tokens, parents = draft.tree.host
+        logits = confidence_logits(self.model.arrays.markov, slots, tokens, parents)
+        if logits is None:
+            return draft
+        kept = logits >= np.log(self.least_confidence / (1 - self.least_confidence))
+        kept[:, 0] = True
+        rows = np.arange(len(kept))
+        for n in range(1, kept.shape[1]):
+            kept[:, n] &= (parents[:, n] >= 0) & kept[rows, np.maximum(parents[:, n], 0)]
+        smaller, places = tree.packed(draft.tree, kept)
+        rows = torch.where(smaller.parents >= 0, draft.rows.gather(1, places), -1)
+        confidence = None if draft.confidence is None else draft.confidence.gather(1, places)
+        return replace(draft, tree=smaller, rows=rows, confidence=confidence)
 
     def _denoised(self, states: Sequence[Any], depths: Sequence[int]) -> tuple[list[list[int]], np.ndarray]:
         """The chains of so many tokens, and the rows [B, X, V] that they were drawn from, by as many passes as there are steps."""
@@ -156,6 +205,7 @@ class BlockDrafter(CachingDrafter):
 
     def sibling(self, kind: str) -> "BlockDrafter":
         """See `ModelDrafter.sibling`."""
-        drafter = type(self)(self.model, self.layers, kind, steps=self.steps, stop_ids=self._stop_ids)
+        options = {"steps": self.steps, "least_confidence": self.least_confidence, "stop_ids": self._stop_ids}
+        drafter = type(self)(self.model, self.layers, kind, **options)
         drafter.slots, drafter._proposed = self.slots, self._proposed
         return drafter

@@ -140,7 +140,8 @@ def _module(head: PublishedMtp, dtype: torch.dtype) -> Any:
                         "num_nextn_predict_layers": 0, "tie_word_embeddings": False, "pad_token_id": None}.items():  # fmt: skip
         if hasattr(config, name):
             setattr(config, name, value)
-    kind, (matrix, *_, last) = AutoModelForCausalLM._model_mapping[type(config)], head.parts
+    kind: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    matrix, *_, last = head.parts
     generator, h = torch.Generator().manual_seed(0), len(matrix)
     rows = {name: torch.randn(PROVED, h, generator=generator) for name in ("model.embed_tokens.weight", "lm_head.weight")}
     tensors = {f"model.layers.0.{name}": x for name, x in head.layer.items()} | {"model.norm.weight": last} | rows
