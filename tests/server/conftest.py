@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import openai
@@ -16,7 +17,7 @@ from polydraft.cli.serve import _bound
 from polydraft.config import ServerConfig
 from polydraft.models import load, pair
 from polydraft.server.app import create_app
-from polydraft.server.connection import Connection
+from polydraft.server.connection import Connection, DrainingServer
 from polydraft.server.pool import ModelPool
 
 TEMPLATE = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -35,10 +36,10 @@ def small_engine(**options) -> Engine:
 
 
 class Served:
-    """A running server. pool: its models."""
+    """A running server. pool: its models.  server: uvicorn's."""
 
-    def __init__(self, pool: ModelPool, url: str) -> None:
-        self.pool, self.url = pool, url
+    def __init__(self, pool: ModelPool, server: uvicorn.Server, url: str) -> None:
+        self.pool, self.server, self.url = pool, server, url
         self.http = httpx.Client(base_url=url, timeout=30)
         self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key="sk-none", max_retries=0, timeout=30)
 
@@ -54,7 +55,8 @@ class Served:
 @contextmanager
 def serving(engine: Engine, *, keys=(), sent_ahead: int | None = None, **settings) -> Iterator[Served]:
     """sent_ahead: bytes that the system takes for a client that does not read."""
-    config = ServerConfig(served_model_name="small", drain=5, **settings)
+    options: dict[str, Any] = {"served_model_name": "small", "drain": 5.0, **settings}
+    config = ServerConfig(**options)
     pool = ModelPool.of(AsyncEngine(engine, max_waiting=config.max_waiting), config)
     with serving_models(pool, config, keys, sent_ahead=sent_ahead) as served:
         yield served
@@ -66,12 +68,13 @@ def serving_models(pool: ModelPool, config: ServerConfig, keys=(), *, sent_ahead
     if sent_ahead is not None:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sent_ahead)
     app = create_app(pool, config, keys)
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=5, timeout_keep_alive=75, http=Connection)
+    settings = uvicorn.Config(
+        app, log_level="warning", ws="none", timeout_graceful_shutdown=30, timeout_keep_alive=75, http=Connection
     )
+    server = DrainingServer(settings, app.state.drain)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
-    served = Served(pool, f"http://127.0.0.1:{listening.getsockname()[1]}")
+    served = Served(pool, server, f"http://127.0.0.1:{listening.getsockname()[1]}")
     until = time.monotonic() + 120
     while not server.started:
         assert thread.is_alive() and time.monotonic() < until
@@ -80,7 +83,7 @@ def serving_models(pool: ModelPool, config: ServerConfig, keys=(), *, sent_ahead
         yield served
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         engines = [service.engine.engine for service in pool.loaded]
         assert not thread.is_alive() and all(engine.num_free == engine.target.max_num_seqs for engine in engines)
 

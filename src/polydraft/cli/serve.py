@@ -138,7 +138,7 @@ def _run(
     """Listen at once, load in a thread, and serve. first: the line while it loads."""
     import uvicorn
 
-    from polydraft.server.connection import Connection
+    from polydraft.server.connection import LAST_SECONDS, Connection, DrainingServer
     from polydraft.server.starting import Starting
 
     *_, address = _address(listening)
@@ -170,13 +170,13 @@ def _run(
     config = uvicorn.Config(
         starting,
         log_level="info" if sys.stderr.isatty() else "warning",
-        timeout_graceful_shutdown=max(1, int(server.drain)),
+        timeout_graceful_shutdown=int(server.drain) + LAST_SECONDS,
         timeout_keep_alive=75,  # shorter than what clients keep, and they find a connection closed under their request
         server_header=False,
         http=Connection,
         ws="none",
     )
-    running = uvicorn.Server(config)
+    running = DrainingServer(config, starting.drain)
     running.run(sockets=[listening])
     if starting.error is not None:
         raise starting.error

@@ -96,7 +96,7 @@ class AsyncEngine:
 
     async def close(self, seconds: float = 0) -> None:
         """Take no more requests, let those that are there finish for so long, abort the rest, and end the thread."""
-        self._closing = True
+        ended, self._closing = self._closing, True
         until = perf_counter() + seconds
         while self.engine.has_unfinished_requests and perf_counter() < until:
             await asyncio.sleep(0.01)
@@ -104,7 +104,7 @@ class AsyncEngine:
         self._asked.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
-        if (file := self.engine.prefix_cache_file) is not None:
+        if (file := self.engine.prefix_cache_file) is not None and not ended:
             try:
                 log.info("%d tokens of prompts are kept in %s", await asyncio.to_thread(self.engine.save_prefixes, file), file)
             except PolydraftError as error:

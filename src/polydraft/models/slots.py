@@ -25,6 +25,8 @@ from polydraft.models.prefix_cache import PrefixCache
 
 __all__ = ["TREE_ROOM", "SlotModel", "Slots", "common_length", "given_back_on_error", "special_ids"]
 
+MOST_RESERVED = 1024
+"""Times the free memory that slots which grow may have room for."""
 TREE_ROOM = 256
 """Most nodes and auxiliary rows of one tree, which lie behind the context."""
 
@@ -121,7 +123,8 @@ class SlotModel(Target, ABC):
         needed, fixed = bytes_per_token if self.cache_grows else every, bytes_per_slot * max_num_seqs
         self.max_model_len = max_model_len or fitting_length(context, needed, TREE_ROOM, device, fixed)
         columns = -(-(self.max_model_len + TREE_ROOM + spare) // multiple) * multiple
-        check_memory(columns * needed + fixed, device, max_model_len=self.max_model_len, max_num_seqs=max_num_seqs)
+        reserved = max(columns * needed, columns * every // MOST_RESERVED)
+        check_memory(reserved + fixed, device, max_model_len=self.max_model_len, max_num_seqs=max_num_seqs)
         self.cache_tokens, asked = columns * max_num_seqs, max_model_len is not None
         if self.cache_grows:
             self.cache_tokens = fitting_tokens(columns, max_num_seqs, bytes_per_token, device, asked=asked, fixed=fixed)

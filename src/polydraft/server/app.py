@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from time import time
 from typing import Any, TypeVar
@@ -69,7 +70,7 @@ def create_app(models: AsyncEngine | ModelPool, config: ServerConfig, keys: Sequ
             await pool.close(config.drain)
 
     app = FastAPI(title="polydraft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.ready = False
+    app.state.ready, app.state.drain = False, partial(pool.close, config.drain)
     app.add_middleware(Guard, keys=keys)  # pyright: ignore[reportArgumentType]
     if config.cors:  # around the guard, so that pages can read its refusals
         app.add_middleware(CORSMiddleware, allow_origins=config.cors, allow_methods=["*"], allow_headers=["*"])

@@ -1,10 +1,20 @@
-"""A connection of uvicorn that waits only so long for the head of a request: one that dribbles in would hold a file for ever."""
+"""uvicorn's part: a connection that waits only so long for the head of a request, and a server whose end is told to what still runs.
+
+A head that dribbles in would hold a file for ever. A request that uvicorn cancels has no end: a stream is cut, a whole answer is none of ours.
+"""
 
 import asyncio
+import socket
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+__all__ = ["Connection", "DrainingServer"]
+
+LAST_SECONDS = 10
+"""For last answers, behind a server's drain."""
 HEAD_SECONDS = 10.0
 """From a connection's beginning, or a head's first byte, to the head's end. Between requests uvicorn's own limit holds."""
 
@@ -37,3 +47,17 @@ class Connection(H11Protocol):
         if self._late is not None:
             self._late.cancel()
             self._late = None
+
+
+class DrainingServer(uvicorn.Server):
+    """Ends requests itself before uvicorn would cancel them. drain: begun when the server is told to end; what runs has its last answer behind it."""
+
+    def __init__(self, config: uvicorn.Config, drain: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(config)
+        self._drain = drain
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See `uvicorn.Server`."""
+        draining = asyncio.ensure_future(self._drain())
+        await super().shutdown(sockets)
+        await draining

@@ -52,6 +52,11 @@ class Starting:
             await asyncio.sleep(SECONDS)
         await self._app(scope, receive, send)
 
+    async def drain(self) -> None:
+        """Have the application end its requests, where it is there."""
+        if self._app is not None:
+            await self._app.state.drain()
+
     async def _live(self, receive: Any, send: Any) -> None:
         await receive()
         await send({"type": "lifespan.startup.complete"})

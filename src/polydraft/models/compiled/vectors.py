@@ -12,6 +12,8 @@ from numba import config, types
 from numba.core import cgutils
 from numba.core.codegen import get_host_cpu_features
 
+from polydraft.errors import CapacityError
+
 __all__ = [
     "BYTE",
     "FEATURES",
@@ -69,7 +71,12 @@ def aligned(*shape: int, dtype: np.dtype | type[np.generic] = np.float32, huge: 
     if advice is not None and 4 * size >= _HUGE:
         # what is not written yet is not promised: a cache of many long texts may have more room than there is memory
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0 if huge else _NORESERVE)
-        pages = mmap.mmap(-1, size + _HUGE, flags=flags)
+        try:
+            pages = mmap.mmap(-1, size + _HUGE, flags=flags)
+        except OSError as error:
+            raise CapacityError(
+                f"{size / 2**30:.2f} GiB could not be reserved ({error.strerror}). Lower max_model_len or max_num_seqs."
+            ) from error
         with suppress(OSError):  # a system built without them
             pages.madvise(advice)
         raw, start = np.frombuffer(pages, np.uint8), _HUGE if huge else 64
