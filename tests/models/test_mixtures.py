@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from polydraft.core import Budget, SamplingParams
 from polydraft.engine.api import Engine
@@ -22,7 +23,8 @@ from polydraft.models.load import load_model
 from polydraft.policy.fixed import FixedPolicy
 from polydraft.tree import pad, paths
 from tests.models.test_targets import FAMILY
-from tests.models.tree_rounds import small_model
+from tests.models.tree_rounds import fresh, small_model
+from tests.support.closeness import assert_close
 
 FILES = Path(__file__).parent / "oracle_gguf"
 NAMES = ("qwen3_moe", "qwen3_moe with a dense layer", "mixtral", "qwen2_moe", "gpt_oss")
@@ -167,3 +169,32 @@ def test_a_file_and_a_folder_of_gpt_oss_are_one_model(tmp_path):
     models = [load_model(place, backend="compiled", max_num_seqs=1, max_model_len=128) for place in (file, str(tmp_path))]
     ours, theirs = (model.prefill([0], [case["prompt"] + case["ids"]]).logits for model in models)
     assert torch.equal(ours, theirs)
+
+
+def folder_in_blocks(folder):
+    """A folder of gpt-oss as its authors publish it, and its module with the numbers of these blocks, as transformers makes them."""
+    module, rng = small_model(FAMILY["gpt_oss"]), np.random.default_rng(0)
+    weights = {name: weight.clone() for name, weight in module.state_dict().items()}
+    for name in [name for name in weights if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, inputs, outputs = weights.pop(name).shape
+        blocks = torch.from_numpy(rng.integers(0, 256, (experts, outputs, -(-inputs // 32), 16), np.uint8))
+        scales = torch.from_numpy(rng.integers(120, 126, blocks.shape[:3], np.uint8))
+        weights |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        numbers = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        module.get_parameter(name).data = numbers.reshape(experts, -1, outputs)
+    module.config.save_pretrained(folder)
+    settings = json.loads((folder / "config.json").read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}
+    (folder / "config.json").write_text(json.dumps(settings))
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return module
+
+
+def test_the_blocks_of_gpt_oss_own_folders_are_taken_bit_for_bit(tmp_path):
+    module = folder_in_blocks(tmp_path)
+    ours, theirs = checkpoint.of_folder(tmp_path), checkpoint.of_module(module)
+    for name in ours.outlines:
+        assert torch.equal(ours.read(name), theirs.read(name)), name
+    exact, rounded = (load_model(str(tmp_path), max_num_seqs=1, activations=kind) for kind in ("float32", None))
+    assert exact.weights.experts.gate_up.formats == rounded.weights.experts.down.formats == {"MXFP4"}
+    logits, expected = exact.prefill([0], [[3, 1, 4, 1, 5]]).logits[0, 0], fresh(module, [3, 1, 4, 1, 5])[-1]
+    assert_close(logits, expected, 1e-4)

@@ -48,7 +48,7 @@ FAMILY |= {
     ),
     "mixtral": hf.MixtralConfig(**MIXTURE, num_local_experts=4),
     "qwen2_moe": hf.Qwen2MoeConfig(**MIXTURE, num_experts=5, moe_intermediate_size=24, shared_expert_intermediate_size=40),
-    "gpt_oss": hf.GptOssConfig(**MIXTURE, head_dim=8, num_local_experts=4, sliding_window=7),
+    "gpt_oss": hf.GptOssConfig(**MIXTURE | {"intermediate_size": 64}, head_dim=8, num_local_experts=4, sliding_window=7),
 }
 FAMILY["lfm2"] = hf.Lfm2Config(
     **{**GROUPED, "num_hidden_layers": 3}, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False

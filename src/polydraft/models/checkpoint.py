@@ -25,6 +25,7 @@ from polydraft.models.config import CheckpointConfig
 from polydraft.models.folder import check_folder, load_config
 from polydraft.models.gguf import GgufFile
 from polydraft.models.gguf_parts import parts_of
+from polydraft.models.mx_blocks import BLOCKS, FORMAT, MxWeights, is_mx
 from polydraft.models.rotary import frequencies, head_width
 from polydraft.schema import read_json
 
@@ -56,6 +57,7 @@ class Checkpoint:
     rope_factors: [half of a head] by what the configuration's rotary frequencies are divided, where a file says so.
     norm_offset: what is added to its norm weights.
     blocks, rows, forget: of a GGUF file, see there: a weight's blocks; some rows of it in float32; they are not needed in memory any more.
+    kinds: a weight's number format, where reading its blocks for that would take long.
     files: that weights are read from; none of a module.
     """
 
@@ -71,7 +73,14 @@ class Checkpoint:
     blocks: Callable[[str], tuple[str, np.ndarray]] | None = None
     rows: Callable[[str, slice], Tensor] | None = None
     forget: Callable[[Iterable[str], slice], None] = lambda names, rows: None
+    kinds: Callable[[str], str] | None = None
     files: tuple[Path, ...] = ()
+
+    def kind(self, name: str) -> str | None:
+        """Number format of a weight, where blocks are read."""
+        if self.kinds is not None:
+            return self.kinds(name)
+        return None if self.blocks is None else self.blocks(name)[0]
 
     @property
     def architecture(self) -> Architecture:
@@ -81,7 +90,7 @@ class Checkpoint:
     @property
     def has_blocks(self) -> bool:
         """Whether a weight is stored as blocks of integer codes."""
-        return self.blocks is not None and any(self.blocks(name)[0] not in NUMBERS for name in self.outlines)
+        return self.blocks is not None and any(self.kind(name) not in NUMBERS for name in self.outlines)
 
 
 def of_module(module: Any) -> Checkpoint:
@@ -162,12 +171,15 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
     settings = read_json((folder / "config.json").read_bytes())
     own_config = CheckpointConfig.of_json(settings, str(name))
     config = own_config if own_config is not None and own_config.model_type in LLAMA_FAMILY else load_config(name)
-    if config.model_type not in ARCHITECTURES or getattr(config, "quantization_config", None) is not None:
+    in_blocks = is_mx(settings)
+    if config.model_type not in ARCHITECTURES or (getattr(config, "quantization_config", None) is not None and not in_blocks):
         return None
     try:
         files, shapes = files_of(folder), _shapes(config)
-        places = _located(config, shapes, files)
-        outlines = _outlines(files, places, shapes)
+        stacks = {name.removesuffix(BLOCKS) for name in files if name.endswith(BLOCKS)} if in_blocks else set[str]()
+        places = _located(config, shapes, {*files, *stacks})
+        reader, mx = _reader(files, places, stacks)
+        outlines = _outlines(files, reader.places, shapes, mx)
         spec = ARCHITECTURES[config.model_type].spec(config)
         for rope in spec.rotaries:
             rotary(config, 1, rope=rope)
@@ -177,16 +189,22 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
         generation = _generation_ids(folder)
     except Exception:  # whatever is odd about it, transformers' own loader has the words for it
         return None
-    tied, cpu, reader = HEAD not in shapes, torch.device("cpu"), _Reader(files, places)
+    offers: dict[str, Any] = {}
+    if mx.places:
+        kinds = {dtype: name for name, dtype in NUMBERS.items()}
+        offers["kinds"] = lambda name: FORMAT if name in mx.places else kinds[outlines[name].dtype]
+        offers["blocks"] = mx.blocks
+    tied, cpu = HEAD not in shapes, torch.device("cpu")
     return Checkpoint(
         config,
         generation,
         outlines,
-        reader.read,
+        lambda name: mx.read(name) if name in mx.places else reader.read(name),
         tied,
         cpu,
         torch.float32,
         norm_offset=_norm_offset(config),
+        **offers,
         files=(folder / "config.json", *sorted(set(files.values()))),
     )
 
@@ -235,10 +253,16 @@ def files_of(folder: Path) -> dict[str, Path]:
     return {name: folder / file for name, file in index["weight_map"].items()}
 
 
+def _reader(files: Mapping[str, Path], places: Mapping[str, Stored], stacks: Container[str]) -> tuple["_Reader", MxWeights]:
+    """What reads weights that are numbers, and those of stacks in blocks."""
+    reader = _Reader(files, {name: place for name, place in places.items() if place.name not in stacks})
+    return reader, MxWeights({name: place for name, place in places.items() if place.name in stacks}, reader.matrix)
+
+
 def _outlines(
-    files: Mapping[str, Path], places: Mapping[str, Stored], shapes: Mapping[str, tuple[int, ...]]
+    files: Mapping[str, Path], places: Mapping[str, Stored], shapes: Mapping[str, tuple[int, ...]], mx: MxWeights
 ) -> dict[str, Tensor]:
-    """Of weights by name.
+    """Of weights by name. places: of those that are numbers.
 
     Raises:
         ValueError: one of another shape.
@@ -246,12 +270,16 @@ def _outlines(
     from safetensors import safe_open
 
     wanted, tensors = {place.name for place in places.values()}, dict[str, Tensor]()
+    wanted |= {place.name + BLOCKS for place in mx.places.values()}
     for file in {files[name] for name in wanted}:
         with safe_open(file, "pt") as opened:
             for name in wanted.intersection(opened.keys()):
                 entry = opened.get_slice(name)
-                tensors[name] = torch.empty(entry.get_shape(), dtype=NUMBERS[entry.get_dtype()], device="meta")
+                tensors[name] = torch.empty(
+                    entry.get_shape(), dtype=(NUMBERS | {"U8": torch.uint8})[entry.get_dtype()], device="meta"
+                )
     outlines = {name: _part(tensors[place.name], place) for name, place in places.items()}
+    outlines |= {name: mx.outline(name, tuple(tensors[place.name + BLOCKS].shape)) for name, place in mx.places.items()}
     if wrong := [name for name, outline in outlines.items() if tuple(outline.shape) != shapes[name]]:
         raise ValueError(wrong[0])
     return outlines
@@ -267,10 +295,17 @@ class _Reader:
         self._opened: Any = None
         self._count, self._guard = 0, threading.Lock()
 
+    def matrix(self, tensor: str, index: int) -> Tensor:
+        """One of a stack."""
+        return self._take(Stored(tensor, index))
+
     def read(self, name: str) -> Tensor:
+        """A weight."""
+        return self._take(self.places[name])
+
+    def _take(self, place: Stored) -> Tensor:
         from safetensors import safe_open
 
-        place = self.places[name]
         file = self.files[place.name]
         with self._guard:
             if file != self._file or self._count >= TENSORS_OF_AN_OPEN_FILE:

@@ -83,7 +83,7 @@ class _Packer:
 
     def block_format(self, name: str) -> str | None:
         """The format of a tensor's blocks in the file, if they stay as they are."""
-        kind = self.model.blocks(name)[0] if self.model.blocks else None
+        kind = self.model.kind(name)
         if kind not in BLOCKS or self.quantization not in (None, "int8", "int4"):
             return None
         if self.quantization and BLOCKS[kind].bits > BLOCKS[FORMATS[self.quantization].weights].bits:
@@ -152,7 +152,7 @@ class _Packer:
 
     def _recodes(self, name: str, stored: str) -> bool:
         """Whether compiled code rounds the blocks of a tensor to those that are stored."""
-        return stored == RECODED and self.model.blocks is not None and self.model.blocks(name)[0] in BLOCKS
+        return stored == RECODED and self.model.kind(name) in BLOCKS
 
     def _copy_rows(self, name: str, rows: slice, panels: np.ndarray) -> tuple[float, float]:
         assert self.model.blocks is not None
@@ -316,7 +316,7 @@ def _name(model: Checkpoint) -> str:
 
 def _embedding(model: Checkpoint, packer: _Packer, head: Packed) -> Packed:
     """Embeddings of all tokens, which no product reads: never rounded, and the head itself where that holds the same numbers."""
-    blocks = model.blocks(EMBEDDING)[0] if model.blocks else None
+    blocks = model.kind(EMBEDDING)
     kind = blocks if blocks in BLOCKS else "bfloat16" if _exact(model, [EMBEDDING]) else "float32"
     if model.tied and head.formats == {kind}:
         return head
@@ -352,9 +352,9 @@ def _check_memory(model: Checkpoint, quantization: str | None) -> None:
 
     def size(name: str) -> float:
         outline = model.outlines[name]
-        kind, raw = model.blocks(name) if model.blocks else ("", np.empty(0))
+        kind = model.kind(name)
         if kind in BLOCKS and not quantization:
-            return raw.size
+            return outline.numel() // BLOCKS[kind].inputs * raw_blocks(kind).itemsize
         return (
             outline.numel() * (32 if outline.dtype == torch.float16 and not quantization else bits) / 8
         )  # float16 is no bfloat16
