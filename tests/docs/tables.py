@@ -17,7 +17,7 @@ from polydraft.config import (
     flag,
     settings,
 )
-from tests.docs import fields
+from tests.docs import architectures, fields
 from tests.exactness.validity import markdown as validity
 
 
@@ -80,6 +80,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "methods": ("methods.md", methods),
     "configuration": ("reference/configuration.md", configuration),
     "validity": ("results/exactness.md", validity),
+    "architectures": ("reference/architectures.md", architectures.table),
 }
 
 

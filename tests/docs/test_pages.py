@@ -182,6 +182,7 @@ MOST_FILES = {
     "Add a head": 8,
     "Add a drafter from text": 5,
     "Mend a rollback": 4,
+    "Read GGUF files of an architecture through transformers": 6,
     "Add a draft shape": 7,
 }
 

@@ -12,7 +12,7 @@ from polydraft.models.conversions.olmo2 import OLMO2
 from polydraft.models.conversions.starcoder2 import STARCODER2
 from polydraft.models.conversions.state_spaces import FALCON_H1, GRANITE_HYBRID, GRANITE_HYBRID_DENSE, NEMOTRON_H
 
-__all__ = ["CONVERSIONS", "Conversion", "conversion_of"]
+__all__ = ["CONVERSIONS", "OF_EXPERTS", "Conversion", "conversion_of"]
 
 CONVERSIONS = {
     "deepseek2": DEEPSEEK2,

@@ -1,0 +1,61 @@
+"""The table of architectures: what each of them runs by, and what it is checked against, from the registries and the tiny files of the tests."""
+
+import warnings
+from pathlib import Path
+
+from polydraft.models.compiled.architectures import ARCHITECTURES
+from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.conversions import CONVERSIONS, OF_EXPERTS
+from polydraft.models.gguf import GgufFile
+from polydraft.models.load import load_model
+from polydraft.models.own_cache import OwnCacheTarget
+
+__all__ = ["table"]
+
+FILES = sorted((Path(__file__).parents[1] / "models" / "oracle_gguf").glob("*.gguf"))
+HEAD = ("architecture", "files", "backend", "drafts", "trees", "checked against")
+
+
+def model_type(path: Path) -> str:
+    """What transformers calls a file's architecture."""
+    file = GgufFile(path)
+    if file.is_described:
+        return file.described.model_type
+    assert file.conversion is not None
+    return file.conversion.model_type
+
+
+def names_in_files() -> dict[str, str | None]:
+    """What GGUF files call each architecture, by the name of transformers; None where they have no name of its own."""
+    names: dict[str, str | None] = {architecture.model_type: architecture.gguf for architecture in ARCHITECTURES.values()}
+    for registry in (CONVERSIONS, OF_EXPERTS):
+        names |= {conversion.model_type: name for name, conversion in registry.items() if conversion.model_type not in names}
+    return names
+
+
+def ways(path: Path) -> list[str]:
+    """Backend, drafts and trees of a file's model, as it is loaded."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        target = load_model(str(path), device="cpu", max_num_seqs=1, max_model_len=64)
+    if isinstance(target, CompiledLlama):
+        return ["compiled", "yes", "yes"]
+    if not isinstance(target, OwnCacheTarget):
+        return ["transformers", "yes", "yes"]
+    return ["transformers", *(["none"] * 2 if target.plain_reason else ["on a copy of the state", "a row a path"])]
+
+
+def table() -> str:
+    """A row for each architecture that GGUF files or the compiled path have."""
+    files: dict[str, list[Path]] = {}
+    for path in FILES:
+        files.setdefault(model_type(path), []).append(path)
+    lines = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
+    for name, in_files in sorted(names_in_files().items()):
+        theirs = files.get(name, [])
+        backend = ["compiled", "yes", "yes"] if name in ARCHITECTURES else ways(theirs[0])
+        kinds = "folder" if in_files is None else f"folder, GGUF `{in_files}`"
+        oracles = ", ".join(f"`{path.stem}`" for path in theirs)
+        against = f"transformers, and files of llama.cpp's converter: {oracles}" if theirs else "transformers"
+        lines.append(f"| `{name}` | {kinds} | {' | '.join(backend)} | {against} |")
+    return "\n".join(lines)
