@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from polydraft.cli.audit import EXIT_STATUS, audit_server
 from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.files import read_lines
 from polydraft.cli.options import JSON_HELP, MeasurementOptions, Only, configured
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from polydraft.core import SamplingParams
     from polydraft.engine.api import Engine
 
-EXIT_STATUS = {"failed": 1, "inconclusive": 3}
 WORST = 5
 """Tests that are shown one by one where they fail."""
 HEAD = ("look", "compares", "tests", "rounds or tokens", "effect", "p-value")
@@ -44,9 +44,13 @@ LOOKS = {
 class CheckOptions(Config):
     """Of the check."""
 
+    url: str | None = setting(
+        "Address of an OpenAI-compatible server to test from outside, against --model", str, unset="the engine of these options"
+    )
+    name: str | None = setting("Name of the model on that server", str, unset="its first")
     top_p: float = setting("Top-p threshold, above 0, at most 1", float, 1.0, panel=SAMPLING)
     top_k: int = setting("Top-k; 0 switches it off", int, 0, panel=SAMPLING)
-    rounds: int = setting("Number of tested steps; more find smaller faults", int, 2000, low=30)
+    rounds: int = setting("Number of tested steps, or tokens of a server; more find smaller faults", int, 2000, low=30)
     seed: int = setting("First random seed", int, 0, low=0)
     self_test: bool = setting("Search for known mistakes, which the check has to find", bool, False, flag="--self-test")
     as_json: bool = setting(JSON_HELP, bool, False, flag="--json", panel=OUTPUT)
@@ -66,6 +70,14 @@ def check(
     Exit status: 0 passed, 1 failed, 3 inconclusive.
     """
     use_threads()
+    if options.url is not None:
+        agree_on_downloads([config])
+        audit_server(
+            options.url, options.name, config, measurement, rounds=options.rounds, seed=options.seed, as_json=options.as_json
+        )
+        return
+    if options.name is not None:
+        raise InvalidInputError("--name was given without --url, whose model it names. Give both.")
     from polydraft.check.check import check as run
     from polydraft.core import SamplingParams
     from polydraft.models import pair

@@ -1,0 +1,225 @@
+"""Is what a server samples what its model says? Tested from outside, on texts that the server gives, whatever it drafts with.
+
+Each text is judged by a pass of transformers over the server's own tokens, so that one that differs spoils none behind it.
+
+temperature 0   each token is the most likely one, or its margin, the logits by which the most likely one is above it, is within what the
+                server's arithmetic explains; the first larger one of a text is told.
+temperature T   X_j = f(x_j) - sum_y p_j(y) f(y) for the token x_j at position j and the exact distribution p_j there has mean 0 for any f:
+                f = p/max p, the indicator of the best token, and the token's place in the cumulative distribution. All lie in [0, 1], so
+                |mean| is a lower bound of the total variation distance. Position 1 comes from reading the prompt; drafts show behind it.
+log-probabilities, where a server sends them, say how exact its arithmetic is. As much as they differ from ours on average is allowed
+                everywhere, up to `MOST_NOISE`; beyond that it serves another model.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from polydraft.check.check import DOUBTFUL, IMPLAUSIBLE, SMALLEST
+from polydraft.check.finding import POWER, Finding
+from polydraft.check.p_values import two_sided
+from polydraft.check.remote import Completions, RemoteText
+from polydraft.check.rounds import LEAST_ROUNDS
+from polydraft.errors import InvalidInputError
+
+__all__ = ["Audit", "Difference", "audit"]
+
+STATISTICS = ("sharp", "best", "place")
+UNTOLD_NOISE, MOST_NOISE = 0.02, 0.05
+"""Mean difference of log-probabilities that is allowed where a server sends none, and at most; int8 activations differ by 0.005 to 0.02."""
+OTHER_MODEL = 0.25
+"""One that says that another model is served."""
+MARGIN_PER_NOISE, LEAST_MARGIN = 12.0, 0.05
+"""Logits that a token of temperature 0 may be below the best, by the mean difference of log-probabilities, and always."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first token of a text that arithmetic does not explain. margin: logits below the best one."""
+
+    text: int
+    position: int
+    margin: float
+    token: int
+    best: int
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was found. findings: above temperature 0.  differences: at temperature 0, one a text.  ties: tokens within the margin that is allowed.
+
+    noise: mean absolute difference of log-probabilities, None where the server sends none.  guessed: texts whose ids had to be guessed.
+    """
+
+    findings: list[Finding]
+    differences: list[Difference]
+    texts: int
+    tokens: int
+    ties: int
+    noise: float | None
+    margin: float
+    guessed: int
+    greedy: bool
+
+    @property
+    def p_value(self) -> float:
+        """Smallest p-value after correction (Bonferroni; half of the level for the tests of all positions, half for those of each), at most 1; 0
+        where a text of temperature 0 differs."""
+        if self.differences:
+            return 0.0
+        groups = [[f.p_value for f in self.findings if f.what.startswith("all") == together] for together in (True, False)]
+        return min(1.0, *(2 * len(p_values) * min(p_values) for p_values in groups if p_values), 1.0)
+
+    @property
+    def detectable(self) -> float:
+        """Deviation of all positions together, in each statistic, that so many tokens show with probability `POWER`; 1 without any."""
+        together = [f for f in self.findings if f.what.startswith("all")]
+        return max((f.detectable(IMPLAUSIBLE / 2 / len(together)) for f in together), default=1.0)
+
+    @property
+    def verdict(self) -> tuple[str, str]:
+        """ "passed", "failed" or "inconclusive", and why in one sentence."""
+        if self.noise is not None and self.noise > OTHER_MODEL:
+            return "failed", f"log-probabilities differ by {self.noise:.2g} on average: the server has another model"
+        if self.p_value <= IMPLAUSIBLE:
+            return "failed", "what the server samples does not follow the model's distribution"
+        if self.p_value <= DOUBTFUL:
+            return "inconclusive", f"the worst p-value is between {IMPLAUSIBLE:g} and {DOUBTFUL:g}: more rounds decide"
+        if not self.greedy and self.detectable > SMALLEST:
+            enough = 100 * math.ceil(self.tokens * (self.detectable / SMALLEST) ** 2 / 100)
+            return (
+                "inconclusive",
+                f"{self.tokens} tokens find a deviation of {self.detectable:.2g} with probability {POWER:g}; about {enough} find one of {SMALLEST:g}",
+            )
+        return "passed", "nothing beyond chance and the server's arithmetic"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        status, reason = self.verdict
+        tests = [{"what": f.what, "count": f.count, "effect": f.effect, "p_value": f.p_value} for f in self.findings]
+        told = {
+            "texts": self.texts,
+            "tokens": self.tokens,
+            "near_ties": self.ties,
+            "margin": self.margin,
+            "texts_with_guessed_ids": self.guessed,
+        }
+        told |= {
+            "logprob_difference": self.noise,
+            "p_value": self.p_value,
+            "detectable": None if self.greedy else self.detectable,
+        }
+        return {"status": status, "reason": reason, **told, "differences": [vars(d) for d in self.differences], "tests": tests}
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A text beside the model. margins: logits below the best token.  values: X of each statistic and position.  off: log-probabilities less ours."""
+
+    margins: Float[Tensor, " T"]
+    best: list[int]
+    values: Float[np.ndarray, "S T"]
+    off: Float[np.ndarray, " T"] | None
+
+
+def audit(
+    server: Completions,
+    judge: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    temperature: float,
+    max_tokens: int,
+    tokens: int,
+    eos_token_ids: Sequence[int] = (),
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Audit:
+    """Ask for about so many tokens, and test them. judge: the model as a module of transformers.  prompts: token ids, taken in turns.
+
+    Raises:
+        InvalidInputError: too few tokens for a test, or no prompt; what the server refuses.
+    """
+    if not prompts or max_tokens < 2 or tokens < LEAST_ROUNDS * max_tokens / 4:
+        raise InvalidInputError(
+            f"{len(prompts)} prompts, max_tokens={max_tokens} and {tokens} tokens were given; expected a prompt, at least 2 tokens of each text and some texts."
+        )
+    num_texts = -(-tokens // max_tokens) if temperature else min(len(prompts), -(-tokens // max_tokens))
+    asked = [prompts[i % len(prompts)] for i in range(num_texts)]
+    rng, texts, judged = np.random.default_rng(seed), list[RemoteText](), list[_Judged]()
+    for text in server.texts(asked, temperature, max_tokens, range(seed, seed + num_texts)):
+        if text.token_ids:
+            texts.append(text)
+            judged.append(_judged(judge, text, temperature, eos_token_ids, rng))
+        if progress is not None:
+            progress(len(texts), num_texts)
+    off = [np.abs(one.off) for one in judged if one.off is not None]
+    noise = float(np.concatenate(off).mean()) if off else None
+    allowed = min(UNTOLD_NOISE if noise is None else noise, MOST_NOISE)
+    margin = max(LEAST_MARGIN, MARGIN_PER_NOISE * allowed)
+    firsts = (
+        [(number, one, (one.margins > margin).nonzero().flatten().tolist()) for number, one in enumerate(judged)]
+        if not temperature
+        else []
+    )
+    differences = [
+        Difference(number, at[0] + 1, float(one.margins[at[0]]), texts[number].token_ids[at[0]], one.best[at[0]])
+        for number, one, at in firsts
+        if at
+    ]
+    ties = sum(int(((one.margins > 0) & (one.margins <= margin)).sum()) for _, one, _ in firsts)
+    findings = _findings([one.values for one in judged], allowed) if temperature else []
+    count = sum(len(one.margins) for one in judged)
+    return Audit(findings, differences, len(texts), count, ties, noise, margin, sum(t.guessed for t in texts), not temperature)
+
+
+@torch.inference_mode()
+def _judged(judge: Any, text: RemoteText, temperature: float, ends: Sequence[int], rng: np.random.Generator) -> _Judged:
+    tokens = text.token_ids
+    ids = torch.tensor([[*text.prompt, *tokens]], device=judge.device)
+    logits = judge(ids).logits[0, len(text.prompt) - 1 :].double().cpu()
+    if text.stopped and ends and tokens[-1] not in ends:  # the end was sampled, and is not told
+        tokens = [*tokens, max(ends, key=lambda token: float(logits[-1, token]))]
+    logits, index = logits[: len(tokens)], torch.tensor(tokens)[:, None]
+    own, (top, best) = logits.gather(1, index)[:, 0], logits.max(-1)
+    count = min(len(tokens), len(text.logprobs or ()))
+    raw = logits.log_softmax(-1).gather(1, index)[:count, 0].numpy()
+    told = np.array([np.nan if x is None else x for x in (text.logprobs or ())[:count]], np.float64)
+    off = (told - raw)[np.isfinite(told) & (told > -100)] if count else None
+    values = _values((logits / temperature).softmax(-1), index, rng) if temperature else np.zeros((0, len(tokens)))
+    return _Judged(top - own, best.tolist(), values, off)
+
+
+def _values(p: Float[Tensor, "T V"], index: Tensor, rng: np.random.Generator) -> Float[np.ndarray, "S T"]:
+    """X of each statistic at each position."""
+    own, largest = p.gather(1, index)[:, 0], p.amax(-1)
+    sharp = own / largest - p.square().sum(-1) / largest
+    best = (own >= largest).double() - largest
+    above = torch.where(p > own[:, None], p, 0.0).sum(-1)
+    place = above + torch.from_numpy(rng.random(len(own))) * own - 0.5
+    return torch.stack([sharp, best, place]).numpy()
+
+
+def _findings(values: Sequence[Float[np.ndarray, "S _"]], allowed: float) -> list[Finding]:
+    """Tests by statistic: of all tokens, of all behind the first, and of each position."""
+    findings, longest = list[Finding](), max(v.shape[1] for v in values)
+    for s, name in enumerate(STATISTICS):
+        places = [("all positions", [v[s] for v in values]), ("all behind the first", [v[s, 1:] for v in values])]
+        places += [(f"position {j + 1}", [v[s, j : j + 1] for v in values if v.shape[1] > j]) for j in range(longest)]
+        for where, parts in places:
+            x = np.concatenate(parts)
+            if len(x) >= LEAST_ROUNDS:
+                findings.append(_mean(f"{where}, {name}", x, allowed))
+    return findings
+
+
+def _mean(what: str, x: Float[np.ndarray, " n"], allowed: float) -> Finding:
+    """A test that the mean is 0, but for what arithmetic explains."""
+    error = max(float(x.std(ddof=1)) / math.sqrt(len(x)), 1e-9)
+    effect = max(abs(float(x.mean())) - allowed, 0.0)
+    return Finding(what, len(x), effect, two_sided(effect / error), error)

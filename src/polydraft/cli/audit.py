@@ -1,0 +1,80 @@
+"""`polydraft check --url`: a server of others, or of ours, tested from outside."""
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from polydraft.cli.files import read_lines
+from polydraft.cli.options import MeasurementOptions
+from polydraft.cli.progress import bars
+from polydraft.cli.tables import grid, output
+from polydraft.config import EngineConfig
+from polydraft.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from polydraft.check.audit import Audit
+
+__all__ = ["EXIT_STATUS", "audit_server"]
+
+EXIT_STATUS = {"failed": 1, "inconclusive": 3}
+WORST = 8
+"""Tests and texts that are shown one by one."""
+HEAD = ("test", "tokens", "deviation", "p-value")
+
+
+def audit_server(
+    url: str, name: str | None, config: EngineConfig, measurement: MeasurementOptions, *, rounds: int, seed: int, as_json: bool
+) -> None:
+    """Test a server's texts, and end with the status of what was found."""
+    from polydraft.check.audit import audit
+    from polydraft.check.remote import Completions
+    from polydraft.models import pair
+    from polydraft.models.folder import load_module
+    from polydraft.models.load import encode, load_tokenizer
+    from polydraft.models.slots import special_ids
+
+    if config.model is None:
+        raise InvalidInputError("--url was given without --model, the model that the server says it has. Give both.")
+    tokenizer = load_tokenizer(config.model)
+    server = Completions(url, tokenizer, name, os.environ.get("POLYDRAFT_API_KEY"))
+    judge = load_module(config.model, dtype=config.dtype, device=config.device)
+    texts = [p.text for p in pair.prompts()[:8]] if measurement.prompts is None else read_lines("--prompts", measurement.prompts)
+    with bars(f"asking {server.name} at {url}", hidden=as_json) as step:
+        options: dict[str, Any] = {"temperature": measurement.temperature, "max_tokens": measurement.max_tokens, "tokens": rounds}
+        prompts, ends = [encode(tokenizer, text) for text in texts], special_ids(judge)[0]
+        found = audit(server, judge, prompts, eos_token_ids=ends, seed=seed, progress=lambda n, of: step(of, n), **options)
+    if as_json:
+        typer.echo(json.dumps({"url": url, "model": server.name, **options, **found.to_dict()}))
+    else:
+        _show(found, server.name, measurement.temperature, tokenizer)
+    if found.verdict[0] != "passed":
+        raise typer.Exit(EXIT_STATUS[found.verdict[0]])
+
+
+def _show(found: "Audit", name: str, temperature: float, tokenizer: Any) -> None:
+    from polydraft.check.finding import POWER
+
+    console = output(110)
+    if found.findings:
+        shown = sorted(found.findings, key=lambda f: (not f.what.startswith("all"), f.p_value))[:WORST]
+        console.print(grid(HEAD, [(f.what, str(f.count), f"{f.effect:.4f}", f"{f.p_value:.3g}") for f in shown]))
+    for d in found.differences[:WORST]:
+        token, best = (tokenizer.decode([token]) for token in (d.token, d.best))
+        console.print(
+            f"  text {d.text + 1} differs first at token {d.position}: {token!r}, {d.margin:.3f} logits below {best!r}",
+            highlight=False,
+        )
+    status, reason = found.verdict
+    said = "sends no log-probabilities" if found.noise is None else f"log-probabilities differ by {found.noise:.2g} on average"
+    power = (
+        f"with probability {POWER:g} a deviation of {found.detectable:.2g} would have been found"
+        if found.findings
+        else f"{found.ties} near ties within {found.margin:.2g} logits"
+    )
+    guessed = f" Token ids of {found.guessed} texts were guessed." if found.guessed else ""
+    console.print(
+        f"\n{status if status == 'passed' else status.upper()}: {reason}. {name} at temperature {temperature:g}: {found.tokens} tokens of {found.texts} texts, "
+        f"worst p-value {found.p_value:.3g} after correction for {max(len(found.findings), 1)} tests; {power}. The server {said}.{guessed}"
+    )
