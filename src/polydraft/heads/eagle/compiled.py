@@ -29,6 +29,7 @@ from polydraft.models.checkpoint import head_width, rotary
 from polydraft.models.compiled.cache import SlotMemory, forget, move_columns, new_memory, token_bytes, whole
 from polydraft.models.compiled.kernels import add, copy_row, gate, norm_part, rms_norm
 from polydraft.models.compiled.layers import multiply_shared
+from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.parts.attention import attend, place_heads
 from polydraft.models.compiled.products import FORMATS, Packed, output_row, packed
 from polydraft.models.compiled.vectors import PANEL, aligned
@@ -213,10 +214,13 @@ class CompiledEagle(CompiledHead):
         norms = [tensors[name].float() for name in sorted(parts, key=lambda name: (len(name), name))]
         own = tensors.get("embed_tokens.weight")
         exact = own is not None and own.dtype == torch.float32 and quantization == "float32"
+        shared = own is None and isinstance(target, CompiledLlama) and target.arrays.sizes.embedding_scale == ONE
         vectors = {"q_norm": "midlayer.self_attn.q_norm", "k_norm": "midlayer.self_attn.k_norm", "input_norm": "midlayer.input_layernorm", "hidden_norm": "midlayer.hidden_norm",
                    "mlp_norm": "midlayer.post_attention_layernorm", "norm": "norm", "attention_norm": "midlayer.attention_norm"}  # fmt: skip
         weights = EagleWeights(
-            embed=packed([embeddings(target) if own is None else own], FORMATS["float32" if exact else "bfloat16"]),
+            embed=target.arrays.embed
+            if shared
+            else packed([embeddings(target) if own is None else own], FORMATS["float32" if exact else "bfloat16"]),
             state_norms=torch.stack(norms).numpy() if norms else np.empty((0, 0), np.float32),
             ids=self.draft_ids,
             **{name: tensors.get(f"{where}.weight", torch.zeros(0)).float().numpy() for name, where in vectors.items()},
