@@ -181,10 +181,11 @@ def write_shape(shape: Shape, file: Path) -> Path:
     for key, value in shape.keys.items():
         add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
         add(f"{shape.architecture}.{key}", value)
-    letters = [chr(256 + k) for k in range(256)]
+    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2's letters for bytes: others are 256 and what follows
+    letters = [chr(k) for k in printed] + [chr(256 + k) for k in range(256 - len(printed))]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([*letters, *(f"<{k}>" for k in range(shape.vocabulary - 256))])
+    writer.add_token_list([*letters, "ab", *(f"<{k}>" for k in range(shape.vocabulary - 257))])
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(shape.vocabulary - 1)
     kinds = gguf.GGMLQuantizationType

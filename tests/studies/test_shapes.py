@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from polydraft.models.gguf import GgufFile
-from polydraft.models.load import load_model
+from polydraft.models.load import load_model, load_tokenizer
 from polydraft.tree import pad
 from studies.shapes import SHAPES, write_shape
 
 
 def test_a_random_model_of_a_shape_runs_and_has_weights_of_mean_0(tmp_path):
     file = write_shape(SHAPES["tiny"].cut(2), tmp_path / "tiny.gguf")
+    assert load_tokenizer(str(file)).decode(load_tokenizer(str(file))("a babé")["input_ids"]) == "a babé"
     target = load_model(str(file), max_num_seqs=1, max_model_len=64)
     target.prefill([0], [[300, 301]])
     logits = target.score([0], pad([([302, 303, 304], [-1, 0, 1])])).logits[0]
