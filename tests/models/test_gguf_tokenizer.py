@@ -12,7 +12,7 @@ from pathlib import Path
 import gguf
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, GemmaTokenizer, PreTrainedTokenizerFast
 
 from polydraft.engine.structured import Grammars
 from polydraft.errors import ModelLoadError
@@ -229,6 +229,25 @@ def test_a_sentencepiece_file_may_want_no_space_before_its_texts(tmp_path):
     ours = load_tokenizer(str(sentencepiece_file(tmp_path / "m.gguf", add_space_prefix=False, add_bos_token=False)))
     assert ours.convert_ids_to_tokens(ours("self")["input_ids"][0])[0] == "s"
     assert [ours.decode(ours(text)["input_ids"]) for text in (" self", "self")] == [" self", "self"]
+
+
+def test_ids_of_a_file_of_gemma_4_are_those_of_its_tokenizer_in_transformers(tmp_path):
+    tokens = sentencepiece()[0]
+    ids = {token: i for i, token in enumerate(tokens)}
+    halves = [(token[:cut], token[cut:]) for token in tokens for cut in range(1, len(token))]
+    merges = [pair for pair in halves if {*pair} <= ids.keys() and "<" not in "".join(pair)]
+
+    def fill(writer):
+        writer.add_tokenizer_model("gemma4")
+        add_roles(writer, tokens)
+        writer.add_token_merges([" ".join(pair) for pair in merges])
+
+    ours = load_tokenizer(str(write(tmp_path / "m.gguf", "gemma4", fill)))
+    roles = {f"{role}_token": "<end>" for role in ("eos", "pad", "mask")}
+    theirs = GemmaTokenizer(ids, merges, bos_token="<|endoftext|>", additional_special_tokens=[*CONTROL, *DEFINED], **roles)
+    for text in lines()[::10]:
+        assert ours(text, add_special_tokens=False)["input_ids"] == theirs(text, add_special_tokens=False)["input_ids"], text
+    assert ours("self")["input_ids"][0] == ours.bos_token_id
 
 
 def test_a_template_gives_what_transformers_gives(tmp_path):

@@ -38,7 +38,7 @@ def module_of_file(file: GgufFile, dtype: torch.dtype | None = None, device: tor
     file.check_all_used(tensor for name in shapes for tensor in file.own_names(name))
     for name, shape in shapes.items():
         _check_shape(file, name, shape)
-    number = _fitting(file, sum(shape.numel() for shape in shapes.values()), dtype, place)
+    number = _fitting(file, [shape.numel() for shape in shapes.values()], dtype, place)
     weights = {name: _read(file, name, shape, number, place) for name, shape in shapes.items()}
     network = type(outline).from_pretrained(None, config=config, state_dict=weights, dtype=number).to(place).eval()
     if file.rope_factors is not None:
@@ -60,20 +60,21 @@ def _without_ones(shape: Iterable[int]) -> list[int]:
     return [size for size in shape if size != 1]
 
 
-def _fitting(file: GgufFile, num_weights: int, dtype: torch.dtype | None, device: torch.device) -> torch.dtype:
-    """The number format of the weights."""
+def _fitting(file: GgufFile, sizes: list[int], dtype: torch.dtype | None, device: torch.device) -> torch.dtype:
+    """The number format of the weights. sizes: how many numbers each has; the largest is there twice in float32 while it is made."""
     free, choices = available_bytes(device), (torch.float32, torch.bfloat16) if dtype is None else (dtype,)
-    number = next((choice for choice in choices if num_weights * choice.itemsize <= free), None)
-    sizes = [f"{num_weights * choice.itemsize / 2**30:.2f} GiB in {str(choice).removeprefix('torch.')}" for choice in choices]
+    made = 2 * max(sizes) * torch.float32.itemsize
+    needed = {choice: sum(sizes) * choice.itemsize + made for choice in choices}
+    number = next((choice for choice in choices if needed[choice] <= free), None)
+    told = [f"{needed[choice] / 2**30:.2f} GiB in {str(choice).removeprefix('torch.')}" for choice in choices]
     if number is None:
         raise CapacityError(
-            f"the GGUF file {str(file.path)!r} was given; its weights take {' or '.join(sizes)} through transformers, and {free / 2**30:.2f} GiB "
+            f"the GGUF file {str(file.path)!r} was given; its weights take {' or '.join(told)} through transformers, and {free / 2**30:.2f} GiB "
             f"are free on {device}. Give a smaller model."
         )
     if dtype is None and number != torch.float32:
         warnings.warn(
-            f"{str(file.path)!r} runs in bfloat16: its weights take {sizes[0]}, and {free / 2**30:.2f} GiB are free.",
-            stacklevel=2,
+            f"{str(file.path)!r} runs in bfloat16: its weights take {told[0]}, and {free / 2**30:.2f} GiB are free.", stacklevel=2
         )
     return number
 

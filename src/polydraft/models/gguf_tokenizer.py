@@ -1,7 +1,8 @@
 """The tokenizer of a GGUF file, built by the `tokenizers` library from the file's own lists; transformers is not imported.
 
 Byte-level BPE (`tokenizer.ggml.model` = "gpt2") has its merges in the file, and the name of its pre-tokenizer. A SentencePiece
-vocabulary ("llama") has scores: of two neighbours the pair merges first whose union has the highest one, which gives the merges' order.
+vocabulary ("llama") has scores: of two neighbours the pair merges first whose union has the highest one, which gives the merges' order. Gemma 4's
+("gemma4") is spelt like that, with merges.
 """
 
 from copy import copy
@@ -31,7 +32,7 @@ def gguf_tokenizer(file: GgufFile) -> BackendTokenizer | None:
     if "tokenizer.ggml.tokens" not in file.metadata:
         raise file.refusal("it has no tokenizer (tokenizer.ggml.tokens)", "Give a whole file, or token ids instead of text")
     kind = file.metadata.get("tokenizer.ggml.model")
-    if kind not in ("gpt2", "llama"):
+    if kind not in ("gpt2", "llama", "gemma4"):
         return None
     digest = _digest(file)
     if (known := _in_use.get(digest)) is not None:
@@ -84,11 +85,14 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> tuple[Any, bool]:
             "Give the model's safetensors folder, or token ids instead of text",
         )
     chosen = PRE_TOKENIZERS[name]
-    merges = [_halves(merge) for merge in file.strings("tokenizer.ggml.merges")]
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    backend: Any = Tokenizer(BPE(vocab=vocabulary, merges=merges, ignore_merges=chosen.ignore_merges))
+    backend: Any = Tokenizer(BPE(vocab=vocabulary, merges=_read_merges(file), ignore_merges=chosen.ignore_merges))
     backend.pre_tokenizer, backend.decoder = split_and_spell(chosen.patterns), ByteLevel()
     return backend, chosen.add_bos
+
+
+def _read_merges(file: GgufFile) -> list[tuple[str, str]]:
+    return [_halves(merge) for merge in file.strings("tokenizer.ggml.merges")]
 
 
 def _halves(merge: str) -> tuple[str, str]:
@@ -101,19 +105,25 @@ def _sentencepiece(file: GgufFile, tokens: list[str]) -> tuple[Any, bool]:
     from tokenizers import Tokenizer, decoders, normalizers
     from tokenizers.models import BPE
 
-    scores, unknown = file.metadata.get("tokenizer.ggml.scores"), special_id(file, "unknown")
-    if not isinstance(scores, list) or len(scores) < len(tokens):
-        raise file.refusal("it has no score of each token (tokenizer.ggml.scores)", "Give another file of the model")
-    vocabulary = {token: i for i, token in enumerate(tokens)}
+    vocabulary, unknown = {token: i for i, token in enumerate(tokens)}, special_id(file, "unknown")
+    has_merges = file.metadata["tokenizer.ggml.model"] == "gemma4"
+    merges = _read_merges(file) if has_merges else _scored_merges(file, vocabulary)
     named = {} if unknown is None or unknown >= len(tokens) else {"unk_token": tokens[unknown]}
-    model = BPE(vocab=vocabulary, merges=_merges(vocabulary, scores), fuse_unk=True, byte_fallback=True, **named)
+    model = BPE(vocab=vocabulary, merges=merges, fuse_unk=True, byte_fallback=True, **named)
     backend: Any = Tokenizer(model)
-    space, adds_space = "▁", bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True))
+    space, adds_space = "▁", bool(file.metadata.get("tokenizer.ggml.add_space_prefix", not has_merges))
     prepended = [normalizers.Prepend(space)] if adds_space else []  # to blanks, too, and behind each special token
     backend.normalizer = normalizers.Sequence([*prepended, normalizers.Replace(" ", space)])
     stripped = [decoders.Strip(" ", 1, 0)] if adds_space else []
     backend.decoder = decoders.Sequence([decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse(), *stripped])
     return backend, True
+
+
+def _scored_merges(file: GgufFile, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+    scores = file.metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) <= max(vocabulary.values()):
+        raise file.refusal("it has no score of each token (tokenizer.ggml.scores)", "Give another file of the model")
+    return _merges(vocabulary, scores)
 
 
 def _merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
