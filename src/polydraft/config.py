@@ -259,6 +259,7 @@ class ServerConfig(Config):
     served_model_name: str | None = setting("Model name in requests", str, unset="the model's own", panel=SERVER)
     api_key_file: Any = setting("File of API keys, one a line, beside POLYDRAFT_API_KEY", Path, unset="no key needed", panel=SERVER)
     cors: "Sequence[str]" = setting("Origin whose pages may send requests, or *; may be repeated", list, (), panel=SERVER)
+    allowed_hosts: "Sequence[str]" = setting("Name by which a server without a key on this machine alone may be asked, beside localhost and addresses; may be repeated", list, (), flag="--allowed-host", panel=SERVER)
     max_waiting: int = setting("Maximum number of waiting samples; more are refused with status 429", int, 256, low=1, panel=SERVER)
     max_body: int = setting("Maximum size of a request", int, 4 << 20, unit="bytes", low=1, panel=SERVER)
     max_choices: int = setting("Maximum number of prompts times n of a request", int, 64, low=1, panel=SERVER)

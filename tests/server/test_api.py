@@ -368,7 +368,7 @@ def test_a_streamed_response_comes_in_openais_events(served):
     [
         ({"previous_response_id": "resp-1"}, "previous_response_id"),
         ({"background": True}, "background"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input_text"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "not read here"),
         ({"max_output_tokens": 0}, "max_tokens=0"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
     ],

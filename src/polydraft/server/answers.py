@@ -220,7 +220,10 @@ class Choices(Answer):
         told = reader.read(output)
         if not (first or output.text or told or output.finished or self.trace):
             return []
-        body = {**self._head(self.chunk_kind), "choices": [self._delta(index, output, told, first)]}
+        choice = self._delta(index, output, told, first)
+        if not (first or told or output.finished or self.trace or choice.get("delta", True)):
+            return []  # of what a call may be
+        body = {**self._head(self.chunk_kind), "choices": [choice]}
         if self.include_usage:
             body["usage"] = None
         if self.trace:
@@ -285,8 +288,8 @@ class Chat(Choices):
         self._parsers: dict[int, CallParser] = {}
         self._thoughts: dict[int, ReasoningParser] = {}
 
-    def _read(self, index: int, text: str, last: bool) -> list[Piece]:
-        """What a text adds to a choice."""
+    def _read(self, index: int, text: str, last: bool, cut: bool = False) -> list[Piece]:
+        """What a text adds to a choice. last, cut: as of `CallParser.push`."""
         reasoning = ""
         if self.reasoning:
             if index not in self._thoughts:
@@ -295,7 +298,7 @@ class Chat(Choices):
         if not self.tools:
             return [Piece(content=text, reasoning=reasoning)]
         parser = self._parsers.setdefault(index, CallParser(self.tools, self.calls))
-        return [*([Piece(reasoning=reasoning)] if reasoning else []), *parser.push(text, last=last)]
+        return [*([Piece(reasoning=reasoning)] if reasoning else []), *parser.push(text, last=last, cut=cut)]
 
     def _ended(self, index: int, output: StepOutput) -> dict[str, Any]:
         end, parser = ended(output), self._parsers.get(index)
@@ -305,7 +308,7 @@ class Chat(Choices):
     def _choice(self, index: int, outputs: list[StepOutput]) -> dict[str, Any]:
         logprobs = self._logprobs(self._told(index, outputs))
         text = "".join(output.text for output in outputs)
-        pieces = self._read(index, text, last=True)
+        pieces = self._read(index, text, last=True, cut=is_cut(outputs[-1]))
         content, reasoning = ("".join(getattr(piece, name) for piece in pieces) for name in ("content", "reasoning"))
         calls = [_call(call) for call in self._parsers[index].calls if call.complete] if self.tools else []
         message = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
@@ -313,7 +316,7 @@ class Chat(Choices):
         return {"index": index, "message": message, "logprobs": logprobs, **self._ended(index, outputs[-1])}
 
     def _delta(self, index: int, output: StepOutput, told: list[Told], first: bool) -> dict[str, Any]:
-        pieces = self._read(index, output.text, output.finished)
+        pieces = self._read(index, output.text, output.finished, is_cut(output))
         content, reasoning = ("".join(getattr(piece, name) for piece in pieces) for name in ("content", "reasoning"))
         calls = dict[int, dict[str, Any]]()
         for piece in pieces:
@@ -324,7 +327,7 @@ class Chat(Choices):
                     call["function"]["arguments"] = ""
                 call["function"]["arguments"] += piece.arguments
         delta: dict[str, Any] = ({"role": "assistant"} if first else {}) | (
-            {"content": content} if content or not (calls or reasoning) else {}
+            {"content": content} if content or (first and not (calls or reasoning)) else {}
         )
         delta |= ({"reasoning_content": reasoning} if reasoning else {}) | ({"tool_calls": list(calls.values())} if calls else {})
         return {"index": index, "delta": delta, "logprobs": self._logprobs(told), **self._ended(index, output)}
@@ -347,6 +350,11 @@ class Chat(Choices):
 def in_one_line(body: Any) -> str:
     """JSON without a character at which a client might end a line."""
     return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(LINE_ENDS)
+
+
+def is_cut(output: StepOutput) -> bool:
+    """Whether an output is the last one of a text that was broken off."""
+    return output.finished and output.sample.finish_reason == "length"
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from time import time
@@ -71,7 +72,7 @@ def create_app(models: AsyncEngine | ModelPool, config: ServerConfig, keys: Sequ
 
     app = FastAPI(title="polydraft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.ready, app.state.drain = False, partial(pool.close, config.drain)
-    app.add_middleware(Guard, keys=keys)  # pyright: ignore[reportArgumentType]
+    app.add_middleware(Guard, keys=keys, hosts=_hosts(config))  # pyright: ignore[reportArgumentType]
     if config.cors:  # around the guard, so that pages can read its refusals
         app.add_middleware(CORSMiddleware, allow_origins=config.cors, allow_methods=["*"], allow_headers=["*"])
     for kind in (ApiError, PolydraftError, ValidationError):
@@ -79,6 +80,12 @@ def create_app(models: AsyncEngine | ModelPool, config: ServerConfig, keys: Sequ
     app.add_exception_handler(HTTPException, _unrouted)
     _Routes(pool, config.max_body).join(app)
     return app
+
+
+def _hosts(config: ServerConfig) -> Sequence[str] | None:
+    """Names by which a server that listens on this machine alone may be asked; None: any."""
+    is_own = config.host in ("localhost", "::1") or config.host.startswith("127.")
+    return [name.lower() for name in config.allowed_hosts] if is_own else None
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -103,15 +110,15 @@ class _Routes:
     def join(self, app: FastAPI) -> None:
         """Put them into an application."""
         for path in ("/v1/models", "/models"):
-            app.get(path)(self.models)
+            app.api_route(path, methods=["GET", "HEAD"])(self.models)
         app.get("/v1/models/{name:path}")(self.model)
-        app.get("/health")(self.health)
-        app.get("/ready")(self.ready)
+        app.api_route("/health", methods=["GET", "HEAD"])(self.health)
+        app.api_route("/ready", methods=["GET", "HEAD"])(self.ready)
         app.get("/metrics")(self.metrics)
         app.get("/props")(self.props)
         app.get("/slots")(self.slots)
         ollama_models.join(app, self.pool, self._read)
-        app.get("/", include_in_schema=False)(self.page)
+        app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)(self.page)
         app.mount("/page", StaticFiles(directory=PAGE))
         for paths, answer, kind in POSTS:
             for path in paths.split():
@@ -133,7 +140,9 @@ class _Routes:
 
     async def models(self) -> dict[str, Any]:
         """The models that are served."""
-        return {"object": "list", "data": [self._described(name) for name in self.pool.models]}
+        names = list(self.pool.models)
+        data = [self._described(name) for name in names]
+        return {"object": "list", "data": data, "has_more": False, "first_id": names[0], "last_id": names[-1]}
 
     async def model(self, name: str) -> dict[str, Any]:
         """What is known of one."""
@@ -142,7 +151,12 @@ class _Routes:
     def _described(self, name: str) -> dict[str, Any]:
         service = self.pool.service(name)
         more = {"loaded": service is not None} | ({} if service is None else service.described())
-        return {"id": name, "object": "model", "created": self.began, "owned_by": "polydraft", **more}
+        anthropic = {
+            "type": "model",
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(self.began, timezone.utc).isoformat(),
+        }
+        return {"id": name, "object": "model", "created": self.began, "owned_by": "polydraft", **anthropic, **more}
 
     async def health(self) -> Response:
         """Whether the engines' threads live."""

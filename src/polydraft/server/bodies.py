@@ -117,6 +117,21 @@ TopP = Annotated[float, AfterValidator(lambda value: value or LEAST_TOP_P)]
 Stops = BeforeValidator(_stops)
 
 
+PICTURES = ("image", "image_url", "input_image", "audio", "input_audio", "video_url", "file", "input_file", "document")
+"""Types of parts that are no text."""
+
+
+def _text_alone(content: Any) -> Any:
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, dict) and part.get("type") in PICTURES:
+            raise PydanticCustomError("picture", "a part of the type {kind} was given; expected text: pictures, sound and files are not read here.", {"kind": repr(part["type"])})  # fmt: skip
+    return content
+
+
+TextAlone = BeforeValidator(_text_alone)
+"""Of contents in parts."""
+
+
 def _without_hosted(tools: Any, kinds: Sequence[str]) -> Any:
     """Tools without those that a host of models would run itself, or that are called with text: this server has none."""
     if not isinstance(tools, list):

@@ -61,11 +61,21 @@ def of(error: Exception) -> ApiError:
 
 
 def _invalid(error: ValidationError) -> ApiError:
-    """The first thing that is wrong with a body, and where: of what may be of several kinds, by the kind that fits furthest."""
+    """What is wrong with a body, and where: of what may be of several kinds, by the kind that its type names, else by all that fit furthest."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
-    first = max(problems, key=lambda one: len(one["loc"]))
-    where = ".".join(str(part) for part in first["loc"] if _is_name(part)) or None
-    return ApiError(400, f"{where or 'the body'}: {OF_THE_SERVER if where == 'decoding' else first['msg']}", param=where)
+    others = [one["loc"][:-1] for one in problems if one["type"] == "literal_error" and one["loc"][-1] == "type"]
+    named = [one for one in problems if not any(one["loc"][: len(other)] == other for other in others)] or problems
+    furthest = max(len(_place(one)) for one in named)
+    places = [one for one in named if len(_place(one)) == furthest]
+    alike = [one["msg"] for one in places if _place(one) == _place(places[0])]
+    where = ".".join(_place(places[0])) or None
+    said = OF_THE_SERVER if where == "decoding" else "; or: ".join(dict.fromkeys(alike))
+    return ApiError(400, f"{where or 'the body'}: {said}", param=where)
+
+
+def _place(problem: Any) -> list[str]:
+    """Where something is wrong, by names in the body."""
+    return [str(part) for part in problem["loc"] if _is_name(part)]
 
 
 def _is_name(part: int | str) -> bool:

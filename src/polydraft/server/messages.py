@@ -9,8 +9,8 @@ from pydantic import Field
 
 from polydraft.engine.output import StepOutput
 from polydraft.params import SamplingParams
-from polydraft.server.answers import Answer
-from polydraft.server.bodies import Body, Unserved, hosted_left_out
+from polydraft.server.answers import Answer, is_cut
+from polydraft.server.bodies import Body, TextAlone, Unserved, hosted_left_out
 from polydraft.server.errors import ApiError
 from polydraft.server.protocol import Call, Called, Function, JsonSchema, Message, ResponseFormat, Sampled, ToolName, Tools
 from polydraft.server.tools import CallParser, Piece
@@ -42,7 +42,7 @@ class Thinking(Body):
 class ToolResult(Body):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] = ""
+    content: Annotated[str | list[TextBlock], TextAlone] = ""
     is_error: bool = False
 
 
@@ -50,16 +50,14 @@ class Turn(Body):
     """One message. content: text or blocks; results of tools are the user's."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[TextBlock | ToolUse | ToolResult | Thinking]
+    content: Annotated[str | list[TextBlock | ToolUse | ToolResult | Thinking], TextAlone]
 
     def messages(self) -> list[Message]:
         """As chats have it: results of tools each as a message of its own, before what else is said."""
         if isinstance(self.content, str):
             return [Message(role=self.role, content=self.content)]
         results = [
-            Message(role="tool", content=_text(b.content), tool_call_id=b.tool_use_id)
-            for b in self.content
-            if isinstance(b, ToolResult)
+            Message(role="tool", content=_told(b), tool_call_id=b.tool_use_id) for b in self.content if isinstance(b, ToolResult)
         ]
         called = [(b.id, Called(name=b.name, arguments=json.dumps(b.input))) for b in self.content if isinstance(b, ToolUse)]
         calls = [Call(id=name, function=call) for name, call in called]
@@ -165,6 +163,12 @@ def _text(content: str | list[TextBlock] | None) -> str:
     return content or "" if isinstance(content, str | None) else "".join(block.text for block in content)
 
 
+def _told(result: ToolResult) -> str:
+    """What a tool gave; a failure says that it is one."""
+    text = _text(result.content)
+    return f"Error: {text}" if result.is_error and not text.lower().startswith("error") else text
+
+
 class MessageAnswer(Answer):
     """Of /v1/messages."""
 
@@ -215,7 +219,11 @@ class MessageAnswer(Answer):
         self.check(prompt, output)
         self.reader(self.number(prompt, output), output)
         self._last, events = output, list[dict[str, Any]]()
-        for piece in self._parser.push(output.text, last=output.finished) if self.tools else [Piece(content=output.text)]:
+        for piece in (
+            self._parser.push(output.text, last=output.finished, cut=is_cut(output))
+            if self.tools
+            else [Piece(content=output.text)]
+        ):
             if piece.content:
                 if not (self._open and self._blocks[-1]["type"] == "text"):
                     events += self._opened({"type": "text", "text": ""})

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from polydraft.engine.output import StepOutput
-from polydraft.server.answers import Chat, in_one_line
+from polydraft.server.answers import Chat, in_one_line, is_cut
 from polydraft.server.bodies import Body, Seed, Stops, UnlessOne, Unserved
 from polydraft.server.embeddings import Dimensions, Texts, shortened
 from polydraft.server.errors import ApiError
@@ -254,7 +254,7 @@ class ChatAnswer(Chat):
         for prompt, output in outputs:
             self.check(prompt, output)
             told += self.reader(0, output).read(output)
-            pieces += self._read(0, output.text, output.finished)
+            pieces += self._read(0, output.text, output.finished, is_cut(output))
             last = output
         assert last is not None
         return {**self._line(pieces, last.finished, told), **self._end(last)}
@@ -262,7 +262,7 @@ class ChatAnswer(Chat):
     def chunks(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
         self.check(prompt, output)
         told = self.reader(0, output).read(output)
-        pieces = self._read(0, output.text, output.finished)
+        pieces = self._read(0, output.text, output.finished, is_cut(output))
         lines = [self._line(pieces, output.finished, told)]
         if not ((pieces and any(piece.content or piece.reasoning for piece in pieces)) or self._called(output.finished) or told):
             lines = []

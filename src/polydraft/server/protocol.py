@@ -12,12 +12,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from polydraft.params import WHOLE_CONTEXT, LogprobsMode, SamplingParams, StructuredOutputs
-from polydraft.server.bodies import Body, Requested, Seed, Stops, TopP, Unserved, hosted_left_out
+from polydraft.server.bodies import Body, Requested, Seed, Stops, TextAlone, TopP, Unserved, hosted_left_out
 from polydraft.server.errors import ApiError
 from polydraft.server.speculation import RequestedSpeculation
 
 MOST_LOGPROBS = 20
 """Alternatives beside each token, at most."""
+MOST_STOPS = 1024
+"""Texts that end an answer, each of which is looked for behind every token."""
 COMPLETION_TOKENS = 16
 """Of /v1/completions where `max_tokens` is not given: OpenAI's default."""
 SAMPLING = (
@@ -123,6 +125,8 @@ class Sampled(Requested, ABC):
         """
         if self.best_of not in (None, self.n or 1):
             raise ApiError(400, "best_of is only taken where it equals n.", param="best_of")
+        if isinstance(self.stop, list) and len(self.stop) > MOST_STOPS:
+            raise ApiError(400, f"stop has {len(self.stop)} texts; expected at most {MOST_STOPS}.", param="stop")
         sampling = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
         return defaults.with_(
             **sampling,
@@ -209,7 +213,7 @@ class Message(Body):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart | RefusalPart]
+    content: Annotated[str | list[TextPart | RefusalPart], TextAlone]
     name: str | None = None
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from polydraft.engine.output import StepOutput
-from polydraft.server.answers import Answer, traced
-from polydraft.server.bodies import Body, Unserved, hosted_left_out
+from polydraft.server.answers import Answer, is_cut, traced
+from polydraft.server.bodies import Body, TextAlone, Unserved, hosted_left_out
 from polydraft.server.errors import ApiError
 from polydraft.server.protocol import (
     Call,
@@ -38,7 +38,7 @@ class InputMessage(Message):
     """One of a conversation; those that were answered may be given back as they came."""
 
     type: Literal["message"] = "message"
-    content: str | list[InputText | RefusalPart]  # pyright: ignore[reportIncompatibleVariableOverride]
+    content: Annotated[str | list[InputText | RefusalPart], TextAlone]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class FunctionCall(Called):
@@ -59,7 +59,7 @@ class FunctionCallOutput(Body):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[InputText]
+    output: Annotated[str | list[InputText], TextAlone]
 
 
 class FunctionTool(Function):
@@ -211,7 +211,11 @@ class Responses(Answer):
         """What an output adds to the items of the answer."""
         self.check(prompt, output)
         reader = self.reader(self.number(prompt, output), output)
-        pieces = self._parser.push(output.text, last=output.finished) if self.tools else [Piece(content=output.text)]
+        pieces = (
+            self._parser.push(output.text, last=output.finished, cut=is_cut(output))
+            if self.tools
+            else [Piece(content=output.text)]
+        )
         trace = traced(self.tokenizer, output, reader.read(output)) if self.trace else None
         events = list[dict[str, Any]]()
         for piece in pieces or [Piece()]:

@@ -19,6 +19,7 @@ from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import Result
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models.chat_template import template_of
+from polydraft.models.spelling import Spelling
 from polydraft.params import WHOLE_CONTEXT, SamplingParams, StructuredOutputs
 from polydraft.policy.fixed import FixedPolicy
 from polydraft.server import errors
@@ -49,6 +50,8 @@ __all__ = ["Service"]
 log = logging.getLogger("polydraft.server")
 FIRST_SECONDS = 0.05
 """In which a stream that fails has a status of its own; one that goes on has begun by then."""
+IDS_AT_ONCE = 16_384
+"""That are turned into text before others are answered."""
 UNCONSTRAINED = "X-Polydraft-Unconstrained-Tools"
 """Header that names the tools whose schemas cannot be followed: their arguments are some JSON object."""
 PAUSE_SECONDS = 5.0
@@ -208,7 +211,17 @@ class Service:
 
     async def detokenize(self, request: Request, body: DetokenizeRequest) -> dict[str, Any]:
         """Text of token ids."""
-        text = self.decoded(body.tokens)
+        spelling, ids = Spelling.of(self.tokenizer), body.tokens
+        if len(ids) <= IDS_AT_ONCE or not spelling.spells:
+            text = self.decoded(ids)
+        else:  # in pieces, between which others are answered
+            self._check_ids(ids)
+            parts = list[bytes]()
+            for start in range(0, len(ids), IDS_AT_ONCE):
+                parts.append(b"".join(map(spelling.bytes_of, ids[start : start + IDS_AT_ONCE])))
+                await asyncio.sleep(0)
+            text = b"".join(parts).decode("utf-8", spelling.errors)
+            text = text.removeprefix(" ") if spelling.strips else text
         return {"prompt": text, "content": text}
 
     @property
@@ -227,11 +240,14 @@ class Service:
 
     def decoded(self, ids: Sequence[int]) -> str:
         """Text of token ids."""
+        self._check_ids(ids)
+        return self.tokenizer.decode(list(ids))
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
         most = self.engine.engine.target.vocab_size
         bad = next((token for token in ids if not 0 <= token < most), None)
         if bad is not None:
             raise ApiError(400, f"token id {bad} was given; expected 0 <= id < {most}.", param="tokens")
-        return self.tokenizer.decode(list(ids))
 
     async def encoded(self, prompt: str | list[int], parse_special: bool) -> list[int]:
         """Token ids of a text."""

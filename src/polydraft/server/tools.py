@@ -120,6 +120,8 @@ LLAMA = CallFormat(
 FORMATS = {calls.name: calls for calls in (HERMES, MISTRAL, MISTRAL_ARGS, LLAMA)}
 BARE = regex.compile(r'(?:```(?:json)?\s*)?\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 """What stands before the arguments of a call without marks."""
+NAMED = re.compile(rf'(?:```(?:json)?\s*)?\{{\s*"name"\s*:\s*{NAME}')
+"""What of it names the tool."""
 DESCRIPTION = """# Tools
 
 You may call one or more functions to assist with the user query.
@@ -227,17 +229,29 @@ class CallParser:
         self._text, self._state = "", self._content
         self._depth, self._quoted, self._escaped = 0, False, False
 
-    def push(self, text: str, *, last: bool = False) -> list[Piece]:
-        """What more text adds. last: nothing follows, and what might have been the beginning of a mark is content."""
+    def push(self, text: str, *, last: bool = False, cut: bool = False) -> list[Piece]:
+        """What more text adds. last: nothing follows, and what might have been the beginning of a mark is content.
+        cut: the text was broken off, and what is plainly the beginning of a call is none of it.
+        """
         self._text += text
         pieces = list[Piece]()
         while (piece := self._state()) is not None:
             if piece.content or piece.call is not None:
                 pieces.append(piece)
+        if cut and self._state == self._content and self._begins_call():
+            self._text = ""
         if last and self._state == self._content and self._text and not self.calls:
             pieces.append(Piece(content=self._text))
             self._text = ""
         return pieces
+
+    def _begins_call(self) -> bool:
+        """Whether what is held back is half a mark, or names a tool."""
+        begin, held = self._format.begin, self._text.strip()
+        named = NAMED.match(held)
+        return (begin.startswith(held) and 2 * len(held) >= len(begin)) or (
+            named is not None and json.loads(named[1]) in self._names
+        )
 
     def _content(self) -> Piece | None:
         begin = self._format.begin

@@ -1,0 +1,115 @@
+"""Small things that clients trip over: what errors name, whose host is asked, deltas that say nothing, and calls that are broken off."""
+
+import json
+import random
+
+import pytest
+
+from polydraft.config import ServerConfig
+from polydraft.server.tools import FORMATS, CallParser
+from tests.server.conftest import serving, small_engine
+from tests.server.test_robust import ASK
+from tests.server.test_tools import ASK as ASK_TOOLS
+from tests.server.test_tools import BARE
+
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, PICTURE]}]}),
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}),
+        ("/v1/messages", {"max_tokens": 4, "messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}),
+    ],
+)
+def test_a_picture_is_refused_as_one(served, path, body):
+    found = served.post(path, **body)
+    assert found.status_code == 400 and "pictures, sound and files are not read here" in found.json()["error"]["message"]
+
+
+def test_an_error_names_all_that_a_value_may_be_or_what_its_own_type_lacks(served):
+    message = served.post("/v1/chat/completions", messages=[{"role": "user", "content": 5}]).json()["error"]["message"]
+    assert "valid string" in message and "valid list" in message
+    item = {"type": "function_call", "name": "f", "arguments": "{}"}
+    found = served.post("/v1/responses", input=[{"role": "user", "content": "x"}, item]).json()["error"]
+    assert (found["param"], "required" in found["message"]) == ("input.1.call_id", True)
+    unknown = served.post("/v1/responses", input=[{"type": "sketch"}]).json()["error"]
+    assert unknown["param"] == "input.0.type" and "'message'" in unknown["message"] and "'reasoning'" in unknown["message"]
+
+
+def test_heads_are_answered_and_models_are_listed_for_both_clients(served):
+    for path in ("/", "/health", "/v1/models"):
+        found = served.http.head(path)
+        assert (found.status_code, found.content) == (200, b"")
+    anthropic = pytest.importorskip("anthropic", reason="pip install anthropic")
+    client = anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0)
+    (model,) = client.models.list().data
+    assert (model.id, model.type, model.display_name, model.created_at.year >= 2026) == ("small", "model", "small", True)
+    assert [model.id for model in served.openai.models.list()] == ["small"]
+
+
+def test_a_name_that_was_led_to_this_machine_is_refused_without_a_key(served):
+    def status(server, host):
+        return server.http.get("/v1/models", headers={"Host": host}).status_code
+
+    assert [status(served, host) for host in ("localhost:8000", "127.0.0.1", "[::1]:80", "box", "a.localhost")] == [200] * 5
+    assert status(served, "evil.example") == status(served, "evil.example:80") == 403
+    with serving(small_engine(), allowed_hosts=("llm.example.org",)) as named:
+        assert (status(named, "llm.example.org"), status(named, "evil.example")) == (200, 403)
+    with serving(small_engine(), keys=("sk-one",)) as locked:
+        assert status(locked, "evil.example") == 401  # a page does not know the key
+    assert ServerConfig(host="0.0.0.0").allowed_hosts == ()
+
+
+def test_errors_of_anthropics_paths_have_its_type():
+    with serving(small_engine(), keys=("sk-one",)) as locked:
+        for found in (
+            locked.post("/v1/messages", max_tokens=1),
+            locked.http.get("/v1/messages", headers={"x-api-key": "sk-one"}),
+        ):
+            assert found.status_code in (401, 405) and found.json()["type"] == "error"
+
+
+def test_a_failed_tool_is_told_as_one(served):
+    def turns(**more):
+        use = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": "a", "content": "no such file", **more}
+        return [{"role": "user", "content": "x"}, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+
+    counts = [served.post("/v1/messages/count_tokens", messages=turns(is_error=e)).json()["input_tokens"] for e in (False, True)]
+    assert counts[1] > counts[0]
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral"])
+def test_a_call_that_is_broken_off_before_its_arguments_is_no_content(name):
+    form = FORMATS[name]
+    for text in (form.begin[: len(form.begin) // 2 + 1], BARE[:17], BARE[:24], f"```json\n{BARE[:20]}"):
+        parser = CallParser(["add"], form)
+        assert "".join(piece.content for piece in parser.push(f"So: {text}", last=True, cut=True)) == "So:", text
+        whole = CallParser(["add"], form)
+        assert "".join(piece.content for piece in whole.push(f"So: {text}", last=True)) == f"So: {text}"
+    for text in ("a <", 'like {"na', '{"name": "bob"', "```"):
+        parser = CallParser(["add"], form)
+        assert "".join(piece.content for piece in parser.push(text, last=True, cut=True)) == text
+
+
+def test_no_delta_says_nothing(served):
+    asked = {**ASK_TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    chunks = list(served.openai.chat.completions.create(**asked, stream=True))
+    first, *others, last = [chunk.choices[0] for chunk in chunks]
+    assert first.delta.role == "assistant" and last.finish_reason and others
+    assert all(choice.delta.tool_calls or choice.delta.content for choice in others)
+
+
+def test_many_ids_are_the_text_that_the_tokenizer_makes_of_them(served, monkeypatch):
+    rng = random.Random(0)
+    ids = [rng.randrange(len(served.engine.tokenizer)) for _ in range(40_000)]
+    assert served.post("/detokenize", tokens=ids).json()["prompt"] == served.engine.tokenizer.decode(ids)
+    assert served.post("/detokenize", tokens=[*ids, 10**6]).status_code == 400
+
+
+def test_more_texts_that_end_an_answer_than_can_be_looked_for_are_refused(served):
+    found = served.post("/v1/completions", **ASK, stop=[str(number) for number in range(2000)])
+    assert (found.status_code, found.json()["error"]["param"]) == (400, "stop")
+    assert json.loads(served.post("/v1/completions", **ASK, stop=[f"#{n}" for n in range(1000)]).text)["choices"]
