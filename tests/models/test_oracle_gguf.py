@@ -13,7 +13,7 @@ from tests.models.tree_rounds import outcome
 
 FOLDER = Path(__file__).parent / "oracle_gguf"
 THROUGH = {
-    *("deepseek2", "falcon-h1", "gemma4", "gemma4moe", "glm4moe", "granitehybrid", "mistral3"),
+    *("deepseek2", "falcon-h1", "gemma4", "gemma4moe", "glm4moe", "mistral3"),
     *(
         "nemotron_h",
         "olmo2",

@@ -332,12 +332,14 @@ def why_not_compiled(config: Any) -> str | None:
     """Why a model's architecture is not compiled, or None."""
     if config.model_type not in ARCHITECTURES:
         return f"its type {config.model_type!r} is not one of {', '.join(sorted(ARCHITECTURES))}"
-    return None
+    return ARCHITECTURES[config.model_type].refusal(config)
 
 
 def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
     """Of the weights of a model without biases but those of its architecture, by name."""
     architecture, h = ARCHITECTURES[config.model_type], config.hidden_size
+    if reason := architecture.refusal(config):
+        raise ValueError(reason)
     if not architecture.qkv_bias and (getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False)):
         raise ValueError(config.model_type)
     layers = {

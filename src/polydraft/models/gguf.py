@@ -32,7 +32,8 @@ LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)|.+")
 """Transformers' name of a weight: its layer, and its name in it."""
 ROPE_FACTORS = "rope_freqs.weight"
 DESCRIBED = {(a.gguf, a.mixture is not None): a for a in ARCHITECTURES.values() if a.gguf is not None}
-"""By name and whether there are experts: Mixtral is called as Llama is."""
+DESCRIBED = {(a.gguf, False): a for a in ARCHITECTURES.values() if a.some_without_experts} | DESCRIBED
+"""By name and whether there are experts: Mixtral is called as Llama is, and Granite 4 the same with experts and without."""
 
 
 class GgufFile(GgufHeader):
@@ -92,7 +93,7 @@ class GgufFile(GgufHeader):
             pad_token_id=special_id(self, "padding"),
             of_architecture=described.gguf_settings(self),
         )
-        if described.mixture is not None and (fault := described.mixture(config).fault):
+        if (mixture := described.mixture_of(config)) is not None and (fault := mixture.fault):
             raise self.refusal(fault, "Give another file of the model")
         return config
 
@@ -277,8 +278,9 @@ class GgufFile(GgufHeader):
 
     def read(self, name: str) -> Tensor:
         """A weight in float32, by transformers' name."""
-        kind, blocks = self.blocks(name)
-        return _dequantised(kind, blocks)
+        weight, layer = _dequantised(*self.blocks(name)), LAYER.fullmatch(name)
+        made = self.described.gguf_values.get(layer[2] or "") if layer else None
+        return weight if made is None else made(weight)
 
     def weight(self, name: str, *, outline: bool = False) -> Tensor:
         """A weight of transformers' model in float32, or, as an outline, a tensor without values of its shape, but for sizes of 1."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polydraft.compile_time import inner, unowned
-from polydraft.models.compiled.architectures.base import ATTENTION, CONVOLUTION
+from polydraft.models.compiled.architectures.base import ATTENTION, CONVOLUTION, STATE_SPACE
 from polydraft.models.compiled.cache import SlotMemory
 from polydraft.models.compiled.kernels import cap, scale_row
 from polydraft.models.compiled.mixtures import ExpertWeights, expert_parts
@@ -33,8 +33,23 @@ from polydraft.models.compiled.parts.short_convolution import (
     keep_inputs_code,
     new_convolution,
 )
+from polydraft.models.compiled.parts.state_space import (
+    GatedNorm,
+    KeepRows,
+    Mix,
+    Overlap,
+    Scan,
+    StateSpaceMemory,
+    gated_norm_code,
+    keep_rows_code,
+    mix_code,
+    new_state_space,
+    overlap_code,
+    scan_code,
+)
 from polydraft.models.compiled.products import Packed, matmul
 from polydraft.models.compiled.program import (
+    FIXED,
     RUNS,
     Part,
     Program,
@@ -46,7 +61,7 @@ from polydraft.models.compiled.program import (
     replace_part,
     run_parts,
 )
-from polydraft.models.compiled.recurrent import StateKind, StateShape
+from polydraft.models.compiled.recurrent import PENDING, StateKind, StateShape
 from polydraft.models.compiled.rounding import round_rows
 from polydraft.models.compiled.vectors import aligned
 from polydraft.models.compiled.workspace import CHUNK, NONE, Sizes, Workspace
@@ -156,6 +171,26 @@ def convolution_block(weights: Weights, sizes: Sizes, memory: ConvolutionMemory,
     return Block(into.rounding, parts)
 
 
+def state_space_block(weights: Weights, sizes: Sizes, memory: StateSpaceMemory, work: Workspace, step: np.ndarray) -> Block:
+    """All rows behind the convolution, then each head of all rows; see `parts.state_space`."""
+    of, s = weights.others, memory.sizes
+    into, out, taps = of["ssm_in"], of["ssm_out"], np.ascontiguousarray(of["ssm_taps"][:, :, 0].swapaxes(1, 2))
+    x, mixed, y = aligned(CHUNK, into.outputs), aligned(CHUNK, s.channels), aligned(CHUNK, s.inner)
+    overlaps, rows = aligned(CHUNK, s.groups, PENDING), (step, work.rows, work.seen_columns)
+    mix = Mix(*rows, x, memory, taps, of["ssm_taps_bias"], -np.exp(of["ssm_rates"]), of["ssm_rate_bias"], mixed)
+    norm = GatedNorm(step, x, y, of["ssm_norm"], s.groups, sizes.epsilon, out.rounding, work.rounded)
+    parts = (
+        product(step, work.normed, into, x, work),
+        Part(keep_rows_code, KeepRows(step, work.rows, x, memory)),
+        Part(mix_code, mix, Work(grain=1)),
+        Part(overlap_code, Overlap(*rows, memory, mixed, overlaps), Work(grain=1)),
+        Part(scan_code, Scan(*rows, memory, of["ssm_skips"], mixed, overlaps, y), Work(FIXED, s.heads, grain=1)),
+        Part(gated_norm_code, norm),
+        product(step, y, out, work.update, work),
+    )
+    return Block(into.rounding, parts)
+
+
 def feed_forward_block(weights: Weights, sizes: Sizes, work: Workspace, step: np.ndarray) -> Block:
     """Down times (activation(gate) up)."""
     gate = Gate(work.gate_up, sizes.inner, sizes.activation, work.act, weights.down.rounding, work.rounded)
@@ -177,9 +212,16 @@ def _head(head: Packed, outputs: int, work: Workspace, step: np.ndarray) -> Part
     return Part(head_code, arguments, panel_work(head.panels, head.panel_bytes, len(work.queries)))
 
 
-MIXER_BLOCKS: dict[str, Callable[..., Block]] = {ATTENTION: attention_block, CONVOLUTION: convolution_block}
+MIXER_BLOCKS: dict[str, Callable[..., Block]] = {
+    ATTENTION: attention_block,
+    CONVOLUTION: convolution_block,
+    STATE_SPACE: state_space_block,
+}
 """By kind of layer: what its block is made of, the memory being that of the kind."""
-STATES: dict[str, Callable[[StateShape, np.ndarray], tuple[Any, StateKind]]] = {CONVOLUTION: new_convolution}
+STATES: dict[str, Callable[[StateShape, np.ndarray], tuple[Any, StateKind]]] = {
+    CONVOLUTION: new_convolution,
+    STATE_SPACE: new_state_space,
+}
 """By kind of recurrent layer: new memory of a shape for the slots whose folded tokens are counted, as its parts and as `RecurrentMemory` take it."""
 
 

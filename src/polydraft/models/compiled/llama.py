@@ -132,7 +132,8 @@ class CompiledLlama(CompiledSlots):
         self._sees_all = not any(spec.windows)
         self.weight_bytes = sum(w.nbytes for w in matrices)
         threads = default_threads(self.weight_bytes) if threads is None else threads
-        work, states = workspace(weights, sizes, columns, threads), self.new_states(spec)
+        widest = max(outline.shape[1] for outline in source.outlines.values() if outline.ndim == 2)
+        work, states = workspace(weights, sizes, columns, threads, widest), self.new_states(spec)
         self.weights, self.arrays = weights, model_arrays(weights, sizes, memory, work, states)
         self._no_states = np.full(len(self.weights.attention_norm) + 1, -1, np.int64)
         self.pool = Pool(threads)

@@ -4,6 +4,7 @@ from polydraft.models.compiled.architectures.base import Architecture, ModelSpec
 from polydraft.models.compiled.architectures.gemma import GEMMA, GEMMA2, GEMMA3
 from polydraft.models.compiled.architectures.gpt_oss import GPT_OSS
 from polydraft.models.compiled.architectures.granite import GRANITE
+from polydraft.models.compiled.architectures.granite_hybrid import GRANITE_HYBRID
 from polydraft.models.compiled.architectures.lfm2 import LFM2
 from polydraft.models.compiled.architectures.lfm2_moe import LFM2_MOE
 from polydraft.models.compiled.architectures.llama import LLAMA
@@ -36,6 +37,7 @@ ALL = (
     GPT_OSS,
     LFM2,
     LFM2_MOE,
+    GRANITE_HYBRID,
 )
 ARCHITECTURES = {a.model_type: a for a in ALL}
 LLAMA_FAMILY = frozenset(a.model_type for a in (LLAMA, MISTRAL, QWEN2, QWEN3))

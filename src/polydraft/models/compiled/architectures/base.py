@@ -5,6 +5,7 @@ Every layer of the compiled path has the same parts, and an architecture says wh
     x = x + residual_scale norm?(mixer(norm(x)))          of one kind a layer:
         attention                                         norms of queries and keys, biases, rotation, window, soft cap
         convolution                                       short and gated, see `parts.short_convolution`
+        state_space                                       Mamba-2, see `parts.state_space`
     x = x + residual_scale norm?(feed_forward(norm(x)))   activation(gate) up, or a mixture of experts, see `mixture`
     logits = cap(logit_scale head(norm(x)))               x begins as embedding_scale times the token's embedding
 
@@ -14,6 +15,8 @@ Settings are read by the names of transformers' configurations, whichever file t
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from polydraft.models.compiled.architectures.mixture import GGUF_NAMES as MIXTURE_NAMES
 from polydraft.models.compiled.architectures.mixture import Mixture, Stored, in_gguf, stacked
@@ -29,6 +32,7 @@ __all__ = [
     "HEAD_NORMS",
     "MATRICES",
     "MIXERS",
+    "STATE_SPACE",
     "Architecture",
     "Mixer",
     "ModelSpec",
@@ -36,7 +40,7 @@ __all__ = [
     "one_rotary",
 ]
 
-ATTENTION, CONVOLUTION = "attention", "convolution"
+ATTENTION, CONVOLUTION, STATE_SPACE = "attention", "convolution", "state_space"
 
 
 class Mixer(NamedTuple):
@@ -46,7 +50,13 @@ class Mixer(NamedTuple):
     vectors: tuple[str, ...] = ()
 
 
-MIXERS = {ATTENTION: Mixer(("qkv", "out")), CONVOLUTION: Mixer(("conv_in", "conv_out"), ("conv_taps",))}
+MIXERS = {
+    ATTENTION: Mixer(("qkv", "out")),
+    CONVOLUTION: Mixer(("conv_in", "conv_out"), ("conv_taps",)),
+    STATE_SPACE: Mixer(
+        ("ssm_in", "ssm_out"), ("ssm_taps", "ssm_taps_bias", "ssm_rates", "ssm_rate_bias", "ssm_skips", "ssm_norm")
+    ),
+}
 """Kinds of layers, by what mixes their tokens."""
 FEED_FORWARD = ("gate_up", "down")
 MATRICES = {
@@ -155,7 +165,8 @@ class Architecture:
     fused: whether q, k, v and gate, up are one matrix each.
     gguf_names: where GGUF files name tensors otherwise than Llama's.  interleaved: whether they have the two halves of a rotation side by side
     in the rows of queries and keys.  gguf_settings: of transformers' configuration, what such a file implies or names otherwise.
-    mixture: from a configuration, where layers are mixtures of experts.  stack: where transformers has a weight of an expert, by its name and
+    gguf_values: what makes transformers' weights of those of a file, by name.  refusal: why models of some configurations are not compiled, or None.
+    mixture: from a configuration, where layers are mixtures of experts.  some_without_experts: whether it is None for some.  stack: where transformers has a weight of an expert, by its name and
     `Mixture.inner`.  module_names: of modules, what folders may call them otherwise, without the layer.
     """
 
@@ -170,11 +181,14 @@ class Architecture:
     gguf_names: Mapping[str, str] = field(default_factory=dict[str, str])
     interleaved: bool = False
     gguf_settings: Callable[[GgufHeader], Mapping[str, Any]] = lambda file: {}
-    mixture: Callable[[Any], Mixture] | None = None
+    mixture: Callable[[Any], Mixture | None] | None = None
+    some_without_experts: bool = False
     stack: Callable[[str, int], Stored | None] = stacked
     module_names: Mapping[str, str] = field(default_factory=dict[str, str])
     out_bias: bool = False
     sinks: bool = False
+    gguf_values: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict[str, Callable[[Tensor], Tensor]])
+    refusal: Callable[[Any], str | None] = lambda config: None
     matrices: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MATRICES)
     vectors: Mapping[str, str] = field(default_factory=dict[str, str])
     final_norm: str = "model.norm"
@@ -196,7 +210,7 @@ class Architecture:
         """Where a folder or a module of transformers may have a weight, both without the layer."""
         renamed = [Stored(name.replace(ours, theirs)) for ours, theirs in self.module_names.items() if name.startswith(ours)]
         mixture = self.mixture_of(config)
-        in_stack = None if mixture is None else self.stack(name, mixture.inner)
+        in_stack = self.stack(name, 0 if mixture is None else mixture.inner)
         module, _, kind = name.rpartition(".")
         matrix, rows = self.fused_rows(config).get(module, (None, slice(None)))
         in_matrix = None if matrix is None else Stored(f"{matrix}.{kind}", part=lambda tensor: tensor[rows])

@@ -14,13 +14,15 @@ SCALES = {
 """transformers' names -> those of files."""
 
 
-def spec(config: Any) -> ModelSpec:
+def scaled_spec(config: Any, **numbers: Any) -> ModelSpec:
+    """numbers: fields that differ, beside its scales."""
     return one_rotary(
         config,
         attention_scale=config.attention_multiplier,
         embedding_scale=config.embedding_multiplier,
         residual_scale=config.residual_multiplier,
         logit_scale=1 / config.logits_scaling,
+        **numbers,
     )
 
 
@@ -28,4 +30,4 @@ def settings(file: GgufHeader) -> dict[str, Any]:
     return {name: file.number(key) for name, key in SCALES.items()}
 
 
-GRANITE = Architecture("granite", "granite", spec, interleaved=True, gguf_settings=settings)
+GRANITE = Architecture("granite", "granite", scaled_spec, interleaved=True, gguf_settings=settings)

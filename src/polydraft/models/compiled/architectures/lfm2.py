@@ -49,5 +49,6 @@ LFM2 = Architecture(
     vectors={"conv_taps": "conv.conv.weight"},
     final_norm="model.embedding_norm",
     inner_width=inner_width,
+    refusal=lambda config: "its convolutions have biases" if config.conv_bias else None,
     mixer_shapes=mixer_shapes,
 )

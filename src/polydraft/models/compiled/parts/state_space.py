@@ -1,0 +1,337 @@
+"""State spaces with one decay a head (Mamba-2): a state for each head, and a whole tree of tokens from the state of the committed text.
+
+Dao & Gu 2024 (arXiv 2405.21060), section 6. Behind a causal convolution and SiLU, each token of a path has x of every head and B, C of every group:
+
+    dt = softplus(dt + bias);    g = dt A;    u = dt x;    S <- exp(g) S + B u^T;    y = C^T S + D x
+
+With S_0 the state that is kept, G_i the sum of g from the first token behind it to node i, and A(i) the tokens behind it that i's path goes through:
+
+    y_i = exp(G_i) C_i^T S_0 + sum over l in A(i) and i of exp(G_i - G_l) (B_l . C_i) u_l + D x_i
+    S   = exp(G_a) S_0 + sum over l in A(a) and a of exp(G_a - G_l) B_l u_l^T        behind an accepted node a
+
+as for gated delta nets, but that no u depends on a state. What goes out is norm(y silu(z)) in groups, see `GatedNorm`.
+B, u, g and the inputs of the convolution are pending rows of `recurrent`.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from polydraft.compile_time import inner, unowned
+from polydraft.compiled_code import njit
+from polydraft.exponential import exp, fma
+from polydraft.models.compiled.kernels import norm_part
+from polydraft.models.compiled.parts.short_convolution import convolve, fold_inputs
+from polydraft.models.compiled.program import lasting_code
+from polydraft.models.compiled.recurrent import StateKind, StateShape, pending_row
+from polydraft.models.compiled.rounding import round_rows
+
+__all__ = [
+    "GatedNorm",
+    "KeepRows",
+    "Mix",
+    "Overlap",
+    "Scan",
+    "StateSpaceMemory",
+    "StateSpaceSizes",
+    "gated_norm_code",
+    "keep_rows_code",
+    "mix_code",
+    "new_state_space",
+    "overlap_code",
+    "scan_code",
+    "state_space_shape",
+]
+
+ONE, NONE, LINEAR = np.float32(1.0), np.float32(0.0), np.float32(20.0)
+FORGOTTEN = np.float32(-60.0)
+"""Sum of g behind which a token has no weight: exp(-60) is 1e-26."""
+
+
+class StateSpaceSizes(NamedTuple):
+    """heads of `width` numbers, groups of heads with one B and C of `states` numbers, taps of the convolution."""
+
+    heads: int
+    width: int
+    groups: int
+    states: int
+    kernel: int
+
+    @property
+    def inner(self) -> int:
+        """Numbers of all heads."""
+        return self.heads * self.width
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: x, B, C."""
+        return self.inner + 2 * self.groups * self.states
+
+
+class StateSpaceMemory(NamedTuple):
+    """inputs: [layers, slots, PENDING, channels] of the convolution.  keys, updates, decays: B, u and g, [layers, slots, PENDING, ...].
+    last_inputs: [layers, slots, kernel - 1, channels].  states: [layers, slots, heads, states, width].  folded: [slots]."""
+
+    sizes: StateSpaceSizes
+    inputs: np.ndarray
+    keys: np.ndarray
+    updates: np.ndarray
+    decays: np.ndarray
+    last_inputs: np.ndarray
+    states: np.ndarray
+    folded: np.ndarray
+
+
+def state_space_shape(layers: int, sizes: StateSpaceSizes) -> StateShape:
+    """What so many layers keep.
+
+    Example:
+        >>> state_space_shape(1, StateSpaceSizes(2, 4, 1, 8, 4)).state_bytes
+        544
+    """
+    states = (sizes.kernel - 1, sizes.channels), (sizes.heads, sizes.states, sizes.width)
+    return StateShape(layers, states, ((sizes.channels,), (sizes.groups * sizes.states,), (sizes.inner,), (sizes.heads,)))
+
+
+def new_state_space(shape: StateShape, folded: np.ndarray) -> tuple[StateSpaceMemory, StateKind]:
+    """Memory for the slots that `folded` counts, as parts and as `recurrent.RecurrentMemory` take it."""
+    (kept, channels), (heads, states, width) = shape.states
+    sizes = StateSpaceSizes(heads, width, shape.pending[1][0] // states, states, kept + 1)
+    assert sizes.channels == channels
+    kept_states, pending = shape.new_states(len(folded)), shape.new_pending(len(folded))
+    memory = StateSpaceMemory(sizes, *pending, *kept_states, folded)
+    return memory, StateKind(kept_states, pending, lambda slot, count, _: _fold(memory, slot, count))
+
+
+@njit(cache=True, nogil=True)
+def _fold(memory, slot, count):
+    """The first `count` pending rows of a slot become part of its states."""
+    heads, width, groups, states = memory.sizes.heads, memory.sizes.width, memory.sizes.groups, memory.sizes.states
+    fold_inputs(memory.inputs, memory.last_inputs, slot, count)
+    for layer in range(len(memory.states)):
+        keys, updates, decays = memory.keys[layer, slot], memory.updates[layer, slot], memory.decays[layer, slot]
+        for head in range(heads):
+            state, total, first = memory.states[layer, slot, head], NONE, head * groups // heads * states
+            for row in range(count):
+                total += decays[row, head]
+            for n in range(states):
+                for i in range(width):
+                    state[n, i] *= exp(total)
+            total = NONE
+            for back in range(count):
+                row = count - 1 - back
+                weight, update = exp(total), updates[row, head * width : (head + 1) * width]
+                for n in range(states):
+                    factor = weight * keys[row, first + n]
+                    for i in range(width):
+                        state[n, i] = fma(factor, update[i], state[n, i])
+                total += decays[row, head]
+
+
+class KeepRows(NamedTuple):
+    """What the convolution reads of every row becomes its pending row. x: [rows, inner + channels + heads] of z, (x, B, C), dt."""
+
+    step: np.ndarray
+    rows: np.ndarray
+    x: np.ndarray
+    memory: StateSpaceMemory
+
+
+@unowned
+def _keep_rows(a, begin, end, thread):
+    inputs, first = a.memory.inputs[a.step[0].index], a.memory.sizes.heads * a.memory.sizes.width
+    for t in range(begin, end):
+        row = a.rows[t]
+        target = inputs[row.slot, row.column - a.memory.folded[row.slot]]
+        for i in range(len(target)):
+            target[i] = a.x[t, first + i]
+
+
+@njit(cache=True)
+def keep_rows_code(arguments, address):
+    return lasting_code(_keep_rows, arguments, address)
+
+
+class Mix(NamedTuple):
+    """x, B, C of every row, into `mixed` [rows, channels], and its B, u and g, which become its pending row.
+
+    taps: [layers, kernel, channels].  bias: [layers, channels] or [layers, 0].  rates: A, [layers, heads].  rate_bias: of dt, likewise.
+    """
+
+    step: np.ndarray
+    rows: np.ndarray
+    seen_columns: np.ndarray
+    x: np.ndarray
+    memory: StateSpaceMemory
+    taps: np.ndarray
+    bias: np.ndarray
+    rates: np.ndarray
+    rate_bias: np.ndarray
+    mixed: np.ndarray
+
+
+@inner(error_model="numpy")
+def _softplus(x):
+    return x if x > LINEAR else np.log1p(exp(x))
+
+
+@inner(error_model="numpy")
+def _silu(x):
+    return x / (ONE + exp(-x))
+
+
+@unowned
+def _mix(a, begin, end, thread):
+    layer, memory = a.step[0].index, a.memory
+    heads, width = memory.sizes.heads, memory.sizes.width
+    inner_width, num_keys = heads * width, memory.sizes.groups * memory.sizes.states
+    inputs, last_inputs = memory.inputs[layer], memory.last_inputs[layer]
+    for t in range(begin, end):
+        row, out = a.rows[t], a.mixed[t]
+        slot = row.slot
+        folded, place = memory.folded[slot], row.column - memory.folded[slot]
+        convolve(row, a.seen_columns[t], folded, inputs[slot], last_inputs[slot], a.taps[layer], a.bias[layer], out)
+        for i in range(len(out)):
+            out[i] = _silu(out[i])
+        keys, updates, decays = (
+            memory.keys[layer, slot, place],
+            memory.updates[layer, slot, place],
+            memory.decays[layer, slot, place],
+        )
+        for i in range(num_keys):
+            keys[i] = out[inner_width + i]
+        for head in range(heads):
+            step_size = _softplus(a.x[t, inner_width + len(out) + head] + a.rate_bias[layer, head])
+            decays[head] = step_size * a.rates[layer, head]
+            for i in range(head * width, (head + 1) * width):
+                updates[i] = step_size * out[i]
+
+
+@njit(cache=True)
+def mix_code(arguments, address):
+    return lasting_code(_mix, arguments, address)
+
+
+class Overlap(NamedTuple):
+    """B_l . C_i of every row i and each l of its path behind the state, itself first. overlaps: [rows, groups, PENDING]."""
+
+    step: np.ndarray
+    rows: np.ndarray
+    seen_columns: np.ndarray
+    memory: StateSpaceMemory
+    mixed: np.ndarray
+    overlaps: np.ndarray
+
+
+@inner
+def _dot(a, first, b, begin, n):
+    """Of a[first : first + n] and b[begin : begin + n]: four sums, that wait for one another less."""
+    s0 = s1 = s2 = s3 = NONE
+    whole = n // 4 * 4
+    for i in range(0, whole, 4):
+        s0, s1 = fma(a[first + i], b[begin + i], s0), fma(a[first + i + 1], b[begin + i + 1], s1)
+        s2, s3 = fma(a[first + i + 2], b[begin + i + 2], s2), fma(a[first + i + 3], b[begin + i + 3], s3)
+    for i in range(whole, n):
+        s0 = fma(a[first + i], b[begin + i], s0)
+    return (s0 + s1) + (s2 + s3)
+
+
+@unowned
+def _overlap(a, begin, end, thread):
+    layer, memory = a.step[0].index, a.memory
+    groups, states = memory.sizes.groups, memory.sizes.states
+    queries = memory.sizes.heads * memory.sizes.width + groups * states
+    for t in range(begin, end):
+        row = a.rows[t]
+        folded, keys = memory.folded[row.slot], memory.keys[layer, row.slot]
+        for back in range(row.length - folded + row.num_seen):
+            place = pending_row(row, a.seen_columns[t], folded, back)
+            for g in range(groups):
+                a.overlaps[t, g, back] = _dot(keys[place], g * states, a.mixed[t], queries + g * states, states)
+
+
+@njit(cache=True)
+def overlap_code(arguments, address):
+    return lasting_code(_overlap, arguments, address)
+
+
+class Scan(NamedTuple):
+    """y of some heads of all rows. skips: D, [layers, heads].  y: [rows, inner]."""
+
+    step: np.ndarray
+    rows: np.ndarray
+    seen_columns: np.ndarray
+    memory: StateSpaceMemory
+    skips: np.ndarray
+    mixed: np.ndarray
+    overlaps: np.ndarray
+    y: np.ndarray
+
+
+@inner
+def _scan_row(a, layer, head, t):
+    memory, row, seen = a.memory, a.rows[t], a.seen_columns[t]
+    width, states = memory.sizes.width, memory.sizes.states
+    group, begin = head * memory.sizes.groups // memory.sizes.heads, head * width
+    folded, updates, decays = memory.folded[row.slot], memory.updates[layer, row.slot], memory.decays[layer, row.slot]
+    y, total, skip = a.y[t, begin : begin + width], NONE, a.skips[layer, head]
+    for i in range(width):
+        y[i] = skip * a.mixed[t, begin + i]
+    for back in range(row.length - folded + row.num_seen):
+        place = pending_row(row, seen, folded, back)
+        factor, update = exp(total) * a.overlaps[t, group, back], updates[place, begin : begin + width]
+        for i in range(width):
+            y[i] = fma(factor, update[i], y[i])
+        total += decays[place, head]
+        if total < FORGOTTEN:
+            return
+    weight, state = exp(total), memory.states[layer, row.slot, head]
+    query = memory.sizes.heads * width + (memory.sizes.groups + group) * states
+    for n in range(states if folded > 0 else 0):
+        factor = weight * a.mixed[t, query + n]
+        for i in range(width):
+            y[i] = fma(factor, state[n, i], y[i])
+
+
+@unowned
+def _scan(a, begin, end, thread):
+    step = a.step[0]
+    for head in range(begin, end):
+        for t in range(step.rows):
+            _scan_row(a, step.index, head, t)
+
+
+@njit(cache=True)
+def scan_code(arguments, address):
+    return lasting_code(_scan, arguments, address)
+
+
+class GatedNorm(NamedTuple):
+    """norm(y silu(z)), in groups, rounded for the product behind it. x: z first.  gain: [layers, inner], or [layers, 0] for no norm."""
+
+    step: np.ndarray
+    x: np.ndarray
+    y: np.ndarray
+    gain: np.ndarray
+    groups: int
+    epsilon: np.float32
+    rounding: int
+    rounded: np.ndarray
+
+
+@unowned
+def _gated_norm(a, begin, end, thread):
+    gain, width = a.gain[a.step[0].index], a.y.shape[1]
+    size = len(gain) // a.groups
+    for t in range(begin, end):
+        y = a.y[t]
+        for i in range(width):
+            y[i] *= _silu(a.x[t, i])
+        for g in range(a.groups if size > 0 else 0):
+            norm_part(y, g * size, gain[g * size : (g + 1) * size], a.epsilon)
+    round_rows(a.y, width, a.rounding, a.rounded, begin, end)
+
+
+@njit(cache=True)
+def gated_norm_code(arguments, address):
+    return lasting_code(_gated_norm, arguments, address)
