@@ -4,9 +4,9 @@ Numba writes machine code of every function that it compiles, with the code of a
 which one is run.
 """
 
-from typing import Any
+from typing import Any, Literal
 
-from numba import _dynfunc
+from numba import _dynfunc  # pyright: ignore[reportAttributeAccessIssue] - written in C
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, DefaultPassBuilder
 from numba.core.compiler_machinery import PassManager, register_pass
@@ -30,7 +30,7 @@ class _LinkedLowering(NativeLowering):
 
     _name = "linked_lowering"
 
-    def run_pass(self, state: Any) -> bool:
+    def run_pass(self, state: Any) -> Literal[True]:
         state.library = library = _LinkedLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
         state.flags.no_compile = True
         super().run_pass(state)

@@ -43,7 +43,9 @@ def is_whole(file):
 
 
 def packed(model):
-    found = weights.packed_weights(checkpoint.of_folder(model), 8, "int4")
+    files = checkpoint.of_folder(model)
+    assert files is not None
+    found = weights.packed_weights(files, 8, "int4")
     return found.error, [getattr(found.weights, part).data.tobytes() for part in MATRICES]
 
 

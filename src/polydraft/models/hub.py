@@ -123,18 +123,14 @@ def _downloading(repository: str, revision: str | None, patterns: Sequence[str])
     """While entered, a terminal shows how much of these files of a repository is in the cache of `huggingface_hub`."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.file_download import repo_folder_name
+    from huggingface_hub.hf_api import RepoFile
 
     def total() -> int:
         try:
             files = HfApi().list_repo_tree(repository, recursive=True, revision=revision)
-            sizes = [
-                file.size or 0
-                for file in files
-                if hasattr(file, "size") and any(fnmatch(file.path, pattern) for pattern in patterns)
-            ]
+            return sum(file.size for file in files if isinstance(file, RepoFile) and any(fnmatch(file.path, x) for x in patterns))
         except Exception:  # whoever fetches them says what is wrong
             return 0
-        return sum(sizes)
 
     blobs = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model") / "blobs"
     return downloading(repository, total, lambda: bytes_below(blobs))
