@@ -92,6 +92,19 @@ def test_a_file_whose_experts_do_not_fit_is_refused_by_name():
     )
 
 
+@pytest.mark.parametrize("layout", [dict, unstacked])
+def test_a_folder_with_more_experts_than_it_says_is_refused_by_name(tmp_path, layout):
+    module = small_model(FAMILY["qwen3_moe"])
+    module.save_pretrained(tmp_path)
+    save_file(layout({n: w.clone() for n, w in module.state_dict().items()}), tmp_path / "model.safetensors", {"format": "pt"})
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"num_experts": 4, "num_local_experts": 4}))
+    with pytest.raises(
+        ModelLoadError, match=r"'model.layers.0.mlp.gate.weight' are of shape \(6, 32\), and its config.json expects \(4, 32\)"
+    ):
+        load_model(str(tmp_path), device="cpu", max_num_seqs=1)
+
+
 def test_a_mixture_whose_groups_do_not_hold_the_chosen_experts_is_a_fault():
     assert Mixture(8, 4, 16, (True,), groups=4, best_groups=2).fault is None
     for groups, best in ((3, 1), (4, 1), (4, 5), (0, 1)):

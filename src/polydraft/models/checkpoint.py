@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from polydraft.errors import ModelLoadError
 from polydraft.models.compiled.architectures import ARCHITECTURES, LLAMA, LLAMA_FAMILY, Architecture, Stored
 from polydraft.models.config import CheckpointConfig
 from polydraft.models.folder import check_folder, load_config
@@ -46,6 +47,8 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 TENSORS_OF_AN_OPEN_FILE = 32
 LAYER = re.compile(r"(model\.layers\.\d+\.|)(.+)")
 """Prefix of a layer's weights, and their names in it."""
+OF_MIXTURE = re.compile(r"\.mlp\.(gate|experts)\.")
+"""In names of routers and experts."""
 NUMBERS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 
 
@@ -187,6 +190,8 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
         if (HEAD in shapes) != (HEAD in files):
             return None
         generation = _generation_ids(folder)
+    except ModelLoadError:
+        raise
     except Exception:  # whatever is odd about it, transformers' own loader has the words for it
         return None
     offers: dict[str, Any] = {}
@@ -265,7 +270,8 @@ def _outlines(
     """Of weights by name. places: of those that are numbers.
 
     Raises:
-        ValueError: one of another shape.
+        ModelLoadError: one of a mixture of experts is of another shape: transformers does not say which.
+        ValueError: any other is.
     """
     from safetensors import safe_open
 
@@ -280,8 +286,13 @@ def _outlines(
                 )
     outlines = {name: _part(tensors[place.name], place) for name, place in places.items()}
     outlines |= {name: mx.outline(name, tuple(tensors[place.name + BLOCKS].shape)) for name, place in mx.places.items()}
-    if wrong := [name for name, outline in outlines.items() if tuple(outline.shape) != shapes[name]]:
-        raise ValueError(wrong[0])
+    wrong = {name: tuple(outline.shape) for name, outline in outlines.items() if tuple(outline.shape) != shapes[name]}
+    for name, shape in wrong.items():
+        if OF_MIXTURE.search(name):
+            told = f"the weights of {name!r} are of shape {shape}, and its config.json expects {shapes[name]}"
+            raise ModelLoadError(f"{told}: the experts do not fit. Copy or download the folder again.")
+    if wrong:
+        raise ValueError(min(wrong))
     return outlines
 
 

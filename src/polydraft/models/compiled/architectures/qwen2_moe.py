@@ -27,18 +27,19 @@ def mixture(config: Any) -> Mixture:
 
 
 def expert_settings(file: GgufHeader) -> dict[str, Any]:
-    """What files of all Qwen mixtures say."""
+    """What files of all Qwen mixtures say; of widths that they lack, what llama.cpp takes."""
+    chosen = file.count("expert_used_count")
     return {
         "num_experts": file.count("expert_count"),
-        "num_experts_per_tok": file.count("expert_used_count"),
-        "moe_intermediate_size": file.count("expert_feed_forward_length"),
+        "num_experts_per_tok": chosen,
+        "moe_intermediate_size": file.count("expert_feed_forward_length", file.count("feed_forward_length") // chosen),
         "mlp_only_layers": [],
         "decoder_sparse_step": 1,
     }
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:
-    shared = file.count("expert_shared_feed_forward_length")
+    shared = file.count("expert_shared_feed_forward_length", file.count("feed_forward_length"))
     return expert_settings(file) | {"norm_topk_prob": False, "shared_expert_intermediate_size": shared}
 
 
