@@ -188,7 +188,7 @@ class SpeculationConfig(Config):
     verifier: "str | Verifier" = setting("Verification method: a name of `polydraft methods`, or auto", str, "auto", objects="Verifier", panel=SPECULATION, variable="POLYDRAFT_VERIFIER")
     depth: int | None = setting("Speculation length: drafted tokens along a path", int, unit="tokens", low=1, unset="chosen by the speculation policy", panel=SPECULATION, advice="For plain decoding use drafter=None.")
     num_paths: int | None = setting("Number of drafted paths a step", int, low=1, unset="chosen by the speculation policy", panel=SPECULATION, advice="For plain decoding use drafter=None.")
-    head: Any = setting("Folder of a draft head, see `polydraft train`", Path, panel=SPECULATION)
+    head: Any = setting("Folder of a draft head, or OWNER/NAME of the hub; see `polydraft train`", Path, panel=SPECULATION)
     index: Any = setting("File of `polydraft index build` for retrieval-based drafting", Path, panel=SPECULATION)
     drafter_options: "Mapping[str, Any] | None" = setting("Further options of the drafter", dict, flag="", variable="POLYDRAFT_DRAFTER_OPTIONS")
     offered: "Sequence[str]" = setting("Further drafter that requests may name; may be repeated", list, (), flag="--offer", panel=SPECULATION)

@@ -1,10 +1,14 @@
+import json
+import shutil
+
 import pytest
 
-from polydraft import registry
+from polydraft import SamplingParams, registry
 from polydraft.core import Method
 from polydraft.drafters.text.suffix import SuffixDrafter, SuffixStore
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError, UnknownNameError
+from tests.heads import oracle
 
 
 @pytest.mark.parametrize("name", registry.VERIFIERS)
@@ -72,5 +76,51 @@ def test_methods_of_other_packages_are_found_through_entry_points(tmp_path, monk
     try:
         assert "plugged" in registry.names("verifier")
         assert registry.verifier("plugged") is registry.verifier("match")
+    finally:
+        registry._plugins.cache_clear()
+
+
+OUTSIDE = '''
+"""A head of another package: EAGLE-3 in a layout of its own."""
+
+from polydraft.heads.eagle import EagleDrafter
+from polydraft.heads.eagle.network import EagleCheckpoint
+from polydraft.papers import method
+
+
+class OutsideCheckpoint(EagleCheckpoint):
+    kind = "outside"
+    FIELDS = EagleCheckpoint.FIELDS | {"outside_version"}
+
+    @classmethod
+    def reads(cls, settings):
+        return "outside_version" in settings
+
+
+class OutsideDrafter(EagleDrafter):
+    methods = (method("outside", "A head from outside", "2503.01840", EagleDrafter.methods[0].draft_sampling, EagleDrafter.methods[0].shapes),)
+    checkpoint = OutsideCheckpoint
+'''
+
+
+def test_a_head_of_another_package_reads_its_own_folders_and_drafts(tmp_path, monkeypatch):
+    from polydraft.heads.folders import kind_of
+
+    (tmp_path / "outside.py").write_text(OUTSIDE)
+    info, head = tmp_path / "outside-1.0.dist-info", tmp_path / "head"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[polydraft.heads]\noutside = outside:OutsideDrafter\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry._plugins.cache_clear()
+    try:
+        shutil.copytree(oracle.folder("speculators-eagle3-norm"), head)
+        assert kind_of(head) == "eagle"
+        said = json.loads((head / "config.json").read_text())
+        (head / "config.json").write_text(json.dumps(said | {"outside_version": 1}))
+        assert kind_of(head) == "outside" and "outside" in registry.names("drafter")
+        engine = Engine.of(oracle.target(""), drafter="auto", drafter_options={"weights": head}, depth=2)
+        (result,) = engine.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+        assert engine.drafter.info.name == "outside" and result.stats.drafted_tokens > 0
     finally:
         registry._plugins.cache_clear()

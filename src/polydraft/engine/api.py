@@ -1,12 +1,13 @@
 """The faces of the engine: build it from models by name, generate, stream."""
 
 import secrets
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
@@ -28,7 +29,8 @@ from polydraft.engine.prompts import Prompt, as_ids, as_list, check_messages, ch
 from polydraft.engine.sequence import Result, Sample
 from polydraft.engine.signatures import with_fields
 from polydraft.engine.speculation import CompileDrafts, Menu
-from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
+from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, PolydraftError, first_line
+from polydraft.heads.finding import head_for, located_head
 from polydraft.models import load, pair
 from polydraft.models.chat_template import template_of
 from polydraft.models.defaults import sampling_defaults
@@ -92,6 +94,8 @@ class Engine(PrefixKeeping):
         """An engine on models by name; without a target on the embedded pair. measured, compile_drafts: see `of`."""
         if config.model in (None, pair.EMBEDDED):
             config = config.with_(model=str(pair.target_folder()), draft_model=config.draft_model or str(pair.draft_folder()))
+        if isinstance(config.head, (str, Path)):
+            config = config.with_(head=located_head(config.head, config.model))
         check(config)
         models, cache_bytes = load_models(config), config.prefix_cache_bytes
         speculation: dict[str, Any] = config.part(SpeculationConfig) | {
@@ -100,7 +104,10 @@ class Engine(PrefixKeeping):
             "beta": None,
             "decoding_options": models.decoding_options,
         }
-        engine = cls.of(
+        asks = config.drafter == "auto" and config.decoding is None and config.head is None and models.draft is None
+        found = head_for(str(config.model), models.target) if asks and not config.asynchronous else None
+        build = partial(
+            cls.of,
             models.target,
             tokenizer=models.tokenizer,
             draft_model=models.draft,
@@ -111,8 +118,14 @@ class Engine(PrefixKeeping):
             sampling_defaults=sampling_defaults(str(config.model)),
             measured=measured,
             compile_drafts=compile_drafts,
-            **speculation,
         )
+        try:
+            engine = build(**speculation | ({} if found is None else {"head": found}))
+        except PolydraftError as error:
+            if found is None:
+                raise
+            warnings.warn(f"the draft head {str(found)!r} cannot be used here: {first_line(error)}", stacklevel=2)
+            engine = build(**speculation)
         engine.prefix_cache_file = config.prefix_cache_file
         if config.prefix_cache_file is not None and Path(config.prefix_cache_file).exists():
             engine.load_prefixes(config.prefix_cache_file)

@@ -129,8 +129,10 @@ def _kind_of_head(folder: str | Path) -> str:
 
 def _check_files(config: EngineConfig) -> None:
     drafter = config.drafter.partition(":")[0] if isinstance(config.drafter, str) else ""
-    if isinstance(config.head, (str, Path)) and (drafter == "auto" or drafter in registry.RECIPES):
-        _kind_of_head(config.head)
+    if isinstance(config.head, (str, Path)) and (drafter == "auto" or drafter in registry.heads()):
+        from polydraft.heads.finding import check_head
+
+        check_head(config.head, hub.local(config.model or pair.EMBEDDED))
     if isinstance(config.index, (str, Path)) and drafter in (*registry.INDEXED, "mixture"):
         from polydraft.drafters.text.index_file import check_header
 

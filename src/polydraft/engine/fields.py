@@ -23,7 +23,7 @@ class SpeculationFields(TypedDict, total=False):
     num_paths: int | None
     """Number of drafted paths a step (>= 1). Default: chosen by the speculation policy."""
     head: str | Path | None
-    """Folder of a draft head, see `polydraft train`."""
+    """Folder of a draft head, or OWNER/NAME of the hub; see `polydraft train`."""
     index: str | Path | None
     """File of `polydraft index build` for retrieval-based drafting."""
     drafter_options: Mapping[str, Any] | None

@@ -100,7 +100,7 @@ class BlockDrafter(CachingDrafter):
         self.least_confidence = least_confidence
         super().__init__(model, layers, "chain" if kind in ORDERS else kind, stop_ids=stop_ids)
         self.order, self.steps = (kind if kind in ORDERS else None), steps
-        self.info = ORDERS.get(kind, self.info)
+        self.info = self.of_kind(kind)
 
     @classmethod
     def of_kind(cls, kind: str) -> Method:

@@ -1,0 +1,192 @@
+"""Heads that nobody named: beside a model, in it, or in a repository of the same owner, checked before anything else is downloaded."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import ClassVar
+from urllib.parse import parse_qs, urlparse
+
+import pytest
+
+from polydraft import Engine, SamplingParams
+from polydraft.errors import IncompatibleError, ModelLoadError
+from tests.heads import oracle
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture
+def beside(tmp_path):
+    """A folder with the model, and a function that puts heads beside it."""
+    shutil.copytree(oracle.target_folder(""), tmp_path / "tiny")
+
+    def put(name, kind, **settings):
+        shutil.copytree(oracle.folder(kind), tmp_path / name)
+        said = json.loads((tmp_path / name / "config.json").read_text())
+        (tmp_path / name / "config.json").write_text(json.dumps(said | settings))
+        return tmp_path / name
+
+    return tmp_path / "tiny", put
+
+
+def engine_of(model, **options):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        engine = Engine.from_pretrained(model, max_model_len=64, max_num_seqs=1, **options)
+    return engine, [str(w.message) for w in said if "draft head" in str(w.message)]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "drafter"),
+    [("tiny-DSpark", "dspark-qwen3-gated", "block"), ("tiny-DFlash-b6", "dflash-jetspec-causal", "block"),
+     ("tiny-speculator.eagle3", "speculators-eagle3-norm", "eagle"), ("TINY_mtp", "speculators-mtp", "mtp")],
+)  # fmt: skip
+def test_a_head_beside_a_model_that_is_called_like_it_drafts_and_one_line_says_so(beside, name, kind, drafter):
+    model, put = beside
+    where = put(name, kind)
+    engine, (line,) = engine_of(model)
+    assert line.startswith(f"the draft head {str(where)!r} was found and drafts")
+    assert engine.drafter.info.name == drafter
+    found, plain = (e.generate([[5, 6, 7]], GREEDY)[0] for e in (engine, engine_of(model, drafter=None)[0]))
+    assert found.token_ids == plain.token_ids and found.stats.drafted_tokens > 0
+
+
+def test_a_head_that_names_the_model_is_found_and_others_are_left_alone(beside):
+    model, put = beside
+    put("tiny-instruct", "dspark-qwen3-gated")
+    assert engine_of(model)[1] == []
+    verifier = {"algorithm": "dspark", "verifier": {"name_or_path": "somebody/tiny"}}
+    where = put("a-head", "speculators-dspark-inplace", speculators_config=verifier)
+    _, (line,) = engine_of(model)
+    assert f"{str(where)!r} was found and drafts" in line
+    assert engine_of(model, drafter="ngram")[1] == []
+
+
+def test_a_head_of_another_model_is_not_used_and_the_line_says_why(beside):
+    model, put = beside
+    put("tiny-DSpark", "dspark-qwen3-gated", num_target_layers=36)
+    engine, (line,) = engine_of(model)
+    assert "is not used: it is for num_target_layers=36, the model has 6" in line
+    assert engine.drafter.info.name == "ngram"
+    put("tiny-DSpark-b", "dspark-qwen3-gated", strange_field=3)
+    assert any("strange_field=3 is not understood" in line for line in engine_of(model)[1])
+
+
+def test_a_found_head_that_cannot_be_built_leaves_the_model_to_draft_as_without_it(beside, monkeypatch):
+    model, put = beside
+    put("tiny-mtp", "speculators-mtp")
+    monkeypatch.setattr("polydraft.heads.mtp.published._norm_weight", lambda _: refuse())
+    engine, lines = engine_of(model)
+    assert engine.drafter.info.name == "ngram" and "cannot be used here: no norm" in lines[-1]
+
+
+def refuse():
+    raise IncompatibleError("no norm")
+
+
+def test_a_named_head_of_another_model_is_refused_before_the_model_is_loaded(beside, monkeypatch):
+    model, put = beside
+    monkeypatch.setattr("polydraft.engine.api.load_models", lambda *_: pytest.fail("a model was loaded"))
+    with pytest.raises(ModelLoadError, match="num_target_layers=36, the model has 6"):
+        engine_of(model, head=put("one", "dspark-qwen3-gated", num_target_layers=36))
+    with pytest.raises(ModelLoadError, match="strange_field=3 is not understood"):
+        engine_of(model, head=put("two", "dspark-qwen3-gated", strange_field=3))
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Repositories of the hub, each a folder; what is asked of them is noted."""
+
+    folders: ClassVar[dict] = {}
+    asked: ClassVar[list[str]] = []
+
+    def do_HEAD(self):
+        self.answer(body=False)
+
+    def do_GET(self):
+        self.answer(body=True)
+
+    def answer(self, body):
+        url = urlparse(self.path)
+        parts = url.path.strip("/").split("/")
+        if url.path == "/api/models":
+            word = parse_qs(url.query)["search"][0]
+            self.send([{"id": name, "modelId": name} for name in self.folders if word in name])
+        elif parts[:2] == ["api", "models"] and "/".join(parts[2:4]) in self.folders:
+            files = sorted(path for path in self.folders["/".join(parts[2:4])].iterdir())
+            if "tree" in parts:
+                self.send([{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": "1"} for f in files])
+            else:
+                told = {"id": "/".join(parts[2:4]), "sha": 40 * "1", "siblings": [{"rfilename": f.name} for f in files]}
+                self.send(told)
+        elif (
+            len(parts) == 5
+            and parts[2] == "resolve"
+            and (file := self.folders.get("/".join(parts[:2]), oracle.KEPT) / parts[4]).is_file()
+        ):
+            if body:
+                self.asked.append("/".join([*parts[:2], parts[4]]))
+            data = file.read_bytes()
+            self.send(
+                data if body else b"", length=len(data), **{"X-Repo-Commit": 40 * "1", "ETag": f'"{hash((file, len(data)))}"'}
+            )
+        else:
+            self.send(b"", 200 if url.path == "/" else 404, **{"X-Error-Code": "EntryNotFound"})
+
+    def send(self, said, status=200, length=None, **headers):
+        data = said if isinstance(said, bytes) else json.dumps(said).encode()
+        self.send_response(status)
+        for key, value in {**headers, "Content-Length": str(len(data) if length is None else length)}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path, beside):
+    """The surroundings of a program that asks that hub."""
+    model, put = beside
+    wrong = put("tiny-DFlash", "dflash-jetspec-causal", hidden_size=128)
+    Hub.folders = {"org/tiny": model, "org/tiny-DFlash": wrong, "org/tiny-DSpark": put("tiny-DSpark", "dspark-qwen3-gated")}
+    Hub.asked.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "hub"), "HF_HUB_DISABLE_XET": "1"}
+    server.shutdown()
+    server.server_close()
+
+
+def run(surroundings, **options):
+    code = (
+        "from polydraft import Engine, SamplingParams\n"
+        f"engine = Engine.from_pretrained('org/tiny', max_model_len=64, max_num_seqs=1, **{options!r})\n"
+        "(result,) = engine.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))\n"
+        "print(engine.drafter.info.name, result.stats.drafted_tokens > 0)"
+    )
+    known = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=known | surroundings, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_the_hub_is_asked_for_a_head_which_is_checked_before_its_weights_are_fetched(hub):
+    done = run(hub)
+    assert done.stdout.split() == ["block", "True"], done.stderr
+    assert "'org/tiny-DFlash' was found and is not used: its states have hidden_size=128 numbers, the model's 64" in done.stderr
+    assert "'org/tiny-DSpark' was found and drafts" in done.stderr
+    asked = [name for name in Hub.asked if "DFlash" in name]
+    assert asked == ["org/tiny-DFlash/config.json"] and "org/tiny-DSpark/model.safetensors" in Hub.asked
+
+
+def test_a_head_of_the_hub_is_named_and_one_for_another_model_is_refused_by_its_configuration_alone(hub):
+    assert run(hub, head="org/tiny-DSpark").stdout.split() == ["block", "True"]
+    done = run(hub, head="org/tiny-DFlash")
+    assert "is not for 'org/tiny': its states have hidden_size=128" in done.stderr
+    assert not any("DFlash/model" in name for name in Hub.asked)
