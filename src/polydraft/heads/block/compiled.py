@@ -10,7 +10,7 @@ It is a `layers` model: a pass over a block is a pass over a root with auxiliary
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from polydraft.models.compiled.forward import compiled_pass
 from polydraft.models.compiled.kernels import rms_norm
 from polydraft.models.compiled.layers import model_arrays, multiply
 from polydraft.models.compiled.parts.attention import place_heads
-from polydraft.models.compiled.products import FORMATS, packed
+from polydraft.models.compiled.products import FORMATS, Packed, packed
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.compiled.workspace import CHUNK, Sizes, workspace
 from polydraft.models.slots import TREE_ROOM
@@ -35,14 +35,27 @@ from polydraft.models.slots import TREE_ROOM
 __all__ = ["CompiledBlock"]
 
 
+class Injection(NamedTuple):
+    """What the target's states go through: to rows, and to keys and values of every layer; see `layers.Weights`."""
+
+    fc: Packed
+    gain: np.ndarray
+    qkv: Packed
+    bias: np.ndarray
+    q_norm: np.ndarray
+    k_norm: np.ndarray
+    cos: np.ndarray
+    sin: np.ndarray
+
+
 @njit(cache=True, nogil=True)
-def inject_states(model, weights, fc, gain, slot, begin, states):
+def inject_states(model, weights, slot, begin, states):
     """Make the columns begin .. of a slot of the target's states [CHUNK or fewer, F]."""
     sizes, memory, work = model.sizes, model.memory, model.work
     rows, zero = len(states), np.int64(0)
-    multiply(states, fc, 0, work.rounded, work.update, rows)
-    rms_norm(work.update, gain, sizes.epsilon, work.normed, zero, rows)  # pyright: ignore[reportArgumentType]
-    for layer in range(len(weights.attention_norm)):
+    multiply(states, weights.fc, 0, work.rounded, work.update, rows)
+    rms_norm(work.update, weights.gain, sizes.epsilon, work.normed, zero, rows)  # pyright: ignore[reportArgumentType]
+    for layer in range(len(weights.bias)):
         multiply(work.normed, weights.qkv, layer, work.rounded, work.qkv, rows)
         bias, q_norm, k_norm = weights.bias[layer], weights.q_norm[layer], weights.k_norm[layer]
         for t in range(rows):
@@ -75,13 +88,10 @@ class CompiledBlock(DepthDistributions):
         slots = target.max_num_seqs
         memory = new_memory((c.num_hidden_layers, slots, G), D, columns, self._lengths)
         self.cache_bytes += memory.keys.nbytes + memory.values.nbytes
-        self._fc, self._gain = (
-            packed([tensors["fc.weight"].float()], kind),
-            tensors["hidden_norm.weight"].float().numpy(),
-        )
-        self.weight_bytes = sum(
-            x.nbytes for x in (weights.qkv, weights.out, weights.gate_up, weights.down, weights.head, self._fc)
-        )
+        w, fc = weights, packed([tensors["fc.weight"].float()], kind)
+        gain = tensors["hidden_norm.weight"].float().numpy()
+        self.injection = Injection(fc, gain, w.qkv, w.bias, w.q_norm, w.k_norm, w.cos, w.sin)
+        self.weight_bytes = sum(x.nbytes for x in (w.qkv, w.out, w.gate_up, w.down, w.head, fc))
         work = workspace(weights, sizes, columns, 1, tensors["fc.weight"].shape[1])
         self.weights, self.net = weights, model_arrays(weights, sizes, memory, work)
         self.roots = np.zeros(target.max_num_seqs, np.int64)
@@ -91,7 +101,7 @@ class CompiledBlock(DepthDistributions):
         """See `network.BlockModel.inject`."""
         rows = states.float().contiguous().numpy()
         for i in range(0, len(rows), CHUNK):
-            inject_states(self.net, self.weights, self._fc, self._gain, slot, begin + i, rows[i : i + CHUNK])
+            inject_states(self.net, self.injection, slot, begin + i, rows[i : i + CHUNK])
         self.filled(slot, begin + len(rows))
 
     def denoise(self, slots: Sequence[int], blocks: Int[np.ndarray, "B X"]) -> Float[np.ndarray, "B X D"]:
