@@ -41,6 +41,13 @@ def window():
         browser.close()
 
 
+def opened(window, url):
+    """The page, connected, with its settings open."""
+    window.goto(url)
+    window.locator("#model", has_text="drafts: ngram").wait_for()
+    window.evaluate("document.getElementById('settings').open = true")
+
+
 def shown(window, lane=0):
     """The tokens of a lane, as text."""
     return "".join(window.locator(".lane").nth(lane).locator(".output .token").all_text_contents())
@@ -54,8 +61,7 @@ def words(text):
 def test_a_text_the_race_a_chat_and_an_error_are_shown(window, served):
     said = []
     window.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
-    window.goto(served.url)
-    window.locator("#model", has_text="small · drafts: ngram").wait_for()
+    opened(window, served.url)
     window.fill("#tokens", "40")
     window.fill("#temperature", "0")
     window.click("#tab-text")
@@ -100,8 +106,7 @@ def test_a_text_the_race_a_chat_and_an_error_are_shown(window, served):
 
 
 def test_drafter_rule_and_size_are_those_chosen_on_the_page(window, served):
-    window.goto(served.url)
-    window.locator("#model", has_text="small · drafts: ngram").wait_for()
+    opened(window, served.url)
     window.click("#tab-text")
     window.fill("#prompt", "def f(a):\n    return a\n\n\ndef f(a):\n")
     window.fill("#tokens", "30")
@@ -132,8 +137,7 @@ def test_drafter_rule_and_size_are_those_chosen_on_the_page(window, served):
 
 
 def test_every_control_has_a_name_and_tabs_go_by_arrows(window, served):
-    window.goto(served.url)
-    window.locator("#model", has_text="small · drafts: ngram").wait_for()
+    opened(window, served.url)
     for control in window.locator("button, input, select, textarea").all():
         named = control.evaluate("e => e.labels?.length ? e.labels[0].textContent.trim() : e.textContent.trim()")
         assert named, control.evaluate("e => e.outerHTML")
@@ -162,7 +166,7 @@ def test_it_connects_again_after_the_server_went_away(window):
             time.sleep(0.01)
         if name == "one":
             window.goto(f"http://127.0.0.1:{port}")
-        window.locator("#model", has_text=f"{name} · drafts").wait_for()
+        window.locator("#model", has_text="drafts").wait_for()
         assert window.locator("#error").is_hidden()
         server.force_exit = server.should_exit = True
         thread.join(20)
@@ -218,8 +222,7 @@ def test_markdown_becomes_nodes_whose_pieces_are_the_tokens_that_wrote_them(wind
 
 
 def test_a_chat_has_a_system_prompt_and_can_be_generated_again(window, served):
-    window.goto(served.url)
-    window.locator("#model", has_text="small · drafts: ngram").wait_for()
+    opened(window, served.url)
     window.click("#tab-chat")
     window.fill("#tokens", "12")
     window.fill("#temperature", "1")
@@ -247,3 +250,62 @@ def test_a_chat_has_a_system_prompt_and_can_be_generated_again(window, served):
     window.select_option("#theme", "dark")
     assert window.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
     window.select_option("#theme", "")
+
+
+def test_an_empty_chat_invites_and_settings_are_closed(window, served):
+    window.goto(served.url)
+    window.locator(".invite button").first.wait_for()
+    assert window.locator(".invite button").count() == 3 and window.get_attribute("#settings", "open") is None
+    assert window.locator("body").inner_text().count("small") == 1
+    with window.expect_request("**/v1/chat/completions") as sent:
+        window.locator(".invite button").nth(1).click()
+    assert "merges two sorted lists" in sent.value.post_data_json["messages"][0]["content"]
+    window.wait_for_selector("#again:enabled")
+    assert window.locator(".invite").count() == 0
+    box, prompt = (window.locator(name).bounding_box() for name in ("#error", "#prompt"))
+    assert box is None or box["y"] > prompt["y"]
+
+
+def test_a_cut_answer_says_so_and_goes_on(window, served):
+    opened(window, served.url)
+    window.click("#tab-chat")
+    window.fill("#tokens", "6")
+    window.fill("#temperature", "0")
+    window.fill("#prompt", "def f(")
+    window.click("#go")
+    window.locator(".answer.cut").wait_for()
+    window.wait_for_selector("#more:visible")
+    with window.expect_request("**/v1/chat/completions") as sent:
+        window.click("#more")
+    window.wait_for_selector("#again:enabled")
+    asked = sent.value.post_data_json
+    assert asked["continue_final_message"] and [m["role"] for m in asked["messages"]] == ["user", "assistant"]
+    assert window.locator(".answer").count() == 1 and len(shown(window)) > len(asked["messages"][1]["content"])
+    assert words(shown(window)).startswith(words(asked["messages"][1]["content"]))
+
+
+def test_a_race_is_greedy_and_a_stop_keeps_what_is_there(window, served):
+    opened(window, served.url)
+    window.fill("#temperature", "")
+    window.fill("#tokens", "400")
+    window.click("#tab-race")
+    with window.expect_request("**/v1/chat/completions") as sent:
+        window.click("#go")
+    assert sent.value.post_data_json["temperature"] == 0
+    window.locator(".lane .token").first.wait_for()
+    tops = [window.locator(".output").nth(lane).bounding_box()["y"] for lane in (0, 1)]
+    window.keyboard.press("Escape")
+    window.wait_for_selector("#again:enabled")
+    assert tops[0] == tops[1] and window.locator(".lane .token").count() > 0
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1680])
+def test_the_prompt_and_the_choices_are_in_reach(window, served, width):
+    window.set_viewport_size({"width": width, "height": 844})
+    window.goto(served.url)
+    window.locator(".invite button").first.wait_for()
+    assert window.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    prompt = window.locator("#prompt").bounding_box()
+    assert prompt["y"] + prompt["height"] <= 844
+    assert all(window.locator(name).bounding_box()["width"] >= (110 if width < 500 else 60) for name in ("#models", "#theme"))
+    window.set_viewport_size({"width": 1280, "height": 860})

@@ -7,8 +7,8 @@ temperature 0   each token is the most likely one, or its margin, the logits by 
 temperature T   X_j = f(x_j) - sum_y p_j(y) f(y) for the token x_j at position j and the exact distribution p_j there has mean 0 for any f:
                 f = p/max p, the indicator of the best token, and the token's place in the cumulative distribution. All lie in [0, 1], so
                 |mean| is a lower bound of the total variation distance. Position 1 comes from reading the prompt; drafts show behind it.
-log-probabilities, where a server sends them, say how exact its arithmetic is. As much as they differ from ours on average is allowed
-                everywhere, up to `MOST_NOISE`; beyond that it serves another model.
+log-probabilities, where a server sends them, say how exact its arithmetic is. Half of what they differ from ours on average, about the total
+                variation distance that comes of it, is allowed everywhere, up to `MOST_NOISE`.
 """
 
 import math
@@ -31,11 +31,12 @@ from polydraft.errors import InvalidInputError
 __all__ = ["Audit", "Difference", "audit"]
 
 STATISTICS = ("sharp", "best", "place")
-UNTOLD_NOISE, MOST_NOISE = 0.02, 0.05
-"""Mean difference of log-probabilities that is allowed where a server sends none, and at most; int8 activations differ by 0.005 to 0.02."""
+UNTOLD_NOISE, MOST_NOISE = 0.04, 0.1
+"""Mean difference of log-probabilities that is taken for arithmetic where a server sends none, and at most; llama.cpp's eight-bit activations on
+four-bit weights of a model of 135M come to 0.06."""
 OTHER_MODEL = 0.25
 """One that says that another model is served."""
-MARGIN_PER_NOISE, LEAST_MARGIN = 12.0, 0.05
+MARGIN_PER_NOISE, LEAST_MARGIN = 8.0, 0.05
 """Logits that a token of temperature 0 may be below the best, by the mean difference of log-probabilities, and always."""
 
 
@@ -55,6 +56,7 @@ class Audit:
     """What was found. findings: above temperature 0.  differences: at temperature 0, one a text.  ties: tokens within the margin that is allowed.
 
     noise: mean absolute difference of log-probabilities, None where the server sends none.  guessed: texts whose ids had to be guessed.
+    allowed: deviation that is taken for arithmetic.
     """
 
     findings: list[Finding]
@@ -66,6 +68,7 @@ class Audit:
     margin: float
     guessed: int
     greedy: bool
+    allowed: float
 
     @property
     def p_value(self) -> float:
@@ -80,7 +83,7 @@ class Audit:
     def detectable(self) -> float:
         """Deviation of all positions together, in each statistic, that so many tokens show with probability `POWER`; 1 without any."""
         together = [f for f in self.findings if f.what.startswith("all")]
-        return max((f.detectable(IMPLAUSIBLE / 2 / len(together)) for f in together), default=1.0)
+        return self.allowed + max((f.detectable(IMPLAUSIBLE / 2 / len(together)) for f in together), default=1.0)
 
     @property
     def verdict(self) -> tuple[str, str]:
@@ -92,7 +95,9 @@ class Audit:
         if self.p_value <= DOUBTFUL:
             return "inconclusive", f"the worst p-value is between {IMPLAUSIBLE:g} and {DOUBTFUL:g}: more rounds decide"
         if not self.greedy and self.detectable > SMALLEST:
-            enough = 100 * math.ceil(self.tokens * (self.detectable / SMALLEST) ** 2 / 100)
+            enough = 100 * math.ceil(
+                self.tokens * ((self.detectable - self.allowed) / max(SMALLEST - self.allowed, 0.01)) ** 2 / 100
+            )
             return (
                 "inconclusive",
                 f"{self.tokens} tokens find a deviation of {self.detectable:.2g} with probability {POWER:g}; about {enough} find one of {SMALLEST:g}",
@@ -160,8 +165,8 @@ def audit(
             progress(len(texts), num_texts)
     off = [np.abs(one.off) for one in judged if one.off is not None]
     noise = float(np.concatenate(off).mean()) if off else None
-    allowed = min(UNTOLD_NOISE if noise is None else noise, MOST_NOISE)
-    margin = max(LEAST_MARGIN, MARGIN_PER_NOISE * allowed)
+    arithmetic = min(UNTOLD_NOISE if noise is None else noise, MOST_NOISE)
+    margin, allowed = max(LEAST_MARGIN, MARGIN_PER_NOISE * arithmetic), arithmetic / 2
     firsts = (
         [(number, one, (one.margins > margin).nonzero().flatten().tolist()) for number, one in enumerate(judged)]
         if not temperature
@@ -175,7 +180,9 @@ def audit(
     ties = sum(int(((one.margins > 0) & (one.margins <= margin)).sum()) for _, one, _ in firsts)
     findings = _findings([one.values for one in judged], allowed) if temperature else []
     count = sum(len(one.margins) for one in judged)
-    return Audit(findings, differences, len(texts), count, ties, noise, margin, sum(t.guessed for t in texts), not temperature)
+    return Audit(
+        findings, differences, len(texts), count, ties, noise, margin, sum(t.guessed for t in texts), not temperature, allowed
+    )
 
 
 @torch.inference_mode()

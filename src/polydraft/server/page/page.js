@@ -6,6 +6,7 @@ import { coloured, render } from './markdown.js';
 const $ = (id) => document.getElementById(id);
 const make = (tag, kind, text) => { const e = document.createElement(tag); e.className = kind; e.textContent = text ?? ''; return e; };
 const TEXT = 'class Stack:\n    """A stack."""\n\n    def __init__(self):\n';
+const EXAMPLES = ['Explain speculative decoding in three sentences.', 'Write a Python function that merges two sorted lists.', 'Plan a weekend in the mountains, day by day.'];
 const TEXT_TOKENS = 256; // of a text without a limit: base models do not end by themselves
 const STORED = ['system', 'temperature', 'top_p', 'top_k', 'min_p', 'seed', 'tokens', 'theme'];
 let mode = 'text', models = [], model = null, running = null, talk = [], last = null;
@@ -45,7 +46,7 @@ function describe() {
   model = models.find(({ id }) => id === $('models').value) ?? models[0];
   const { drafter, drafters = [], verifier, lossless } = model.speculation ?? {};
   const drafts = model.speculation ? `drafts: ${drafter ?? 'none'} · verifier: ${verifier}${lossless ? ', lossless' : ''}` : 'loads with the first request';
-  $('model').textContent = `${model.id} · ${drafts}`;
+  $('model').textContent = drafts;
   const before = $('drafter').value;
   offer('drafter', drafters, drafters.includes(before) ? before : drafters[0]);
   verifiers();
@@ -92,7 +93,21 @@ function clear() {
   $('go').textContent = { chat: 'Send', text: 'Generate', race: 'Race' }[mode];
   $('again').disabled = true; $('more').hidden = true;
   for (const name of mode === 'race' ? ['plain', 'speculative'] : [mode === 'chat' ? 'Conversation' : 'Text']) lane(name);
+  if (mode === 'chat') invite(first().output);
   draw(null);
+}
+
+// What an empty conversation may begin with.
+function invite(output) {
+  const box = make('div', 'invite');
+  box.append(make('p', '', 'Write a message below, or try one of these:'));
+  for (const text of EXAMPLES) {
+    const button = make('button', '', text);
+    button.type = 'button';
+    button.addEventListener('click', () => { $('prompt').value = text; go(); });
+    box.append(button);
+  }
+  output.append(box);
 }
 
 const number = (id) => ($(id).value === '' ? undefined : Number($(id).value));
@@ -107,10 +122,10 @@ function body(content, drafting, seed) {
   const drafter = ['none', ''].includes($('drafter').value) ? 'auto' : $('drafter').value, verifier = $('verifier').value || 'auto';
   const shape = { depth: number('depth'), num_paths: number('paths'), drafter, verifier };
   const speculation = { enabled: drafting, trace: true, ...(drafting && shape) };
-  const sampling = { temperature: number('temperature'), top_p: number('top_p'), top_k: number('top_k'), min_p: number('min_p'), seed };
+  const sampling = { temperature: number('temperature') ?? (mode === 'race' ? 0 : undefined), top_p: number('top_p'), top_k: number('top_k'), min_p: number('min_p'), seed };
   const request = { model: model.id, stream: true, ...sampling, max_tokens: number('tokens') ?? (onChat() ? undefined : TEXT_TOKENS), speculation };
   return onChat()
-    ? { ...request, messages: messages(content), logprobs: true, top_logprobs: 0 }
+    ? { ...request, messages: messages(content), continue_final_message: content.at(-1).role === 'assistant', logprobs: true, top_logprobs: 0 }
     : { ...request, prompt: content, logprobs: 0 };
 }
 
@@ -191,13 +206,14 @@ async function answer(place, content, drafting, seed, signal) {
       if (event.speculation) add(at, event.speculation);
     }
   } catch (error) {
-    if (error.name === 'AbortError') at.reason = 'abort';
-    throw error;
+    if (error.name !== 'AbortError') throw error;
+    at.reason = 'abort';
   } finally {
     cancelAnimationFrame(at.frame);
     at.note = NOTES[at.reason];
     if (at.tokens.length) show(at);
     else box.remove();
+    box.classList.toggle('cut', at.reason === 'length');
   }
   return at;
 }
@@ -229,21 +245,36 @@ function go() {
 
 const first = () => { const box = $('lanes').firstChild; return { output: box.querySelector('.output'), figures: box.querySelector('.figures') }; };
 
-// The next turn of the conversation, which ends with the user's message.
+// The next turn of the conversation, which ends with the user's message, or with an answer that goes on.
 function send() {
   return run(async (signal) => {
-    const place = first(), turns = [...talk];
+    const place = first(), turns = [...talk], begun = talk.at(-1)?.role === 'assistant' ? talk.at(-1) : null;
     place.output.replaceChildren();
     for (const turn of talk) place.output.append(turn.shown ?? make('div', 'user', turn.content));
+    begun?.shown.classList.remove('cut');
     place.output.scrollTop = place.output.scrollHeight;
     const plain = turns.map(({ role, content }) => ({ role, content }));
     let at = null;
     try { at = await answer(place, plain, $('drafter').value !== 'none', number('seed'), signal); } finally {
-      const box = place.output.querySelector('.answer:last-child'), text = at?.text ?? box?.textContent ?? '';
-      if (text && box) talk.push({ role: 'assistant', content: text.replace(THOUGHT, ''), shown: box });
-      else $('prompt').value ||= talk.pop().content;
+      const box = place.output.querySelector('.answer:last-child'), text = at?.text ?? (box === begun?.shown ? '' : box?.textContent ?? '');
+      if (!place.output.isConnected) talk.length = 0; // cleared meanwhile
+      else if (text && box) keep(box, text.replace(THOUGHT, ''), begun);
+      else if (!begun) $('prompt').value ||= talk.pop().content;
     }
+    if (!place.output.isConnected) return;
+    $('more').hidden = !['length', 'abort'].includes(at.reason) || talk.at(-1)?.role !== 'assistant';
+    $('more').onclick = () => send();
   });
+}
+
+// An answer joins the conversation; one that goes on becomes one with what it continues.
+function keep(box, text, begun) {
+  if (!begun) { talk.push({ role: 'assistant', content: text, shown: box }); return; }
+  const whole = make('div', box.className), joined = begun.content + text;
+  whole.append(...begun.shown.childNodes, ...box.childNodes);
+  begun.shown.replaceWith(whole);
+  box.remove();
+  talk[talk.length - 1] = { role: 'assistant', content: joined, shown: whole };
 }
 
 // text: what a generation continues.  more: whether it stays on the page.
@@ -253,7 +284,7 @@ function write(text) {
     const place = lane('Text');
     place.output.append(make('span', 'said', text));
     const at = await answer(place, text, $('drafter').value !== 'none', number('seed'), signal);
-    $('more').hidden = at.reason !== 'length';
+    $('more').hidden = !['length', 'abort'].includes(at.reason);
     $('more').onclick = () => { $('prompt').value = text + at.text; go(); };
   });
 }
@@ -270,7 +301,10 @@ function race(prompt) {
     const plain = lane('plain'), fast = lane('speculative'), seed = number('seed') ?? Math.floor(1e9 * Math.random());
     for (const { output } of [plain, fast]) output.append(make(onChat() ? 'div' : 'span', onChat() ? 'user' : 'said', prompt));
     const content = onChat() ? [{ role: 'user', content: prompt }] : prompt;
-    const slow = await answer(plain, content, false, seed, signal), quick = await answer(fast, content, true, seed, signal);
+    const slow = await answer(plain, content, false, seed, signal);
+    if (slow.reason === 'abort') return;
+    const quick = await answer(fast, content, true, seed, signal);
+    if (quick.reason === 'abort') return;
     const ratio = (quick.tokens.length / quick.seconds) / (slow.tokens.length / slow.seconds);
     fast.figures.textContent += ` · ${ratio.toFixed(2)}x · ${slow.text === quick.text ? 'the same text' : 'another text of the same distribution'}`;
   });
@@ -316,7 +350,6 @@ function store() {
 function restore() {
   try { for (const [id, value] of Object.entries(JSON.parse(localStorage.getItem('polydraft') ?? '{}'))) if (STORED.includes(id)) $(id).value = value; } catch { /* none */ }
   paint();
-  if (matchMedia('(max-width: 56rem)').matches) $('settings').open = false;
 }
 
 function paint() {
