@@ -25,12 +25,11 @@ def model_type(path: Path) -> str:
     return file.conversion.model_type
 
 
-def names_in_files() -> dict[str, str | None]:
-    """What GGUF files call each architecture, by the name of transformers; None where they have no name of its own."""
-    names: dict[str, str | None] = {architecture.model_type: architecture.gguf for architecture in ARCHITECTURES.values()}
-    for registry in (CONVERSIONS, OF_EXPERTS):
-        names |= {conversion.model_type: name for name, conversion in registry.items() if conversion.model_type not in names}
-    return names
+def names_in_files() -> dict[str, list[str]]:
+    """What GGUF files call each architecture, by the name of transformers."""
+    pairs = [(architecture.model_type, architecture.gguf) for architecture in ARCHITECTURES.values()]
+    pairs += [(conversion.model_type, name) for registry in (CONVERSIONS, OF_EXPERTS) for name, conversion in registry.items()]
+    return {kind: sorted({name for other, name in pairs if other == kind and name}) for kind, _ in pairs}
 
 
 def ways(path: Path) -> list[str]:
@@ -54,7 +53,7 @@ def table() -> str:
     for name, in_files in sorted(names_in_files().items()):
         theirs = files.get(name, [])
         backend = ["compiled", "yes", "yes"] if name in ARCHITECTURES else ways(theirs[0])
-        kinds = "folder" if in_files is None else f"folder, GGUF `{in_files}`"
+        kinds = ", ".join(["folder", *(f"GGUF `{own}`" for own in in_files)])
         oracles = ", ".join(f"`{path.stem}`" for path in theirs)
         against = f"transformers, and files of llama.cpp's converter: {oracles}" if theirs else "transformers"
         lines.append(f"| `{name}` | {kinds} | {' | '.join(backend)} | {against} |")

@@ -16,6 +16,7 @@ THROUGH = {
     *("deepseek2", "falcon-h1", "gemma4", "gemma4moe", "glm4moe", "mistral3"),
     *(
         "nemotron_h",
+        "nemotron_h_moe",
         "olmo2",
         "qwen35",
         "qwen35-mtp",

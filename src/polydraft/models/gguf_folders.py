@@ -15,7 +15,6 @@ TRANSFORMERS_TYPES = {
     "jais2": "jais2",
     "kimi-linear": "kimi_linear",
     "minimax-m2": "minimax_m2",
-    "nemotron_h_moe": "nemotron_h",
     "phi2": "phi",
     "starcoder": "gpt_bigcode",
 }

@@ -25,6 +25,7 @@ CONVERSIONS = {
     "lfm2moe": LFM2_MOE,
     "mistral3": MISTRAL3,
     "nemotron_h": NEMOTRON_H,
+    "nemotron_h_moe": NEMOTRON_H,
     "olmo2": OLMO2,
     "qwen2moe": QWEN2_MOE,
     "qwen35": QWEN3_5,

@@ -193,7 +193,7 @@ class Conversion:
             "max_position_embeddings": file.count("context_length"),
             "num_hidden_layers": num_layers(file),
             "hidden_size": hidden,
-            "intermediate_size": largest(file, "feed_forward_length"),
+            "intermediate_size": max(layer_sizes(file, "feed_forward_length")),
             "num_attention_heads": heads,
             "num_key_value_heads": largest(file, "attention.head_count_kv", heads),
             "head_dim": width,

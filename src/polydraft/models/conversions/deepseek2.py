@@ -41,7 +41,7 @@ def settings(file: GgufHeader) -> dict[str, Any]:
         "first_k_dense_replace": file.setting("leading_dense_block_count", 0),
         "moe_intermediate_size": file.count("expert_feed_forward_length"),
         "n_routed_experts": file.count("expert_count"),
-        "n_shared_experts": file.count("expert_shared_count"),
+        "n_shared_experts": file.setting("expert_shared_count", 0),
         "num_experts_per_tok": file.count("expert_used_count"),
         "n_group": file.count("expert_group_count", 1),
         "topk_group": file.count("expert_group_used_count", 1),

@@ -1,7 +1,7 @@
 """Hybrids with Mamba-2 (arXiv 2405.21060): Granite 4 (https://www.ibm.com/granite), Nemotron-H (arXiv 2504.03624), Falcon-H1 (arXiv 2507.22448).
 
 Decay rates of files are negative numbers, not logarithms. Granite's attention layers are those with heads of keys; in Nemotron-H a layer is one of
-attention, a feed-forward or a state space. Falcon's multipliers are folded into its weights.
+attention, a feed-forward, a mixture of experts (Nemotron 3) or a state space. Falcon's multipliers are folded into its weights.
 """
 
 from typing import Any
@@ -14,6 +14,7 @@ from polydraft.models.conversions.base import (
     largest,
     layer_sizes,
     log_of_negative,
+    num_layers,
 )
 from polydraft.models.gguf_header import GgufHeader
 
@@ -78,11 +79,23 @@ def granite_hybrid(shared: str) -> Conversion:
 GRANITE_HYBRID, GRANITE_HYBRID_DENSE = granite_hybrid("_shexp"), granite_hybrid("")
 
 
+KINDS = {
+    "attn_q.weight": "full_attention",
+    "ffn_gate_inp.weight": "moe",
+    "ffn_up.weight": "mlp",
+    "ssm_in.weight": "linear_attention",
+}
+"""What a layer of Nemotron-H is, by a tensor that it alone has."""
+
+
 def nemotron(file: GgufHeader) -> dict[str, Any]:
-    mixed = mamba(file)
-    kinds = zip(layer_sizes(file, "attention.head_count_kv"), layer_sizes(file, "feed_forward_length"), strict=True)
-    return {
-        "layers_block_type": ["full_attention" if heads else "mlp" if width else "linear_attention" for heads, width in kinds],
+    mixed, blocks = mamba(file), [f"blk.{layer}." for layer in range(num_layers(file))]
+    feed_forward = next(
+        (file.tensors[f"{block}ffn_up.weight"] for block in blocks if f"{block}ffn_up.weight" in file.tensors), None
+    )
+    settings = {
+        "layers_block_type": [next((KINDS[own] for own in KINDS if block + own in file.tensors), "mlp") for block in blocks],
+        "intermediate_size": 1 if feed_forward is None else feed_forward.shape[0],
         "layer_norm_epsilon": file.number("attention.layer_norm_epsilon", file.setting("attention.layer_norm_rms_epsilon")),
         "mlp_hidden_act": "relu2",
         "mamba_num_heads": mixed["mamba_n_heads"],
@@ -96,6 +109,23 @@ def nemotron(file: GgufHeader) -> dict[str, Any]:
         "attention_bias": has(file, "attn_q.bias"),
         "mlp_bias": has(file, "ffn_up.bias"),
     }
+    return settings | (nemotron_experts(file) if file.setting("expert_count") else {})
+
+
+def nemotron_experts(file: GgufHeader) -> dict[str, Any]:
+    """A sigmoid of scores, with a bias for the choice alone; experts may work on fewer numbers than a row has."""
+    return {
+        "n_routed_experts": file.count("expert_count"),
+        "num_experts_per_tok": file.count("expert_used_count"),
+        "moe_intermediate_size": file.count("expert_feed_forward_length"),
+        "moe_shared_expert_intermediate_size": file.count("expert_shared_feed_forward_length"),
+        "n_shared_experts": file.setting("expert_shared_count", 1),
+        "moe_latent_size": file.number_or_none("moe_latent_size"),
+        "n_group": file.count("expert_group_count", 1),
+        "topk_group": file.count("expert_group_used_count", 1),
+        "norm_topk_prob": bool(file.setting("expert_weights_norm", False)),
+        "routed_scaling_factor": file.number_or_none("expert_weights_scale") or 1.0,
+    }
 
 
 NEMOTRON_H = Conversion(
@@ -108,10 +138,18 @@ NEMOTRON_H = Conversion(
         **{f"mixer.{name}": theirs for name, theirs in MAMBA_NAMES.items()},
         **{f"mixer.{name}_proj": f"attn_{name}" for name in "qkv"},
         "mixer.o_proj": "attn_output",
-        "mixer.up_proj": "ffn_up",
-        "mixer.down_proj": "ffn_down",
+        **{f"mixer.{name}_proj": f"ffn_{name}" for name in ("up", "down")},
+        **{f"mixer.shared_experts.{name}_proj": f"ffn_{name}_shexp" for name in ("up", "down")},
+        "mixer.gate": "ffn_gate_inp",
+        "mixer.fc1_latent_proj": "ffn_latent_down",
+        "mixer.fc2_latent_proj": "ffn_latent_up",
     },
-    mamba_weights("mixer"),
+    mamba_weights("mixer")
+    | {
+        "mixer.gate.e_score_correction_bias": Source(("exp_probs_b.bias",)),
+        "mixer.experts.up_proj": Source(("ffn_up_exps.weight",)),
+        "mixer.experts.down_proj": Source(("ffn_down_exps.weight",)),
+    },
 )
 
 
