@@ -72,7 +72,6 @@ def test_fields_that_cannot_change_the_answer_change_nothing(served, path, more)
         ("chat/completions", {"functions": [{"name": "x"}]}, "functions"),
         ("chat/completions", {"modalities": ["text", "audio"]}, "modalities.1"),
         ("chat/completions", {"web_search_options": {"x": 1}}, "web_search_options"),
-        ("chat/completions", {"add_generation_prompt": False}, "add_generation_prompt"),
         ("responses", {"background": True}, "background"),
         ("responses", {"conversation": "c"}, "conversation"),
         ("messages", {"mcp_servers": [{"name": "x"}]}, "mcp_servers"),

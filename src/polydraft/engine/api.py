@@ -365,20 +365,26 @@ class Engine(PrefixKeeping):
         self._streams.pop(request_id, None)
 
     def encode_chat(
-        self, messages: Seq[Mapping[str, Any]], *, parse_special: bool = False, continued: bool = False, **options: Any
+        self,
+        messages: Seq[Mapping[str, Any]],
+        *,
+        parse_special: bool = False,
+        continued: bool = False,
+        opened: bool = True,
+        **options: Any,
     ) -> list[int]:
         """Token ids of a conversation that the model is to answer, through the tokenizer's own template.
 
         messages: each with "role" (such as "system", "user" or "assistant") and "content"; the last one is not the assistant's, unless it is continued.
         parse_special: special tokens in messages are control tokens, so that a message can open a turn of another role; False: they are text.
-        continued: the last message is the beginning of the answer, whose role it has.
+        continued: the last message is the beginning of the answer, whose role it has.  opened: the template opens the answer's turn.
         options: what else the template is given, such as `tools` and `enable_thinking`.
 
         Raises:
             InvalidInputError: no messages, a message without role or content, or no tokenizer.
             IncompatibleError: a tokenizer without a chat template, or one that refuses these messages.
         """
-        check_messages(messages, continued=continued)
+        check_messages(messages, continued=continued or not opened)
         if self.tokenizer is None:
             raise InvalidInputError("a chat needs a tokenizer; build the engine with one, or use generate with token ids.")
         templates = getattr(self.tokenizer, "chat_template", None)
@@ -398,7 +404,7 @@ class Engine(PrefixKeeping):
         shown = arguments_shown.pop("messages")
         try:
             text = self.tokenizer.apply_chat_template(
-                shown, tokenize=False, add_generation_prompt=not continued, **arguments_shown
+                shown, tokenize=False, add_generation_prompt=opened and not continued, **arguments_shown
             )
             text = cut_behind(text, shown[-1]["content"]) if continued else text
         except Exception as error:  # a template is a program, and not ours

@@ -47,6 +47,7 @@ POSTS: Sequence[tuple[str, Callable[..., Any], type[BaseModel]]] = (
     ("/tokenize", Service.tokenize, TokenizeRequest),
     ("/detokenize", Service.detokenize, DetokenizeRequest),
     ("/completion", llamacpp.completion, llamacpp.LlamaCppCompletion),
+    ("/infill", llamacpp.completion, llamacpp.InfillRequest),
     ("/apply-template", llamacpp.apply_template, llamacpp.TemplateRequest),
     ("/api/chat", ollama.chat, ollama.OllamaChat),
     ("/api/generate", ollama.generate, ollama.OllamaGenerate),

@@ -8,13 +8,13 @@ from pydantic import Field, model_validator
 
 from polydraft.engine.output import StepOutput
 from polydraft.server.answers import Completion, Told, token_text
-from polydraft.server.bodies import Requested, Seed, Stops
+from polydraft.server.bodies import Body, Requested, Seed, Stops
 from polydraft.server.errors import ApiError
 from polydraft.server.protocol import MOST_LOGPROBS, ChatRequest, CompletionRequest
 from polydraft.server.service import Service
 from polydraft.server.speculation import RequestedSpeculation
 
-__all__ = ["LlamaCppCompletion", "TemplateRequest", "apply_template", "completion", "props", "slots"]
+__all__ = ["InfillRequest", "LlamaCppCompletion", "TemplateRequest", "apply_template", "completion", "props", "slots"]
 
 SAME = (
     "model",
@@ -66,6 +66,9 @@ class LlamaCppCompletion(Requested):
 
     async def completion(self, service: Service) -> CompletionRequest:
         """As OpenAI's clients would ask."""
+        return await self._completion(service)
+
+    async def _completion(self, service: Service) -> CompletionRequest:
         most = self.n_predict if self.n_predict is not None else self.max_tokens
         fields = {name: value for name in SAME if (value := getattr(self, name)) is not None}
         fields |= {"prompt": await _prompt(service, self.prompt), "max_tokens": -1 if most is None or most < 0 else most}
@@ -87,6 +90,27 @@ class LlamaCppCompletion(Requested):
             ids = [pair[0]] if isinstance(pair[0], int) else await service.encoded(pair[0], parse_special=False)
             biases |= {str(token): -1e9 if pair[1] is False else float(pair[1]) for token in ids}
         return biases
+
+
+class ExtraFile(Body):
+    """Another file of the project."""
+
+    filename: str = "tmp"
+    text: str
+
+
+class InfillRequest(LlamaCppCompletion):
+    """Of /infill. prompt: how what is filled in begins."""
+
+    input_prefix: str
+    input_suffix: str
+    prompt: str = ""  # pyright: ignore[reportIncompatibleVariableOverride]
+    input_extra: list[ExtraFile] = Field(default_factory=list[ExtraFile])
+
+    async def completion(self, service: Service) -> CompletionRequest:
+        fields = (await self.model_copy(update={"prompt": "x"})._completion(service)).model_dump(exclude_unset=True)
+        fields |= {"prompt": self.input_prefix, "suffix": self.input_suffix}
+        return CompletionRequest.infill(fields, [(file.filename, file.text) for file in self.input_extra], self.prompt)
 
 
 class TemplateRequest(ChatRequest):

@@ -5,7 +5,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -165,6 +165,10 @@ class Sampled(Requested, ABC):
         """Whether the last message is the beginning of the answer."""
         return False
 
+    def opens(self) -> bool:
+        """Whether the template opens the answer's turn."""
+        return True
+
     @abstractmethod
     def most_logprobs(self) -> int | None:
         """Alternatives to tell beside each token; None tells nothing of any."""
@@ -177,7 +181,25 @@ class CompletionRequest(Sampled):
     parse_special: bool = True
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     echo: bool | None = False
-    suffix: Unserved = None
+    suffix: str | None = None
+    _further: tuple[Sequence[tuple[str, str]], str] | None = None
+
+    @classmethod
+    def infill(cls, fields: Mapping[str, Any], extra: Sequence[tuple[str, str]], begin: str) -> "CompletionRequest":
+        """To fill in between `prompt` and `suffix`, either of which may be empty. extra: names and texts of further files.  begin: of what is filled in."""
+        body = cls.model_validate({**fields, "prompt": fields["prompt"] or " "})
+        body.prompt, body._further = fields["prompt"], (extra, begin)
+        return body
+
+    @property
+    def fills_in(self) -> bool:
+        """Whether what is asked for lies between two texts."""
+        return bool(self.suffix) or self._further is not None
+
+    @property
+    def further(self) -> tuple[Sequence[tuple[str, str]], str]:
+        """See `infill`."""
+        return self._further or ((), "")
 
     def prompts(self) -> list[str | list[int]]:
         """Each of them."""
@@ -342,11 +364,10 @@ class ChatRequest(Sampled):
         return super().most_tokens() if self.max_completion_tokens is None else self.max_completion_tokens
 
     def continues(self) -> bool:
-        if not (self.add_generation_prompt or self.continue_final_message):
-            raise ApiError(
-                400, "add_generation_prompt is false; expected continue_final_message beside it.", param="add_generation_prompt"
-            )
         return self.continue_final_message
+
+    def opens(self) -> bool:
+        return self.add_generation_prompt
 
     def offered_tools(self) -> Tools:
         """What may be called."""

@@ -26,6 +26,7 @@ from polydraft.server import errors
 from polydraft.server.answers import Answer, Chat, Completion
 from polydraft.server.call_grammar import HEAVY_SECONDS, CallSource, Schemas
 from polydraft.server.errors import ApiError
+from polydraft.server.fill_in import fill_form
 from polydraft.server.incoming import GONE, unless_gone
 from polydraft.server.messages import CountRequest, MessageAnswer, MessagesRequest
 from polydraft.server.metrics import Metrics
@@ -93,10 +94,45 @@ class Service:
             )
         prompts = body.prompts()
         params = self._params(body, len(prompts), chat=False)
-        ids = [await self.encoded(prompt, body.parse_special) for prompt in prompts]
+        if body.fills_in:
+            params, ids = await self._filled_in(body, prompts, params)
+        else:
+            ids = [await self.encoded(prompt, body.parse_special) for prompt in prompts]
         echo = [p if isinstance(p, str) else self.decoded(p) for p in prompts] if body.echo else ()
         answer = kind(self.tokenizer, self.name, ids, params, body.speculation.trace, echo)
         return await self._answer(request, body, answer, params)
+
+    async def _filled_in(
+        self, body: CompletionRequest, prompts: Sequence[str | list[int]], params: SamplingParams
+    ) -> tuple[SamplingParams, list[list[int]]]:
+        """Parameters and prompts of texts before a suffix, by the model's own marks.
+
+        Raises:
+            ApiError: a model without them, or prompts of token ids.
+        """
+        form = fill_form(self.tokenizer)
+        if form is None:
+            raise ApiError(400, f"a suffix was given; {self.name!r} was not trained to fill in: its vocabulary has no marks for it.", param="suffix")  # fmt: skip
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if len(texts) < len(prompts):
+            raise ApiError(400, "a suffix was given beside a prompt of token ids; expected text.", param="prompt")
+
+        async def plain(text: str) -> list[int]:
+            return self._without_first(await self.encoded(text, parse_special=False)) if text else []
+
+        extra, begin = body.further
+        whole = await self.encoded("x", parse_special=False)
+        before = whole[: len(whole) - len(self._without_first(whole))]
+        if extra and form.repository is not None:
+            before = [*before, form.repository, *await plain("myproject\n")]
+        for name, text in extra:
+            mark = await plain("\n\n--- snippet ---\n\n") if form.file is None else [form.file, *await plain(f"{name}\n")]
+            before = [*before, *mark, *await plain(text)]
+        if extra and form.file is not None:
+            before = [*before, form.file, *await plain("filename\n")]
+        suffix, behind = await plain(body.suffix or ""), await plain(begin)
+        ids = [form.prompt(await plain(text), suffix, before, behind) for text in texts]
+        return params.with_(stop_token_ids=tuple(dict.fromkeys([*params.stop_token_ids, *form.ends]))), ids
 
     async def chat(self, request: Request, body: ChatRequest) -> Response:
         """Answer a conversation."""
@@ -196,6 +232,7 @@ class Service:
     ) -> list[int]:
         """Token ids of what an answer follows. param: where the messages stand in the request."""
         options = {"tools": body.offered_tools(), "options": body.template_options(), "continued": body.continues()}
+        options |= {"opened": body.opens()}
         return await self._encoded_chat(messages, body.parse_special, param=param, **options)
 
     async def tokenize(self, request: Request, body: TokenizeRequest) -> dict[str, Any]:
@@ -261,6 +298,7 @@ class Service:
         tools: Tools | None = None,
         options: Mapping[str, Any] | None = None,
         continued: bool = False,
+        opened: bool = True,
         param: str = "messages",
     ) -> list[int]:
         plain, more = [message.plain() for message in messages], dict(options or {})
@@ -272,6 +310,7 @@ class Service:
             "add_generation_prompt",
             "continue_final_message",
             "continued",
+            "opened",
             "parse_special",
         }:
             raise ApiError(400, f"chat_template_kwargs has {min(reserved)!r}, which is not for it.", param="chat_template_kwargs")
@@ -282,7 +321,8 @@ class Service:
         else:
             plain = described(plain, offered)
         try:
-            encode = partial(self.engine.engine.encode_chat, plain, parse_special=parse_special, continued=continued, **more)
+            turns = {"continued": continued, "opened": opened}
+            encode = partial(self.engine.engine.encode_chat, plain, parse_special=parse_special, **turns, **more)
             return await asyncio.to_thread(encode)
         except IncompatibleError as error:  # it names the model by its path
             message = str(error).replace(str(self.engine.engine.summary()["target"]), self.name)
