@@ -20,7 +20,7 @@ from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.slots import Slots
 from polydraft.policy.fixed import FixedPolicy
 from polydraft.tree import chain, pad, paths
-from tests.models.tree_rounds import V, branch, fresh, small_model
+from tests.models.tree_rounds import V, branch, fresh, outcome, small_model
 from tests.support.closeness import assert_close
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -121,6 +121,46 @@ def test_every_node_of_a_random_tree_has_the_logits_of_its_path(name):
         for node in range(size):
             assert_close(logits[node], fresh(model, text + [tokens[n] for n in (0, *branch(parents, node))])[-1])
         target.release([1])
+
+
+@EVERY
+def test_a_tree_that_grows_in_several_passes_and_pieces_of_prompts_beside_it_have_the_same_logits(name):
+    model, target = made(name)
+    texts, parents, tokens = {slot: text_of(50 + slot, slot) for slot in (2, 0)}, [-1, 0, 0, 1, 2, 2, 4], text_of(7, 9)
+    target.prefill([*texts], [*texts.values()])
+    for since, end in ((0, 1), (1, 3), (3, 6), (6, 7)):
+        grown = target.score([*texts], pad([(tokens[:end], parents[:end])] * 2), since=since).logits
+        for b, text in enumerate(texts.values()):
+            for node in range(since, end):
+                path = [tokens[n] for n in (0, *branch(parents, node))]
+                assert_close(grown[b, node - since], fresh(model, [*text, *path])[-1])
+    target.commit([*texts], outcome([[2, 4, 6], [1]], [7, 7]))
+    for slot, path in ((2, [0, 2, 4, 6]), (0, [0, 1])):
+        texts[slot] += [tokens[node] for node in path]
+    piece = text_of(150, 5)
+    scores, _ = target.score_mixed([*texts], pad([([7], [-1])] * 2), {1: piece})
+    for b, text in enumerate(texts.values()):
+        assert_close(scores.logits[b, 0], fresh(model, [*text, 7])[-1])
+    assert_close(after(target, 1), fresh(model, [*piece, 7])[-1])
+
+
+@EVERY
+def test_logits_have_the_same_bits_on_any_number_of_threads(name):
+    parents, choose = [-1], random.Random(4)
+    parents += [choose.randrange(max(0, n - 5), n) for n in range(1, 40)]
+    logits = list[torch.Tensor]()
+    for threads in (1, 3):
+        target = made(name, threads=threads)[1]
+        target.prefill([0], [text_of(90)])
+        logits.append(target.score([0], pad([(text_of(40, 1), parents)])).logits)
+    assert torch.equal(*logits)
+
+
+@EVERY
+def test_rounded_weights_are_near_those_that_are_not(name):
+    (_, exact), (_, rounded) = made(name), made(name, quantization="int8")
+    logits = [target.prefill([0], [text_of(70)]).logits for target in (exact, rounded)]
+    assert 0 < (logits[0] - logits[1]).abs().max() < 0.2 * logits[0].abs().max()
 
 
 @EVERY
