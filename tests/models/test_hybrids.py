@@ -65,6 +65,18 @@ HYBRIDS = {
         pad_token_id=0,
         **SIZES,
     ),
+    "falcon": lambda vocab: hf.FalconH1Config(
+        vocab_size=vocab,
+        num_hidden_layers=2,
+        mamba_d_ssm=64,
+        mamba_n_heads=8,
+        mamba_d_head=8,
+        mamba_d_state=8,
+        mamba_n_groups=2,
+        max_position_embeddings=1024,
+        pad_token_id=0,
+        **SIZES,
+    ),
     "lfm2_moe": lambda vocab: hf.Lfm2MoeConfig(
         vocab_size=vocab,
         num_hidden_layers=3,
@@ -269,7 +281,7 @@ def test_texts_that_share_a_beginning_say_the_same(name, drafter):
     assert again.token_ids == alone.generate([[*prompts[0], *results[0].token_ids, 5]], GREEDY)[0].token_ids
 
 
-@pytest.mark.parametrize("name", ["lfm2", "lfm2moe"])
+@pytest.mark.parametrize("name", ["lfm2", "lfm2moe", "granitehybrid", "falcon-h1"])
 def test_a_file_and_the_folder_that_transformers_saves_are_the_same_model(name, tmp_path):
     file = str(ORACLE / f"{name}.gguf")
     module_of_file(GgufFile(file)).save_pretrained(tmp_path)

@@ -1,24 +1,32 @@
 """The layers of a compiled model: which parts they have, with which weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from polydraft.compile_time import inner, unowned
-from polydraft.models.compiled.architectures.base import ATTENTION, CONVOLUTION, STATE_SPACE
+from polydraft.models.compiled.architectures.base import (
+    ATTENTION,
+    ATTENTION_AND_STATE_SPACE,
+    CONVOLUTION,
+    SIDE_BY_SIDE,
+    STATE_SPACE,
+)
 from polydraft.models.compiled.cache import SlotMemory
 from polydraft.models.compiled.kernels import cap, scale_row
 from polydraft.models.compiled.mixtures import ExpertWeights, expert_parts
 from polydraft.models.compiled.parts.attention import Attention, Place, attend_code, place_code
 from polydraft.models.compiled.parts.feed_forward import Gate, gate_code
 from polydraft.models.compiled.parts.products import (
+    Add,
     Head,
     Join,
     Norm,
     Product,
     Rounding,
+    add_code,
     head_code,
     join_code,
     norm_code,
@@ -212,10 +220,25 @@ def _head(head: Packed, outputs: int, work: Workspace, step: np.ndarray) -> Part
     return Part(head_code, arguments, panel_work(head.panels, head.panel_bytes, len(work.queries)))
 
 
+def side_by_side_block(weights: Weights, sizes: Sizes, memories: Sequence[Any], work: Workspace, step: np.ndarray) -> Block:
+    """Attention and a state space of the same input, added."""
+    first = state_space_block(weights, sizes, memories[1], work, step)
+    second, kept = attention_block(weights, sizes, memories[0], work, step), aligned(*work.update.shape)
+    parts = (
+        *first.parts,
+        Part(add_code, Add(work.update, kept, replaces=True)),
+        Part(rounding_code, Rounding(work.normed, work.normed.shape[1], second.rounding, work.rounded)),
+        *second.parts,
+        Part(add_code, Add(kept, work.update, replaces=False)),
+    )
+    return Block(first.rounding, parts)
+
+
 MIXER_BLOCKS: dict[str, Callable[..., Block]] = {
     ATTENTION: attention_block,
     CONVOLUTION: convolution_block,
     STATE_SPACE: state_space_block,
+    ATTENTION_AND_STATE_SPACE: side_by_side_block,
 }
 """By kind of layer: what its block is made of, the memory being that of the kind."""
 STATES: dict[str, Callable[[StateShape, np.ndarray], tuple[Any, StateKind]]] = {
@@ -245,6 +268,7 @@ def model_arrays(
     num_layers = len(weights.attention_norm)
     none = np.zeros((num_layers, 0), np.float32)
     mixers, memories = weights.mixers or (ATTENTION,) * num_layers, {ATTENTION: memory, **states}
+    memories |= {mixer: [memories[kind] for kind in SIDE_BY_SIDE[mixer]] for mixer in SIDE_BY_SIDE if mixer in mixers}
     blocks = {kind: MIXER_BLOCKS[kind](weights, sizes, memories[kind], work, step) for kind in dict.fromkeys(mixers)}
     biases = dict.fromkeys(mixers, none) | {ATTENTION: weights.out_bias}
     norms = (weights.attention_norm, weights.attention_out_norm), (weights.mlp_norm, weights.mlp_out_norm, none)

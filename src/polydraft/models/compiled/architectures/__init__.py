@@ -1,6 +1,7 @@
 """The architectures that the compiled path runs, one a file, by model type. A new one is its file and a line here."""
 
 from polydraft.models.compiled.architectures.base import Architecture, ModelSpec
+from polydraft.models.compiled.architectures.falcon_h1 import FALCON_H1
 from polydraft.models.compiled.architectures.gemma import GEMMA, GEMMA2, GEMMA3
 from polydraft.models.compiled.architectures.gpt_oss import GPT_OSS
 from polydraft.models.compiled.architectures.granite import GRANITE
@@ -38,6 +39,7 @@ ALL = (
     LFM2,
     LFM2_MOE,
     GRANITE_HYBRID,
+    FALCON_H1,
 )
 ARCHITECTURES = {a.model_type: a for a in ALL}
 LLAMA_FAMILY = frozenset(a.model_type for a in (LLAMA, MISTRAL, QWEN2, QWEN3))

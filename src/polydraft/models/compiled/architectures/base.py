@@ -27,11 +27,13 @@ from polydraft.models.windows import windows
 
 __all__ = [
     "ATTENTION",
+    "ATTENTION_AND_STATE_SPACE",
     "CONVOLUTION",
     "FEED_FORWARD",
     "HEAD_NORMS",
     "MATRICES",
     "MIXERS",
+    "SIDE_BY_SIDE",
     "STATE_SPACE",
     "Architecture",
     "Mixer",
@@ -41,6 +43,9 @@ __all__ = [
 ]
 
 ATTENTION, CONVOLUTION, STATE_SPACE = "attention", "convolution", "state_space"
+ATTENTION_AND_STATE_SPACE = "attention_and_state_space"
+SIDE_BY_SIDE = {ATTENTION_AND_STATE_SPACE: (ATTENTION, STATE_SPACE)}
+"""Kinds whose layers add what several others give for the same input."""
 
 
 class Mixer(NamedTuple):
@@ -117,8 +122,8 @@ class ModelSpec:
     logit_cap: float = 0.0
 
     def layers(self, kind: str) -> list[int]:
-        """Those of a kind."""
-        return [layer for layer, mixer in enumerate(self.mixers) if mixer == kind]
+        """Those that have a kind of mixer."""
+        return [layer for layer, mixer in enumerate(self.mixers) if kind in SIDE_BY_SIDE.get(mixer, (mixer,))]
 
 
 def layer_windows(config: Any) -> tuple[int, ...]:
@@ -240,7 +245,8 @@ class Architecture:
         """Of the weights of one layer, by name. inputs: width of what its attention reads, default the model's.  mixer: its kind."""
         h, inner = config.hidden_size, self.inner_width(config)
         shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (h,) for name in self.norms.values()}
-        shapes |= self._attention_shapes(config, inputs or h) if mixer == ATTENTION else self.mixer_shapes(config, mixer)
+        for kind in SIDE_BY_SIDE.get(mixer, (mixer,)):
+            shapes |= self._attention_shapes(config, inputs or h) if kind == ATTENTION else self.mixer_shapes(config, kind)
         mixture = self.mixture_of(config)
         if mixture is not None and mixture.layers[layer]:
             return shapes | mixture.shapes(h)

@@ -2,7 +2,10 @@
 feed-forward, beside a mixture of experts in the larger models."""
 
 import math
+from collections.abc import Callable
 from typing import Any
+
+from torch import Tensor
 
 from polydraft.models.compiled.architectures.base import ATTENTION, MATRICES, STATE_SPACE, Architecture, ModelSpec
 from polydraft.models.compiled.architectures.granite import scaled_spec
@@ -14,6 +17,9 @@ ATTENDS = ("attention", "full_attention")
 """Kinds of a layer in transformers' configuration; all others are state spaces."""
 MAMBA_NAMES = {"mamba.in_proj": "ssm_in", "mamba.out_proj": "ssm_out", "mamba.conv1d": "ssm_conv1d", "mamba.norm": "ssm_norm"}
 MAMBA_NAMES |= {"mamba.A_log": "ssm_a", "mamba.D": "ssm_d", "mamba.dt_bias": "ssm_dt.bias"}
+LOGARITHMS: dict[str, Callable[[Tensor], Tensor]] = {"mamba.A_log": lambda rates: (-rates).log()}
+"""What makes transformers' weights of those of files."""
+STATE_MATRICES = {"ssm_in": ("mamba.in_proj",), "ssm_out": ("mamba.out_proj",)}
 STATE_VECTORS = {
     "ssm_taps": "mamba.conv1d.weight",
     "ssm_taps_bias": "mamba.conv1d.bias",
@@ -39,26 +45,38 @@ def spec(config: Any) -> ModelSpec:
 
 
 def refusal(config: Any) -> str | None:
+    return "products of its state spaces have biases" if config.mamba_proj_bias else limited_steps(config)
+
+
+def limited_steps(config: Any) -> str | None:
+    """Why a model's time steps are not computed, or None."""
     limits = getattr(config, "time_step_limit", None) or (0.0, math.inf)
-    if config.mamba_proj_bias:
-        return "products of its state spaces have biases"
     if tuple(map(float, limits)) != (0.0, math.inf):
         return f"its time steps are limited to {tuple(limits)}"
     return None
 
 
 def mixer_shapes(config: Any, kind: str) -> dict[str, tuple[int, ...]]:
+    return state_space_shapes(config)
+
+
+def state_space_shapes(config: Any, *, norm: bool = True) -> dict[str, tuple[int, ...]]:
+    """Of the weights of a layer's state space. norm: whether it has one."""
     h, s = config.hidden_size, sizes(config)
     bias = {"mamba.conv1d.bias": (s.channels,)} if config.mamba_conv_bias else {}
-    return bias | {
-        "mamba.in_proj.weight": (s.inner + s.channels + s.heads, h),
-        "mamba.out_proj.weight": (h, s.inner),
-        "mamba.conv1d.weight": (s.channels, 1, s.kernel),
-        "mamba.A_log": (s.heads,),
-        "mamba.D": (s.heads,),
-        "mamba.dt_bias": (s.heads,),
-        "mamba.norm.weight": (s.inner,),
-    }
+    gain = {"mamba.norm.weight": (s.inner,)} if norm else {}
+    return (
+        bias
+        | gain
+        | {
+            "mamba.in_proj.weight": (s.inner + s.channels + s.heads, h),
+            "mamba.out_proj.weight": (h, s.inner),
+            "mamba.conv1d.weight": (s.channels, 1, s.kernel),
+            "mamba.A_log": (s.heads,),
+            "mamba.D": (s.heads,),
+            "mamba.dt_bias": (s.heads,),
+        }
+    )
 
 
 def mixture(config: Any) -> Mixture | None:
@@ -92,10 +110,10 @@ GRANITE_HYBRID = Architecture(
     some_without_experts=True,
     stack=stack,
     module_names={ROUTER: "block_sparse_moe.router", f"{ROUTER}.": "block_sparse_moe.router.layer."},
-    matrices=MATRICES | {"ssm_in": ("mamba.in_proj",), "ssm_out": ("mamba.out_proj",)},
+    matrices=MATRICES | STATE_MATRICES,
     vectors=STATE_VECTORS,
     inner_width=lambda config: config.shared_intermediate_size,
     mixer_shapes=mixer_shapes,
-    gguf_values={"mamba.A_log": lambda rates: (-rates).log()},
+    gguf_values=LOGARITHMS,
     refusal=refusal,
 )

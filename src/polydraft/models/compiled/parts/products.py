@@ -11,7 +11,20 @@ from polydraft.models.compiled.products import Packed, matmul, matmul_to
 from polydraft.models.compiled.program import lasting_code
 from polydraft.models.compiled.rounding import round_rows
 
-__all__ = ["Head", "Join", "Norm", "Product", "Rounding", "head_code", "join_code", "norm_code", "product_code", "rounding_code"]
+__all__ = [
+    "Add",
+    "Head",
+    "Join",
+    "Norm",
+    "Product",
+    "Rounding",
+    "add_code",
+    "head_code",
+    "join_code",
+    "norm_code",
+    "product_code",
+    "rounding_code",
+]
 
 
 class Product(NamedTuple):
@@ -124,3 +137,23 @@ def _join(a, begin, end, thread):
 @njit(cache=True)
 def join_code(arguments, address):
     return lasting_code(_join, arguments, address)
+
+
+class Add(NamedTuple):
+    """y += x, or y = x where it replaces."""
+
+    x: np.ndarray
+    y: np.ndarray
+    replaces: bool
+
+
+@unowned
+def _add(a, begin, end, thread):
+    for t in range(begin, end):
+        for i in range(a.x.shape[1]):
+            a.y[t, i] = a.x[t, i] if a.replaces else a.y[t, i] + a.x[t, i]
+
+
+@njit(cache=True)
+def add_code(arguments, address):
+    return lasting_code(_add, arguments, address)
