@@ -294,9 +294,14 @@ def test_a_race_is_greedy_and_a_stop_keeps_what_is_there(window, served):
     assert sent.value.post_data_json["temperature"] == 0
     window.locator(".lane .token").first.wait_for()
     tops = [window.locator(".output").nth(lane).bounding_box()["y"] for lane in (0, 1)]
+    window.evaluate("document.querySelectorAll('.figures')[1].textContent = 'many figures '.repeat(30)")
+    tops += [window.locator(".output").nth(lane).bounding_box()["y"] for lane in (0, 1)]
     window.keyboard.press("Escape")
     window.wait_for_selector("#again:enabled")
-    assert tops[0] == tops[1] and window.locator(".lane .token").count() > 0
+    assert tops[2] == tops[3] and tops[0] == tops[1] and window.locator(".lane .token").count() > 0
+
+
+WIDE = "document.querySelector('.output').append(Object.assign(document.createElement('pre'), {textContent: 'x'.repeat(900)}))"
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1680])
@@ -307,5 +312,7 @@ def test_the_prompt_and_the_choices_are_in_reach(window, served, width):
     assert window.evaluate("document.documentElement.scrollWidth <= innerWidth")
     prompt = window.locator("#prompt").bounding_box()
     assert prompt["y"] + prompt["height"] <= 844
+    window.evaluate(WIDE)
+    assert window.evaluate("document.querySelector('.lane').getBoundingClientRect().right <= innerWidth")
     assert all(window.locator(name).bounding_box()["width"] >= (110 if width < 500 else 60) for name in ("#models", "#theme"))
     window.set_viewport_size({"width": 1280, "height": 860})
