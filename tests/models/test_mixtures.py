@@ -27,7 +27,7 @@ from tests.models.tree_rounds import fresh, small_model
 from tests.support.closeness import assert_close
 
 FILES = Path(__file__).parent / "oracle_gguf"
-NAMES = ("qwen3_moe", "qwen3_moe with a dense layer", "mixtral", "qwen2_moe", "gpt_oss")
+NAMES = ("qwen3_moe", "qwen3_moe with a dense layer", "mixtral", "qwen2_moe", "gpt_oss", "glm4_moe")
 
 
 def unstacked(weights):

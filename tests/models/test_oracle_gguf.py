@@ -13,7 +13,7 @@ from tests.models.tree_rounds import outcome
 
 FOLDER = Path(__file__).parent / "oracle_gguf"
 THROUGH = {
-    *("deepseek2", "gemma4", "gemma4moe", "glm4moe", "mistral3"),
+    *("deepseek2", "gemma4", "gemma4moe", "mistral3"),
     *(
         "nemotron_h",
         "nemotron_h_moe",

@@ -48,6 +48,19 @@ FAMILY |= {
     ),
     "mixtral": hf.MixtralConfig(**MIXTURE, num_local_experts=4),
     "qwen2_moe": hf.Qwen2MoeConfig(**MIXTURE, num_experts=5, moe_intermediate_size=24, shared_expert_intermediate_size=40),
+    "glm4_moe": hf.Glm4MoeConfig(
+        **MIXTURE,
+        head_dim=8,
+        n_routed_experts=8,
+        n_group=4,
+        topk_group=2,
+        moe_intermediate_size=24,
+        attention_bias=True,
+        use_qk_norm=True,
+    ),
+    "glm4_moe without norms of heads": hf.Glm4MoeConfig(
+        **MIXTURE, head_dim=8, n_routed_experts=4, first_k_dense_replace=0, moe_intermediate_size=24, attention_bias=True
+    ),
     "gpt_oss": hf.GptOssConfig(**MIXTURE | {"intermediate_size": 64}, head_dim=8, num_local_experts=4, sliding_window=7),
 }
 FAMILY["lfm2"] = hf.Lfm2Config(

@@ -79,7 +79,7 @@ class GgufFile(GgufHeader):
             name_or_path=str(self.path),
             vocab_size=self.tensors["token_embd.weight"].shape[0],
             max_position_embeddings=self.count("context_length"),
-            num_hidden_layers=self.count("block_count"),
+            num_hidden_layers=self.num_layers,
             hidden_size=hidden,
             intermediate_size=max(layer_sizes(self, "feed_forward_length")),
             num_attention_heads=heads,
@@ -136,7 +136,7 @@ class GgufFile(GgufHeader):
             raise self.refusal(f"its settings cannot be: {first_line(error)}", "Give another file of the model") from error
 
     def _rope_scaling(self, width: int) -> dict[str, Any]:
-        scaling = rope_scaling(self, width)
+        scaling = rope_scaling(self, width, partial=self.described.partial_rotary or None)
         if scaling["rope_type"] != "longrope":
             return scaling
         long, short = (_dequantised(*self._blocks(name)).tolist() for name in (LONG_FACTORS, SHORT_FACTORS))

@@ -188,6 +188,19 @@ class GgufHeader:
             raise self.refusal(f"it has {found} {name!r}", "Copy or download it again")
         return np.frombuffer(self.parts[entry.part], "<f4", entry.num_bytes // 4, entry.start).tolist()
 
+    @property
+    def num_layers(self) -> int:
+        """Of the trunk: those behind it predict further tokens.
+
+        Raises:
+            ModelLoadError: settings that are no such numbers.
+        """
+        extra, blocks = self.setting("nextn_predict_layers", 0), self.count("block_count")
+        if not isinstance(extra, int) or not 0 <= extra < blocks:
+            told = f"its {self.architecture}.nextn_predict_layers is {extra!r}; expected 0 to {blocks - 1}"
+            raise self.refusal(told, "Give another file of the model")
+        return blocks - extra
+
     def _read_part(self, num_parts: int) -> None:
         """Header of the part that was mapped last; settings are in the first one alone."""
         if (magic := self._data[:4]) != b"GGUF":

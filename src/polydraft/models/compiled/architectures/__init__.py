@@ -3,6 +3,7 @@
 from polydraft.models.compiled.architectures.base import Architecture, ModelSpec
 from polydraft.models.compiled.architectures.falcon_h1 import FALCON_H1
 from polydraft.models.compiled.architectures.gemma import GEMMA, GEMMA2, GEMMA3
+from polydraft.models.compiled.architectures.glm4_moe import GLM4_MOE
 from polydraft.models.compiled.architectures.gpt_oss import GPT_OSS
 from polydraft.models.compiled.architectures.granite import GRANITE
 from polydraft.models.compiled.architectures.granite_hybrid import GRANITE_HYBRID
@@ -36,6 +37,7 @@ ALL = (
     MIXTRAL,
     QWEN2_MOE,
     GPT_OSS,
+    GLM4_MOE,
     LFM2,
     LFM2_MOE,
     GRANITE_HYBRID,

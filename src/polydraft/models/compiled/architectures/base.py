@@ -171,6 +171,7 @@ class Architecture:
     gguf_names: where GGUF files name tensors otherwise than Llama's.  interleaved: whether they have the two halves of a rotation side by side
     in the rows of queries and keys.  gguf_settings: of transformers' configuration, what such a file implies or names otherwise.
     gguf_values: what makes transformers' weights of those of a file, by name.  refusal: why models of some configurations are not compiled, or None.
+    partial_rotary: whether files may say that only the first part of each head rotates.
     mixture: from a configuration, where layers are mixtures of experts.  some_without_experts: whether it is None for some.  stack: where transformers has a weight of an expert, by its name and
     `Mixture.inner`.  module_names: of modules, what folders may call them otherwise, without the layer.
     """
@@ -197,6 +198,7 @@ class Architecture:
     matrices: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MATRICES)
     vectors: Mapping[str, str] = field(default_factory=dict[str, str])
     final_norm: str = "model.norm"
+    partial_rotary: bool = False
     inner_width: Callable[[Any], int] = lambda config: config.intermediate_size
     mixer_shapes: Callable[[Any, str], dict[str, tuple[int, ...]]] = lambda config, kind: {}
 
@@ -265,4 +267,5 @@ class Architecture:
             shapes[f"{out}.bias"] = (config.hidden_size,)
         if self.sinks:
             shapes["self_attn.sinks"] = (config.num_attention_heads,)
-        return shapes | {f"{name}.weight": (width,) for name in self.head_norms}
+        has_norms = getattr(config, "use_qk_norm", True)
+        return shapes | {f"{name}.weight": (width,) for name in (self.head_norms if has_norms else ())}
