@@ -1,21 +1,21 @@
-"""Packed weights of a model's files, kept in the cache folder: the next start maps them, where packing takes seconds.
+"""Packed weights of a model's files, kept in the cache folder: the next start reads them, where packing takes seconds.
 
     file     a line of JSON, `about`; then the panels of each matrix as they are in memory, each from a page on
     about    what they follow from (the model's files by path, size and time of change, how they are packed, the code that packs), sums, figures
     sums     of each matrix, its bytes added as numbers of 64 bits: a file that is damaged is not used
 
-While they are packed the file is the memory that they are packed into, under a name of its own: room on the disk is reserved first, and what is
-unfinished is found by nobody. Without room, or a folder that can be written, panels lie in memory alone.
+They are read into memory and not mapped: the pages of a file are small, and a pass of SmolLM2 over them takes 1.2 times as long. A file has its name once
+all is written. Without room, or a folder that can be written, nothing is kept.
 """
 
 import hashlib
 import json
-import mmap
 import os
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from time import time
 from typing import Any
@@ -35,7 +35,7 @@ SUFFIX = ".weights"
 ABANDONED = 3600.0
 """Seconds after which an unfinished file is that of a process that ended."""
 TOGETHER = 16 << 20
-"""Bytes that a thread sums at a time."""
+"""Bytes that a thread reads at a time."""
 
 
 def folder() -> Path | None:
@@ -54,31 +54,24 @@ def code_digest() -> str:
 
 
 class PackedFile:
-    """Memory for the panels of some matrices: those that are kept, or new memory to pack into, see `is_filled`, that `keep` keeps.
+    """Memory of some matrices, and the file that keeps what is in it.
 
-    about: what panels follow from, as JSON has it; None: they are not to be kept.  sizes: of each matrix, bytes.
-    arrays: bytes of each matrix.  figures: of `keep`, where they are kept.
+    about: what panels follow from, as JSON has it; None: they are not to be kept.  arrays: bytes of each matrix.
+    figures: of `keep`, once they are read.
     """
 
-    def __init__(self, about: Mapping[str, Any] | None, sizes: Sequence[int]) -> None:
+    def __init__(self, about: Mapping[str, Any] | None, arrays: Sequence[np.ndarray]) -> None:
         self.figures: dict[str, float] = {}
-        self.arrays: list[np.ndarray] | None = None
-        self.is_filled = False
-        self._unfinished: Path | None = None
-        self._about, self._sizes = about, list(sizes)
-        self._starts = [HEADER, *(HEADER + np.cumsum([-(-size // PAGE) * PAGE for size in sizes])).tolist()]
+        self._about, self._arrays, self._sizes = about, arrays, [len(array) for array in arrays]
+        self._starts = [HEADER, *(HEADER + np.cumsum([-(-size // PAGE) * PAGE for size in self._sizes])).tolist()]
         place = folder() if about is not None and LEAST_BYTES <= self._starts[-1] <= MOST_BYTES else None
-        if place is None:
-            return
         key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
-        self._path = place / f"{key}{SUFFIX}"
-        self.is_filled = self._open()
-        if not self.is_filled:
-            with suppress(OSError, ValueError):
-                self._create()
+        self._path = None if place is None else place / f"{key}{SUFFIX}"
 
-    def _open(self) -> bool:
-        """Map what is kept; whether it is there, whole and of these very files."""
+    def read(self) -> bool:
+        """Fill the memory with what is kept; whether it is there, whole and of these very files."""
+        if self._path is None:
+            return False
         try:
             with open(self._path, "rb") as file:
                 if os.fstat(file.fileno()).st_size != self._starts[-1]:
@@ -86,77 +79,72 @@ class PackedFile:
                 said = json.loads(file.read(HEADER).split(b"\n", 1)[0])
                 if said["about"] != self._about or said["sizes"] != self._sizes:
                     return False
-                arrays = self._mapped(file.fileno(), access=mmap.ACCESS_COPY)
-            if _sums(arrays) != said["sums"]:
-                return False
-            figures = {str(name): float(number) for name, number in said["figures"].items()}
+                figures = {str(name): float(number) for name, number in said["figures"].items()}
+                whole = self._each(partial(_read, file.fileno())) == said["sums"]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            whole, figures = False, dict[str, float]()
+        if not whole:
+            for array in self._arrays:
+                array[:] = 0
             return False
-        self.arrays, self.figures = arrays, figures
+        self.figures = figures
         with suppress(OSError):
             os.utime(self._path)
         return True
 
-    def _mapped(self, descriptor: int, **access: int) -> list[np.ndarray]:
-        pages = mmap.mmap(descriptor, self._starts[-1], **access)
-        with suppress(OSError):
-            pages.madvise(mmap.MADV_WILLNEED)
-        raw = np.frombuffer(pages, np.uint8)
-        return [raw[begin : begin + size] for begin, size in zip(self._starts, self._sizes, strict=False)]
+    def _each(self, work: Callable[[np.ndarray, int], int]) -> list[int]:
+        """What work(part, place in the file) gives for the parts of each array, added up, on all cores."""
+        with ThreadPoolExecutor(usable_cores()) as pool:
+            parts = [[(a[k : k + TOGETHER], begin + k) for k in range(0, len(a), TOGETHER)] for a, begin in self._pairs()]
+            return [sum(pool.map(lambda part: work(*part), some)) % 2**64 for some in parts]
 
-    def _create(self) -> None:
-        """Reserve room for a file, a tenth of the disk left free."""
-        if not hasattr(os, "posix_fallocate"):
-            return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        _make_room(self._path.parent, self._starts[-1])
-        disk = os.statvfs(self._path.parent)
-        if self._starts[-1] > disk.f_bavail * disk.f_frsize - disk.f_blocks * disk.f_frsize // 10:
+    def _pairs(self) -> list[tuple[np.ndarray, int]]:
+        return list(zip(self._arrays, self._starts, strict=False))
+
+    def keep(self, **figures: float) -> None:
+        """Write what is in memory now: the next start finds it, and these figures."""
+        if self._path is None:
             return
         unfinished = self._path.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}.unfinished")
         try:
-            with open(unfinished, "xb+") as file:
-                os.posix_fallocate(file.fileno(), 0, self._starts[-1])
-                self.arrays = self._mapped(file.fileno(), flags=mmap.MAP_SHARED)
-        except OSError:
-            unfinished.unlink(missing_ok=True)
-            raise
-        self._unfinished = unfinished
-
-    def keep(self, **figures: float) -> None:
-        """The panels are packed: the next start finds them, and these figures."""
-        if self._unfinished is None or self.arrays is None:
-            return
-        about = {"about": self._about, "sizes": self._sizes, "sums": _sums(self.arrays), "figures": figures}
-        line = json.dumps(about).encode() + b"\n"
-        try:
-            if len(line) <= HEADER:  # else of a hundred parts with long names
-                with open(self._unfinished, "rb+") as file:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            _make_room(self._path.parent, self._starts[-1])
+            disk = shutil.disk_usage(self._path.parent)
+            if self._starts[-1] > disk.free - disk.total // 10:
+                return
+            said = {"about": self._about, "sizes": self._sizes, "sums": self._each(_sum), "figures": figures}
+            line = json.dumps(said).encode() + b"\n"
+            if len(line) > HEADER:  # a model of a hundred files with long names
+                return
+            try:
+                with open(unfinished, "xb") as file:
                     file.write(line)
-                os.replace(self._unfinished, self._path)
+                    for array, begin in self._pairs():
+                        file.seek(begin)
+                        file.write(memoryview(array))
+                    file.truncate(self._starts[-1])
+                os.replace(unfinished, self._path)
+            finally:
+                unfinished.unlink(missing_ok=True)
         except OSError:
-            pass
-        self.drop()
-
-    def drop(self) -> None:
-        """What is unfinished is not kept; memory stays."""
-        if self._unfinished is not None:
-            with suppress(OSError):
-                self._unfinished.unlink(missing_ok=True)
-            self._unfinished = None
+            return
 
 
-def _sums(arrays: Sequence[np.ndarray]) -> list[int]:
-    """Of each array, its bytes as numbers of 64 bits, added up; zeros behind the last byte."""
+def _read(descriptor: int, part: np.ndarray, place: int) -> int:
+    """Fill a part of the memory from a place of the file; returns its sum."""
+    rest = memoryview(part)
+    while rest:
+        count = os.preadv(descriptor, [rest], place)
+        if count == 0:
+            raise OSError("the file ends")
+        rest, place = rest[count:], place + count
+    return _sum(part)
 
-    def added(part: np.ndarray) -> int:
-        whole = len(part) // 8 * 8
-        rest = int.from_bytes(part[whole:].tobytes(), "little")
-        return int(part[:whole].view(np.uint64).sum(dtype=np.uint64)) + rest
 
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        parts = [[array[begin : begin + TOGETHER] for begin in range(0, len(array), TOGETHER)] for array in arrays]
-        return [sum(pool.map(added, some)) % 2**64 for some in parts]
+def _sum(part: np.ndarray, _: int = 0) -> int:
+    """Of bytes as numbers of 64 bits; zeros behind the last byte."""
+    whole = len(part) // 8 * 8
+    return int(part[:whole].view(np.uint64).sum(dtype=np.uint64)) + int.from_bytes(part[whole:].tobytes(), "little")
 
 
 def _make_room(place: Path, size: int) -> None:

@@ -64,22 +64,11 @@ class _Packer:
         """Jobs of torch, which has threads of its own and takes none that a forked process starts."""
         self.rounded: dict[str, set[str]] = {}
         self.made: list[Packed] = []
-        self.given: list[np.ndarray] = []
-        """Memory for the matrices that are made next, in their order."""
 
     def empty(self, matrices: Sequence[Sequence[tuple[Format, int]]], inputs: int, *, multiplied: bool = True) -> Packed:
-        """Matrices in memory that was given, else in new memory; see `Packed.empty`."""
-        w = Packed.empty(matrices, inputs, multiplied=multiplied)
-        if self.given:
-            w = w._replace(data=self.given.pop(0))
-        self.made.append(w)
-        return w
-
-    def begin_again(self, given: Sequence[np.ndarray]) -> None:
-        """Forget what was made, and its jobs: the same matrices are made in this memory."""
-        self.given = list(given)
-        for jobs in (self.made, self.block_jobs, self.number_jobs):
-            jobs.clear()
+        """Memory for matrices, see `Packed.empty`."""
+        self.made.append(Packed.empty(matrices, inputs, multiplied=multiplied))
+        return self.made[-1]
 
     def block_format(self, name: str) -> str | None:
         """The format of a tensor's blocks in the file, if they stay as they are."""
@@ -245,19 +234,12 @@ def packed_weights(
     def of_attention(numbers: Sequence[int]) -> np.ndarray:
         return np.array([numbers[l] for l in of_kind[ATTENTION]], np.int64)
 
-    def made() -> tuple[dict[str, Packed], Packed, ExpertWeights | None]:
-        matrices = {part: packer.packed(layers) for part, layers in names.items()}
-        embed = _embedding(model, packer, matrices["head"])
-        return matrices, embed, None if mixture is None else _experts(model, packer, mixture, [*map(_layer, sparse)], of_experts)
-
-    matrices, embed, experts = made()
-    file = PackedFile(_about(model, packer), [w.nbytes for w in packer.made])
-    if file.arrays is not None:
-        packer.begin_again(file.arrays)
-        matrices, embed, experts = made()
+    matrices = {part: packer.packed(layers) for part, layers in names.items()}
+    embed = _embedding(model, packer, matrices["head"])
+    experts = None if mixture is None else _experts(model, packer, mixture, [*map(_layer, sparse)], of_experts)
     packed_matrices = *matrices.values(), *(() if experts is None else experts.matrices)
     stored = ", ".join(sorted(set().union(*(w.formats for w in packed_matrices))))
-    error = _fill(file, packer, _name(model))
+    error = _fill(model, packer)
     tables = [rotary(model.config, columns, model.rope_factors, rope, length) for rope in spec.rotaries]
     cos, sin = (torch.stack(parts).numpy() for parts in zip(*tables, strict=True))
     weights = Weights(
@@ -293,16 +275,14 @@ def _about(model: Checkpoint, packer: _Packer) -> dict[str, Any] | None:
     return {"files": stamps, **options, "layouts": layouts, "code": code_digest()} if stamps else None
 
 
-def _fill(file: PackedFile, packer: _Packer, name: str) -> float:
-    """Pack all matrices, unless they were kept, and keep them; returns the error of what was rounded."""
-    if file.is_filled:
+def _fill(model: Checkpoint, packer: _Packer) -> float:
+    """Pack all matrices, or read them where they were kept; returns the error of what was rounded."""
+    file = PackedFile(_about(model, packer), [w.data for w in packer.made])
+    if file.read():
         return file.figures["error"]
-    try:
-        lost, whole = _run(packer, name, sum(w.nbytes for w in packer.made))
-        error = (lost / whole) ** 0.5 if lost else 0.0
-        file.keep(error=error)
-    finally:
-        file.drop()
+    lost, whole = _run(packer, _name(model), sum(w.nbytes for w in packer.made))
+    error = (lost / whole) ** 0.5 if lost else 0.0
+    file.keep(error=error)
     return error
 
 
