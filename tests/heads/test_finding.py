@@ -94,6 +94,10 @@ def test_a_named_head_of_another_model_is_refused_before_the_model_is_loaded(bes
     monkeypatch.setattr("polydraft.engine.api.load_models", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(ModelLoadError, match="num_target_layers=36, the model has 6"):
         engine_of(model, head=put("one", "dspark-qwen3-gated", num_target_layers=36))
+    other = put("three", "dspark-qwen3-gated")
+    (other / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}}))
+    with pytest.raises(ModelLoadError, match=r"has a tokenizer\.json with other tokens"):
+        engine_of(model, head=other)
     with pytest.raises(ModelLoadError, match="strange_field=3 is not understood"):
         engine_of(model, head=put("two", "dspark-qwen3-gated", strange_field=3))
 

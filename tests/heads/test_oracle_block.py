@@ -1,6 +1,7 @@
 """Published block heads draft what their authors' code drafts, round by round."""
 
 import json
+from dataclasses import replace
 from shutil import copytree
 
 import numpy as np
@@ -8,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from polydraft import Engine, SamplingParams
-from polydraft.core import TokenTree
+from polydraft import Engine, SamplingParams, tree
+from polydraft.core import Budget, Request, TokenTree
 from polydraft.errors import IncompatibleError, ModelLoadError
+from polydraft.heads.block import BlockDrafter
 from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.block.network import BlockModel
 from polydraft.heads.folders import kind_of
@@ -123,3 +125,26 @@ def test_a_head_of_a_deeper_target_is_refused(tmp_path, settings, said):
     width = {"fc.weight": torch.zeros(64, 64 * len(settings.get("target_layer_ids", "123")))}
     with pytest.raises(IncompatibleError, match=said):
         BlockModel(BlockCheckpoint.load(changed(tmp_path, kind, width, **settings)), oracle.target(kind))
+
+
+def test_a_file_of_torch_with_code_in_it_is_refused_and_runs_nothing(tmp_path):
+    class Code:
+        def __reduce__(self):
+            return (tmp_path / "ran").touch, ()
+
+    where = changed(tmp_path, "dspark-qwen3-gated")
+    (where / "model.safetensors").unlink()
+    torch.save({"norm.weight": Code()}, where / "pytorch_model.bin")
+    with pytest.raises(ModelLoadError, match="was given as a head of kind 'block', and cannot be read"):
+        BlockCheckpoint.load(where)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_deeper_budget_than_the_block_is_cut_to_it():
+    checkpoint, model = model_of("dspark-qwen3-gated")
+    drafter = BlockDrafter(model, checkpoint.layers)
+    states = oracle.states("dspark-qwen3-gated", checkpoint.layers)
+    (state,) = drafter.start([Request("r", tuple(range(5, 12)), SamplingParams(), 0)])
+    model.inject(state.slot, 0, states[:6])
+    draft = drafter.propose([replace(state, states=states[5:6])], [Budget.fixed(tree.chain(12))])
+    assert draft.tree.num_nodes == 1 + model.depths == 6

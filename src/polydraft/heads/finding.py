@@ -18,6 +18,7 @@ from polydraft.heads.checkpoint import flat, probe, shipped
 from polydraft.heads.folders import kind_of, settings_of
 from polydraft.models.catalogue import hub_answers
 from polydraft.models.hub import local, located
+from polydraft.schema import read_json
 
 __all__ = ["candidates", "check_head", "head_for", "located_head", "misfit"]
 
@@ -60,8 +61,21 @@ def check_head(folder: str | Path, model: Path | None) -> None:
     theirs = None if model is None else model / "config.json"
     if theirs is not None and theirs.is_file() and (reason := _other(settings, settings_of(theirs.parent))):
         raise ModelLoadError(f"the head {str(folder)!r} is not for {str(model)!r}: {reason}. Use the head of this model.")
+    if model is not None and folder_tokens(model) != folder_tokens(Path(folder)) and folder_tokens(Path(folder)):
+        raise ModelLoadError(
+            f"the head {str(folder)!r} has a tokenizer.json with other tokens than that of {str(model)!r}. Use the head of this model."
+        )
     if kind in registry.heads() and kind != "mtp":  # a module in a model's folder is as large as its layers
         registry.drafter(kind).checkpoint.load(folder)
+
+
+def folder_tokens(folder: Path) -> Any:
+    """The tokens that a folder's tokenizer.json lists, or None."""
+    file = folder.expanduser() / "tokenizer.json"
+    try:
+        return read_json(file.read_bytes())["model"]["vocab"]
+    except Exception:  # a head needs none
+        return None
 
 
 def _settings_of_repository(name: str) -> dict[str, Any]:
