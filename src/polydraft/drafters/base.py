@@ -122,6 +122,15 @@ class ReadingOn(Protocol):
 
 
 @runtime_checkable
+class ReadingAhead(Protocol):
+    """A drafter whose model reads a long prompt in pieces, between which others are served."""
+
+    def read_ahead(self, token_ids: Sequence[int], count: int) -> bool:
+        """Read at most so many more tokens of a text, for `start` to find; whether that would read no more than as many."""
+        ...
+
+
+@runtime_checkable
 class Reporting(Protocol):
     """A drafter that says what became of its work for a request; it goes into `RequestStats.drafter_counts` after every round."""
 

@@ -29,7 +29,7 @@ from polydraft.core.methods import Drafter, Verifier
 from polydraft.core.outcomes import Outcome
 from polydraft.core.targets import AuxRows, Mixing, Scores, Target
 from polydraft.core.trees import TokenTree
-from polydraft.drafters.base import Auxiliary, Reading, ReadingOn, Reporting, as_one_round, interleaved, teach_each
+from polydraft.drafters.base import Auxiliary, Reading, ReadingAhead, ReadingOn, Reporting, as_one_round, interleaved, teach_each
 from polydraft.engine.batch import some
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.structured import pruned
@@ -38,6 +38,8 @@ from polydraft.models.slots import given_back_on_error
 from polydraft.verifiers import inputs
 
 T = TypeVar("T")
+PIECE = 512
+"""Tokens of a prompt that a draft model reads in a round."""
 
 
 def _switch_off(drafter: Drafter, sequence: Sequence, error: Exception) -> None:
@@ -171,10 +173,28 @@ def _states(target: Target, drafter: Drafter | None, sequences: Seq[Sequence], t
 
 
 def begin(drafter: Drafter, sequences: Seq[Sequence]) -> None:
-    """Give each sequence without one a drafter state that has read all its committed tokens."""
+    """Give each sequence without one a drafter state that has read all its committed tokens.
+
+    A long text is read over several rounds, which have no drafts of it; at once where they decide the output, with a seed above temperature 0.
+    """
     for s in sequences:
-        if s.drafting and s.state is None:
+        if s.drafting and s.state is None and (_decided_by_drafts(s) or _read_ahead(drafter, s)):
             _begin(drafter, s, len(s.token_ids))
+
+
+def _decided_by_drafts(s: Sequence) -> bool:
+    return s.request.params.seed is not None and not s.request.params.greedy
+
+
+def _read_ahead(drafter: Drafter, s: Sequence) -> bool:
+    """Whether a drafter has read enough of a text to begin; a piece more is read where it has not."""
+    if not isinstance(drafter, ReadingAhead):
+        return True
+    try:
+        return drafter.read_ahead(s.token_ids, PIECE)
+    except Exception as error:
+        _switch_off(drafter, s, error)
+        return False
 
 
 def _begin(drafter: Drafter, s: Sequence, length: int, known: Scores | None = None) -> None:
@@ -254,8 +274,9 @@ def propose(
             return copied
         rest = [sequences[b] for b in others], [budgets[b] for b in others], roots[others]
         return interleaved([others, copying], [propose(target, drafter, verifier, *rest, vocab_size), some(copied, copying)])
-    _catch_up(target, drafter, [s for s in sequences if s.drafting and s.num_read < len(s.token_ids)])
-    live = [b for b, s in enumerate(sequences) if s.drafting]
+    begun = [b for b, s in enumerate(sequences) if s.drafting and s.state is not None]
+    _catch_up(target, drafter, [sequences[b] for b in begun if sequences[b].num_read < len(sequences[b].token_ids)])
+    live = [b for b in begun if sequences[b].drafting]
     if not live:
         return Draft.empty(roots)
 
@@ -362,7 +383,7 @@ def observe(
         sequences[b].unread.append(
             (scores.hidden, b) if bare else ({k: x[b : b + 1, nodes] for k, x in scores.hidden.items()}, 0)
         )
-    live = [b for b, s in enumerate(sequences) if s.drafting and b not in untold]
+    live = [b for b, s in enumerate(sequences) if s.drafting and s.state is not None and b not in untold]
     if not live:
         return
     live_outcome, live_scores = (outcome, scores) if len(live) == len(sequences) else some((outcome, scores), live)

@@ -112,10 +112,10 @@ class Service:
         """
         form = fill_form(self.tokenizer)
         if form is None:
-            raise ApiError(400, f"a suffix was given; {self.name!r} was not trained to fill in: its vocabulary has no marks for it.", param="suffix")  # fmt: skip
+            raise ApiError(400, f"suffix was given; {self.name!r} was not trained to fill in: its vocabulary has no marks for it.", param="suffix")  # fmt: skip
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if len(texts) < len(prompts):
-            raise ApiError(400, "a suffix was given beside a prompt of token ids; expected text.", param="prompt")
+            raise ApiError(400, "suffix was given beside a prompt of token ids; expected text.", param="prompt")
 
         async def plain(text: str) -> list[int]:
             return self._without_first(await self.encoded(text, parse_special=False)) if text else []

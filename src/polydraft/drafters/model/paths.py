@@ -153,6 +153,21 @@ class ModelDrafter:
                 states.append(ModelState(request, slot, ids, ids[-1:]))
         return states
 
+    def read_ahead(self, token_ids: Sequence[int], count: int) -> bool:
+        """A free slot keeps what is read; see `drafters.base.ReadingAhead`."""
+        unread = tuple(token_ids[:-1])
+        if isinstance(self.model, EncoderDecoder) or len(unread) <= count or len(token_ids) >= self.model.max_model_len:
+            return True
+        slot = self.slots.take(unread)
+        length = int(self.model.lengths[slot])
+        end = min(length + count, len(unread))
+        try:
+            if len(unread) - length > count:
+                self.model.prefill([slot], [unread[length:end]])
+        finally:
+            self.slots.give_back(slot, unread[: int(self.model.lengths[slot])])
+        return len(unread) - end <= count
+
     def release(self, states: Sequence[ModelState]) -> None:
         """Give the slots back; each keeps what it has read for texts that begin alike."""
         for state in states:
@@ -300,6 +315,10 @@ class Guest(ModelDrafter):
     """A drafter in slots that somebody else fills, commits and empties: nothing is read twice. `place` names them, a field of `core.Request`."""
 
     place = "slot"
+
+    def read_ahead(self, token_ids: Sequence[int], count: int) -> bool:
+        """Nothing is read."""
+        return True
 
     def start(self, requests: Sequence[Request]) -> list[ModelState]:
         """Nothing is read: whose slots they are did.

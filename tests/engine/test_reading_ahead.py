@@ -1,0 +1,49 @@
+"""A draft model reads a long prompt in pieces, a round each, which hold up no neighbour and change no text."""
+
+from polydraft import Engine, Request, SamplingParams
+from polydraft.drafters.model.paths import ModelDrafter
+from polydraft.engine import drafting
+
+PROMPT = "def add(a, b):\n" + "    # a line that says little\n" * 24
+LONG = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+
+
+def noted(engine, monkeypatch):
+    """Tokens that the draft model reads from now on, by call."""
+    assert isinstance(engine.drafter, ModelDrafter)
+    counts, model = [], engine.drafter.model
+    prefill = model.prefill
+
+    def read(slots, token_ids, **options):
+        counts.append(sum(map(len, token_ids)))
+        return prefill(slots, token_ids, **options)
+
+    monkeypatch.setattr(model, "prefill", read)
+    return counts
+
+
+def answered(engine, params):
+    sample = engine.add_request(Request("long", tuple(engine.encode(PROMPT)), params, 5))
+    while engine.has_unfinished_requests:
+        engine.step()
+    return sample
+
+
+def test_a_long_prompt_is_read_by_the_draft_model_in_pieces_and_its_text_stays(monkeypatch):
+    options = {"drafter": "model", "depth": 3, "max_num_seqs": 2}
+    whole = answered(Engine.embedded(**options), LONG)
+    monkeypatch.setattr(drafting, "PIECE", 50)
+    engine = Engine.embedded(**options)
+    counts, length = noted(engine, monkeypatch), len(engine.encode(PROMPT))
+    sample = answered(engine, LONG)
+    assert sample.token_ids == whole.token_ids and sample.stats.drafted_tokens > 0
+    assert max(counts) <= 50 and length - 60 < sum(counts) < length + 60 and len(counts) > 3
+    assert isinstance(engine.drafter, ModelDrafter) and engine.num_free == engine.drafter.slots.num_free == 2
+
+
+def test_a_text_that_follows_its_drafts_has_them_from_its_first_round(monkeypatch):
+    monkeypatch.setattr(drafting, "PIECE", 50)
+    engine = Engine.embedded(drafter="model", depth=3, max_num_seqs=2)
+    counts = noted(engine, monkeypatch)
+    answered(engine, SamplingParams(temperature=1.0, seed=5, max_tokens=8, ignore_eos=True))
+    assert counts[0] == len(engine.encode(PROMPT)) - 1
