@@ -313,12 +313,15 @@ def shared_arguments(typingctx, arguments):
 
 @intrinsic
 def put_arguments(typingctx, arguments, address):
-    """Write arguments where an address points, for code that is called often; returns how many bytes they take. An address of 0 writes nothing."""
+    """Write arguments where an address points, for code that is called often; returns how many bytes they take. An address of 0 writes nothing.
+
+    Arrays are written without who owns them: that object ends with this call, and code that counted its owners later would free it again.
+    """
 
     def emit(context, builder, signature, args):
         kind = context.get_value_type(arguments)
         with builder.if_then(builder.icmp_signed("!=", args[1], ir.Constant(ir.IntType(64), 0))):
-            _write(builder, args[0], builder.inttoptr(args[1], kind.as_pointer()))
+            _write_borrowed(builder, arguments, args[0], builder.inttoptr(args[1], kind.as_pointer()))
         return ir.Constant(ir.IntType(64), context.get_abi_sizeof(kind))
 
     return types.int64(arguments, types.int64), emit
@@ -346,6 +349,19 @@ def _write(builder, value, pointer):
         return
     for i in range(len(value.type.elements)):
         _write(builder, builder.extract_value(value, i), cgutils.gep_inbounds(builder, pointer, 0, i))
+
+
+def _write_borrowed(builder, kind, value, pointer):
+    """`_write`, with nothing in the place of an array's owner and of its Python object, which numba then does not count. kind: of numba."""
+    if not isinstance(kind, (types.BaseTuple, types.Array)):
+        builder.store(value, pointer)
+        return
+    for i in range(len(kind.types) if isinstance(kind, types.BaseTuple) else len(value.type.elements)):
+        part, place = builder.extract_value(value, i), cgutils.gep_inbounds(builder, pointer, 0, i)
+        if isinstance(kind, types.BaseTuple):
+            _write_borrowed(builder, kind.types[i], part, place)
+        else:
+            builder.store(ir.Constant(part.type, None) if i < 2 else part, place)
 
 
 @inner

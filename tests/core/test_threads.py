@@ -15,7 +15,7 @@ import pytest
 from numba import njit, types
 
 from polydraft import threads
-from polydraft.threads import MAX_THREADS, Pool, default_threads, share, shared_code, sync
+from polydraft.threads import MAX_THREADS, Pool, default_threads, put_arguments, share, shared_code, sync
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="helpers need POSIX threads")
 MOST_TURNS = 20_000_000
@@ -180,3 +180,17 @@ def test_a_large_model_takes_the_physical_cores_that_it_may_use(monkeypatch, fil
     monkeypatch.setattr(threads, "_content", content)
     assert default_threads(1 << 30) == cores
     assert default_threads(1 << 20) == 1
+
+
+@njit
+def _put(arguments, address):
+    return put_arguments(arguments, address)
+
+
+def test_arguments_that_last_have_arrays_without_owners():
+    """An owner that is counted after the call that wrote it would be freed twice."""
+    numbers, place = np.arange(3.0), np.full(64, 7, np.int64)
+    size = _put((np.int64(5), numbers), place.ctypes.data)
+    count, owner, made_by, length, _, data = place[:6].tolist()
+    assert (count, owner, made_by, length, data) == (5, 0, 0, 3, numbers.ctypes.data)
+    assert size < place.nbytes

@@ -89,6 +89,19 @@ HYBRIDS = {
         pad_token_id=0,
         **SIZES,
     ),
+    "qwen3_5": lambda vocab: hf.Qwen3_5TextConfig(
+        vocab_size=vocab,
+        num_hidden_layers=3,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        max_position_embeddings=1024,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
+        **SIZES,
+    ),
 }
 EVERY = pytest.mark.parametrize("name", HYBRIDS)
 ORACLE = Path(__file__).parent / "oracle_gguf"

@@ -123,5 +123,7 @@ def _auto(parts: Parts, options: Mapping[str, Any]) -> str:
     weights = options.get("weights")
     if weights is None and parts.draft_model is not None:
         return "model"
+    if weights is None and getattr(getattr(parts.target, "checkpoint", None), "predictor", None) is not None:
+        return "mtp"
     weights = weights or shipped(parts.target)
     return "ngram" if weights is None else kind_of(weights)

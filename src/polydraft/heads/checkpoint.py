@@ -160,6 +160,9 @@ class HeadCheckpoint:
         """The configuration and the tensors, whatever layout they are stored in."""
         return settings, stored(folder, "model.safetensors")
 
+    shares_rows: ClassVar[bool] = False
+    """Whether embeddings and output rows are the target's, in whatever form it has them."""
+
     @property
     def compiles(self) -> bool:
         """Whether its compiled form runs a head of this configuration; else it drafts in torch."""

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.errors import ModelLoadError
-from polydraft.models.compiled.architectures import ARCHITECTURES, LLAMA, LLAMA_FAMILY, Architecture, Stored
+from polydraft.models.compiled.architectures import ARCHITECTURES, LLAMA, LLAMA_FAMILY, Architecture, Stored, predictor
 from polydraft.models.config import CheckpointConfig
 from polydraft.models.folder import check_folder, load_config
 from polydraft.models.gguf import GgufFile
@@ -60,6 +60,7 @@ class Checkpoint:
     device, dtype: of the module; files are read to a CPU, to be used as float32.
     rope_factors: [half of a head] by what the configuration's rotary frequencies are divided, where a file says so.
     norm_offset: what is added to its norm weights.
+    predictor: tensors of the layer behind the model's that predicts a further token, by `heads.mtp`'s names, where there is one that is run.
     blocks, rows, forget: of a GGUF file, see there: a weight's blocks; some rows of it in float32; they are not needed in memory any more.
     kinds: a weight's number format, where reading its blocks for that would take long.
     files: that weights are read from; none of a module.
@@ -74,6 +75,7 @@ class Checkpoint:
     dtype: torch.dtype
     rope_factors: Tensor | None = None
     norm_offset: float = 0.0
+    predictor: Callable[[], Mapping[str, Tensor]] | None = None
     blocks: Callable[[str], tuple[str, np.ndarray]] | None = None
     rows: Callable[[str, slice], Tensor] | None = None
     forget: Callable[[Iterable[str], slice], None] = lambda names, rows: None
@@ -212,7 +214,24 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
         norm_offset=_norm_offset(config),
         **offers,
         files=(folder / "config.json", *sorted(set(files.values()))),
+        predictor=_predictor(predictor.in_folder(files), lambda name: _whole(files[name], name).float(), _norm_offset(config)),
     )
+
+
+def _predictor(
+    names: Mapping[str, str] | None, read: Callable[[str], Tensor], offset: float = 0.0
+) -> Callable[[], Mapping[str, Tensor]] | None:
+    """Tensors of a layer that predicts. names: where they are."""
+    if names is None:
+        return None
+    return lambda: {name: read(place) + (offset if read(place).ndim == 1 else 0.0) for name, place in names.items()}
+
+
+def _whole(file: Path, name: str) -> Tensor:
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as opened:
+        return opened.get_tensor(name)
 
 
 def of_file(file: GgufFile) -> Checkpoint | None:
@@ -245,6 +264,7 @@ def of_file(file: GgufFile) -> Checkpoint | None:
         "rows": file.rows,
         "forget": file.forget,
         "files": tuple(parts_of(file.path)),
+        "predictor": _predictor(predictor.in_gguf(file.tensors, config.num_hidden_layers), file.tensor),
     }
     return Checkpoint(config, None, outlines, file.read, tied, cpu, torch.float32, file.rope_factors, **offers)
 

@@ -276,6 +276,10 @@ class GgufFile(GgufHeader):
         kind, blocks = self.blocks(name)
         return _dequantised(kind, blocks[rows])
 
+    def tensor(self, own_name: str) -> Tensor:
+        """A tensor in float32, by the file's name."""
+        return _dequantised(*self._blocks(own_name))
+
     def read(self, name: str) -> Tensor:
         """A weight in float32, by transformers' name."""
         weight, layer = _dequantised(*self.blocks(name)), LAYER.fullmatch(name)

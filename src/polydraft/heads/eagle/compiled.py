@@ -184,7 +184,11 @@ class CompiledEagle(CompiledHead):
         self.name, self.vocab_size, self.draft_ids = head.kind, target.vocab_size, head.ids[head.ids < target.vocab_size]
         h, width, H, G = config.hidden_size, head_width(config), config.num_attention_heads, config.num_key_value_heads
         epsilon, scale = np.float32(config.rms_norm_eps), np.float32(width**-0.5)
-        sizes = Sizes(H, G, width, config.intermediate_size, whole(len(self.draft_ids)), epsilon, scale)
+        rows = target.arrays if head.shares_rows else None
+        outputs = whole(len(self.draft_ids)) if rows is None else rows.head.outputs
+        sizes = Sizes(
+            H, G, width, config.intermediate_size, outputs, epsilon, scale, gated=bool(getattr(config, "output_gate", False))
+        )
         slots = max_num_seqs or target.max_num_seqs
         self.device, self.dtype, cpu = torch.device("cpu"), torch.float32, torch.device("cpu")
         bytes_per_token = token_bytes(G, width)
@@ -204,9 +208,13 @@ class CompiledEagle(CompiledHead):
             "out": named("self_attn.o_proj"),
             "gate_up": named("mlp.gate_proj", "mlp.up_proj"),
             "down": named("mlp.down_proj"),
-            "head": head.output(target)[: len(self.draft_ids)],
         }
+        if rows is None:
+            matrices["head"] = head.output(target)[: len(self.draft_ids)]
         packed_matrices: dict[str, Any] = {name: packed([matrix], FORMATS[quantization]) for name, matrix in matrices.items()}
+        self.weight_bytes = sum(matrix.nbytes for matrix in packed_matrices.values())
+        if rows is not None:
+            packed_matrices["head"] = rows.head
         cos, sin = rotary(config, columns)
         parts = [name for name in tensors if name.startswith("fc_norm.")] or [
             name for name in tensors if name == "input_norm.weight"
@@ -229,7 +237,6 @@ class CompiledEagle(CompiledHead):
             sin=sin.numpy(),
         )
         F = matrices["fc"].shape[1] if len(matrices["fc"]) else h
-        self.weight_bytes = sum(matrix.nbytes for matrix in packed_matrices.values())
         work = workspace(weights, sizes, columns, target.num_threads, max(F, 2 * h))
         target_rooms = aligned(slots, TREE_ROOM, F), np.zeros(slots, np.int64)
         rooms = aligned(slots, TREE_ROOM, h), aligned(CHUNK, F), aligned(CHUNK, 2 * h)

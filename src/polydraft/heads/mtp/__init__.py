@@ -7,9 +7,10 @@ an EAGLE-3 head is: `heads.eagle.compiled` computes, and what was accepted is re
 from typing import Any
 
 from polydraft.core import DraftSampling
+from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import FIXED
 from polydraft.heads.eagle import EagleDrafter
-from polydraft.heads.mtp.network import MtpCheckpoint
+from polydraft.heads.mtp.network import MtpCheckpoint, OwnPredictor
 from polydraft.heads.mtp.published import MtpModule, PublishedMtp
 from polydraft.papers import method
 
@@ -26,6 +27,15 @@ class MtpDrafter(EagleDrafter):
 
     methods = (method("mtp", "Multi-token prediction", "2412.19437 2509.18362", {DraftSampling.IID}, FIXED),)
     checkpoint = MtpCheckpoint
+
+    @classmethod
+    def build(cls, parts: Parts, *, weights: str | None = None, kind: str = "paths") -> Any:
+        """See `HeadDrafter.build`; without weights the layer in the target's own files, where there is one."""
+        own = OwnPredictor.of_target(parts.target) if weights is None else None
+        if own is None:
+            return super().build(parts, weights=weights, kind=kind)
+        return cls(cls.model_of(own, parts.target), own.layers_of(parts.target), kind, stop_ids=parts.eos_token_ids)
+
     forms = "polydraft.heads.eagle.compiled:CompiledEagle", "polydraft.heads.mtp.network:MtpModel"
 
     @classmethod

@@ -14,8 +14,10 @@ On disk it is an EAGLE-3 head, but for what its layer reads.
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -23,8 +25,15 @@ from polydraft.heads.eagle.network import EagleCheckpoint, EagleHead, EagleModel
 from polydraft.heads.folders import settings_of
 from polydraft.heads.mtp.published import PublishedMtp, reads
 from polydraft.models.llama_layer import LlamaLayer, Norm
+from polydraft.models.rotary import rope_parameters
 
-__all__ = ["MtpCheckpoint", "MtpHead", "MtpModel", "MtpRecipe"]
+__all__ = ["MtpCheckpoint", "MtpHead", "MtpModel", "MtpRecipe", "OwnPredictor"]
+
+SHARED = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("rms_norm_eps", "max_position_embeddings"),
+)
+"""Settings that a target's own layer has of the target."""
 
 
 class MtpCheckpoint(EagleCheckpoint):
@@ -42,6 +51,26 @@ class MtpCheckpoint(EagleCheckpoint):
     def load(cls, folder: str | Path) -> Any:
         """A module trained here, or the one of another's folder, see `published`."""
         return super().load(folder) if "polydraft_head" in settings_of(folder) else PublishedMtp.load(folder)
+
+
+class OwnPredictor(MtpCheckpoint):
+    """The layer in a target's own files that predicts a further token; embeddings and output rows are the target's."""
+
+    shares_rows = True
+
+    @classmethod
+    def of_target(cls, target: Any) -> "OwnPredictor | None":
+        """That of a target, where it has one that is run."""
+        files = getattr(target, "checkpoint", None)
+        if files is None or files.predictor is None:
+            return None
+        settings = {name: getattr(files.config, name) for name in SHARED}
+        more = {"num_hidden_layers": 1, "norm_output": True, "output_gate": files.architecture.output_gate}
+        config = SimpleNamespace(**settings, **more, rope_parameters=rope_parameters(files.config))
+        return cls(config, (), files.predictor(), np.empty(0, np.int64))
+
+    def check(self, target: Any) -> None:
+        """It is of no other target."""
 
 
 class MtpHead(EagleHead):

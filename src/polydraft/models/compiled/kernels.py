@@ -13,7 +13,20 @@ from polydraft.compile_time import inner
 from polydraft.exponential import exp, fma
 from polydraft.models.compiled.vectors import FLOATS, LANES, VectorCode
 
-__all__ = ["GELU", "SILU", "add", "bfloat16_bits", "cap", "copy_row", "gate", "norm_part", "rms_norm", "scale_row", "soften"]
+__all__ = [
+    "GELU",
+    "SILU",
+    "add",
+    "bfloat16_bits",
+    "cap",
+    "copy_row",
+    "gate",
+    "inverse_norm",
+    "norm_part",
+    "rms_norm",
+    "scale_row",
+    "soften",
+]
 
 SILU, GELU = map(np.int64, range(2))
 """Activations of a gated feed-forward: x sigmoid(x), and the tanh form of GELU."""
@@ -27,7 +40,7 @@ def bfloat16_bits(bits):
 
 
 @inner(error_model="numpy")
-def _inverse_norm(x, begin, n, epsilon):
+def inverse_norm(x, begin, n, epsilon):
     """1 / sqrt(mean(x^2) + epsilon) of x[begin : begin + n]: eight sums, that wait for one another less, of fused terms."""
     s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = np.float32(0.0)
     end = begin + n // 8 * 8
@@ -47,7 +60,7 @@ def rms_norm(x: np.ndarray, gain: np.ndarray, epsilon: np.float32, out: np.ndarr
     """out[t] = gain x[t] / sqrt(mean(x[t]^2) + epsilon)."""
     n = len(gain)
     for t in range(begin, end):
-        scale = _inverse_norm(x[t], np.int64(0), n, epsilon)
+        scale = inverse_norm(x[t], np.int64(0), n, epsilon)
         for i in range(n):
             out[t, i] = x[t, i] * scale * gain[i]
 
@@ -55,7 +68,7 @@ def rms_norm(x: np.ndarray, gain: np.ndarray, epsilon: np.float32, out: np.ndarr
 @inner
 def norm_part(x: np.ndarray, begin: int, gain: np.ndarray, epsilon: np.float32) -> None:
     """`rms_norm` of x[begin : begin + len(gain)], in place."""
-    scale = _inverse_norm(x, begin, len(gain), epsilon)
+    scale = inverse_norm(x, begin, len(gain), epsilon)
     for i in range(len(gain)):
         x[begin + i] *= scale * gain[i]
 

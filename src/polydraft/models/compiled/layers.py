@@ -11,6 +11,7 @@ from polydraft.models.compiled.architectures.base import (
     ATTENTION,
     ATTENTION_AND_STATE_SPACE,
     CONVOLUTION,
+    DELTA_NET,
     SIDE_BY_SIDE,
     STATE_SPACE,
 )
@@ -18,6 +19,7 @@ from polydraft.models.compiled.cache import SlotMemory
 from polydraft.models.compiled.kernels import cap, scale_row
 from polydraft.models.compiled.mixtures import ExpertWeights, expert_parts
 from polydraft.models.compiled.parts.attention import Attention, Place, attend_code, place_code
+from polydraft.models.compiled.parts.delta_net import DeltaMemory, DeltaNet, DeltaWeights, delta_code, delta_scratch, new_delta
 from polydraft.models.compiled.parts.feed_forward import Gate, gate_code
 from polydraft.models.compiled.parts.products import (
     Add,
@@ -199,6 +201,23 @@ def state_space_block(weights: Weights, sizes: Sizes, memory: StateSpaceMemory, 
     return Block(into.rounding, parts)
 
 
+def delta_net_block(weights: Weights, sizes: Sizes, memory: DeltaMemory, work: Workspace, step: np.ndarray) -> Block:
+    """Each key head of a slot's rows with its value heads; see `parts.delta_net`."""
+    of, d = weights.others, memory.sizes
+    into, out, values = of["delta_in"], of["delta_out"], d.value_heads * d.value_width
+    taps = np.ascontiguousarray(of["delta_taps"][:, :, 0].swapaxes(1, 2))
+    numbers = DeltaWeights(taps, -np.exp(of["delta_rate"]), of["delta_rate_bias"], of["delta_norm"])
+    x, mixed, scratch = aligned(CHUNK, into.outputs), aligned(CHUNK, values), delta_scratch(d, CHUNK, PENDING, len(work.queries))
+    net = DeltaNet(step, work.rows, work.runs, work.seen_columns, numbers, memory, x, mixed, scratch)
+    parts = (
+        product(step, work.normed, into, x, work),
+        Part(delta_code, net, Work(RUNS, d.key_heads, grain=1)),
+        Part(rounding_code, Rounding(mixed, values, out.rounding, work.rounded)),
+        product(step, mixed, out, work.update, work),
+    )
+    return Block(into.rounding, parts)
+
+
 def feed_forward_block(weights: Weights, sizes: Sizes, work: Workspace, step: np.ndarray) -> Block:
     """Down times (activation(gate) up)."""
     gate = Gate(work.gate_up, sizes.inner, sizes.activation, work.act, weights.down.rounding, work.rounded)
@@ -239,11 +258,13 @@ MIXER_BLOCKS: dict[str, Callable[..., Block]] = {
     CONVOLUTION: convolution_block,
     STATE_SPACE: state_space_block,
     ATTENTION_AND_STATE_SPACE: side_by_side_block,
+    DELTA_NET: delta_net_block,
 }
 """By kind of layer: what its block is made of, the memory being that of the kind."""
 STATES: dict[str, Callable[[StateShape, np.ndarray], tuple[Any, StateKind]]] = {
     CONVOLUTION: new_convolution,
     STATE_SPACE: new_state_space,
+    DELTA_NET: new_delta,
 }
 """By kind of recurrent layer: new memory of a shape for the slots whose folded tokens are counted, as its parts and as `RecurrentMemory` take it."""
 

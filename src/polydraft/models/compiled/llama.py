@@ -126,10 +126,11 @@ class CompiledLlama(CompiledSlots):
             source.architecture.inner_width(config),
             weights.head.outputs,
             np.float32(spec.epsilon),
-            *(np.float32(getattr(spec, name)) for name in Sizes._fields[6:-1]),
+            *(np.float32(getattr(spec, name)) for name in Sizes._fields[6:-2]),
             ACTIVATIONS[spec.activation],
+            source.architecture.output_gate,
         )
-        self._sees_all = not any(spec.windows)
+        self._sees_all = not any(spec.windows) and not spec.states
         self.weight_bytes = sum(w.nbytes for w in matrices)
         threads = default_threads(self.weight_bytes) if threads is None else threads
         widest = max(outline.shape[1] for outline in source.outlines.values() if outline.ndim == 2)
@@ -276,7 +277,7 @@ class CompiledLlama(CompiledSlots):
 
     @property
     def offers(self) -> Needs:
-        """Hidden states of all layers, embeddings, the head, and auxiliary rows of token ids; of a draft vocabulary no head, with windows no such rows."""
+        """Hidden states of all layers, embeddings, the head, and auxiliary rows of token ids; of a draft vocabulary no head, with windows or states no such rows."""
         layers = tuple(range(len(self.weights.attention_norm) + 1))
         return Needs(layers, True, self._vocabulary is None, True, self._sees_all, True)
 

@@ -10,7 +10,7 @@ accepted path move to the front as keys and values do. What was folded is forgot
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,6 +48,7 @@ class StateShape(NamedTuple):
     """What a kind of recurrent layer keeps in a slot, float32.
 
     states: shapes of a layer's states.  pending: shapes of what one token leaves for a layer.
+    sizes: what else its parts know of them.
 
     Example:
         >>> shape = StateShape(2, states=((3, 8),), pending=((8,),))
@@ -58,6 +59,7 @@ class StateShape(NamedTuple):
     layers: int
     states: tuple[tuple[int, ...], ...]
     pending: tuple[tuple[int, ...], ...]
+    sizes: Any = None
 
     @property
     def state_bytes(self) -> int:

@@ -32,6 +32,7 @@ class Sizes(NamedTuple):
     """H heads of q, G heads of k and v, D their width, I the width between gate and down, outputs: V in whole panels.
 
     attention_scale: of scores.  activation: SILU or GELU.  caps: soft caps of scores and logits, 0 for none.
+    gated: whether each head of q has another one behind it, whose sigmoid its output is multiplied by.
     """
 
     heads: int
@@ -47,6 +48,7 @@ class Sizes(NamedTuple):
     attention_cap: np.float32 = NONE
     logit_cap: np.float32 = NONE
     activation: int = SILU
+    gated: bool = False
 
 
 class Workspace(NamedTuple):

@@ -26,7 +26,6 @@ __all__ = [
     "largest",
     "layer_sizes",
     "log_of_negative",
-    "num_layers",
     "partly_rotary",
     "rotary",
     "scaled",
@@ -115,22 +114,13 @@ def layer_sizes(file: GgufHeader, key: str, otherwise: int | None = None) -> lis
     Raises:
         ModelLoadError: something else.
     """
-    layers, sizes = num_layers(file), file.setting(key, otherwise)
+    layers, sizes = file.num_layers, file.setting(key, otherwise)
     if not isinstance(sizes, list):
         return [file.count(key, otherwise)] * layers
     if len(sizes) < layers or not all(isinstance(size, int) and size >= 0 for size in sizes):
         told = f"its {file.architecture}.{key} is {sizes!r}; expected a whole number for each of {layers} layers"
         raise file.refusal(told, "Give another file of the model")
     return sizes[:layers]
-
-
-def num_layers(file: GgufHeader) -> int:
-    """Layers of the trunk: those behind it predict further tokens."""
-    extra, blocks = file.setting("nextn_predict_layers", 0), file.count("block_count")
-    if not isinstance(extra, int) or not 0 <= extra < blocks:
-        told = f"its {file.architecture}.nextn_predict_layers is {extra!r}; expected 0 to {blocks - 1}"
-        raise file.refusal(told, "Give another file of the model")
-    return blocks - extra
 
 
 def largest(file: GgufHeader, key: str, otherwise: int | None = None) -> int:
@@ -191,7 +181,7 @@ class Conversion:
             "name_or_path": str(file.path),
             "vocab_size": file.tensors["token_embd.weight"].shape[0],
             "max_position_embeddings": file.count("context_length"),
-            "num_hidden_layers": num_layers(file),
+            "num_hidden_layers": file.num_layers,
             "hidden_size": hidden,
             "intermediate_size": max(layer_sizes(file, "feed_forward_length")),
             "num_attention_heads": heads,
@@ -219,6 +209,6 @@ class Conversion:
 
     def beside(self, file: GgufHeader) -> set[str]:
         """Tensors that are none of the model's weights: layers behind the trunk, and what settings are read from."""
-        extra = range(num_layers(file), file.count("block_count"))
+        extra = range(file.num_layers, file.count("block_count"))
         behind = {name for name in file.tensors if (match := BLOCK.match(name)) and int(match[1]) in extra}
         return behind | {ROPE_FACTORS}

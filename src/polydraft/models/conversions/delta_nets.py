@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polydraft.models.conversions.base import Conversion, Source, log_of_negative, num_layers, partly_rotary, scaled
+from polydraft.models.compiled.architectures.qwen3_5 import delta_settings
+from polydraft.models.conversions.base import Conversion, Source, log_of_negative, partly_rotary, scaled
 from polydraft.models.conversions.mixtures import shared_experts
 from polydraft.models.gguf_header import GgufHeader
 
@@ -25,22 +26,8 @@ WEIGHTS = {
 }
 
 
-def delta_net(file: GgufHeader) -> dict[str, Any]:
-    heads, layers = file.count("ssm.time_step_rank"), num_layers(file)
-    interval = file.count("full_attention_interval", 4)
-    recurrent = file.setting("attention.recurrent_layers") or [(layer + 1) % interval > 0 for layer in range(layers)]
-    return {
-        "layer_types": ["linear_attention" if kept else "full_attention" for kept in recurrent[:layers]],
-        "linear_conv_kernel_dim": file.count("ssm.conv_kernel"),
-        "linear_key_head_dim": file.count("ssm.state_size"),
-        "linear_num_key_heads": file.count("ssm.group_count"),
-        "linear_value_head_dim": file.count("ssm.inner_size") // heads,
-        "linear_num_value_heads": heads,
-    }
-
-
 def next_settings(file: GgufHeader) -> dict[str, Any]:
-    return delta_net(file) | shared_experts(file) | {"norm_topk_prob": True}
+    return delta_settings(file) | shared_experts(file) | {"norm_topk_prob": True}
 
 
 def three_positions(file: GgufHeader, width: int) -> dict[str, Any]:
@@ -100,7 +87,11 @@ IN_TURNS = {
     "linear_attn.out_proj.weight": _moved("ssm_out.weight", columns_by_key),
 }
 QWEN3_NEXT = Conversion("qwen3_next", next_settings, NAMES, WEIGHTS | NEXT, rotary=partly_rotary)
-QWEN3_5 = Conversion("qwen3_5_text", delta_net, NAMES, WEIGHTS | IN_TURNS, rotary=three_positions)
+QWEN3_5 = Conversion("qwen3_5_text", delta_settings, NAMES, WEIGHTS | IN_TURNS, rotary=three_positions)
 QWEN3_5_MOE = Conversion(
-    "qwen3_5_moe_text", lambda file: delta_net(file) | shared_experts(file), NAMES, WEIGHTS | IN_TURNS, rotary=three_positions
+    "qwen3_5_moe_text",
+    lambda file: delta_settings(file) | shared_experts(file),
+    NAMES,
+    WEIGHTS | IN_TURNS,
+    rotary=three_positions,
 )

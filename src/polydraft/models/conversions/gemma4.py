@@ -6,7 +6,7 @@ Files say by divisors of frequencies which pairs of a head rotate: the others ar
 
 from typing import Any
 
-from polydraft.models.conversions.base import Conversion, Source, layer_sizes, num_layers
+from polydraft.models.conversions.base import Conversion, Source, layer_sizes
 from polydraft.models.gguf_header import GgufHeader
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
@@ -15,7 +15,7 @@ UNTURNED = 1e20
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:
-    layers, narrow = num_layers(file), file.count("attention.key_length_swa")
+    layers, narrow = file.num_layers, file.count("attention.key_length_swa")
     is_local = layer_sizes(file, "attention.sliding_window_pattern")
     kv_heads, widths = layer_sizes(file, "attention.head_count_kv"), layer_sizes(file, "feed_forward_length")
     of_global = [layer for layer in range(layers) if not is_local[layer]]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polydraft.models.conversions.base import Conversion, Source, num_layers, rotary
+from polydraft.models.conversions.base import Conversion, Source, rotary
 from polydraft.models.gguf_header import GgufHeader
 
 
@@ -23,7 +23,7 @@ def settings(file: GgufHeader) -> dict[str, Any]:
         "num_experts_per_tok": file.count("expert_used_count"),
         "intermediate_size": file.count("expert_feed_forward_length"),
         "sliding_window": file.count("attention.sliding_window"),
-        "layer_types": ["full_attention" if layer % 2 else "sliding_attention" for layer in range(num_layers(file))],
+        "layer_types": ["full_attention" if layer % 2 else "sliding_attention" for layer in range(file.num_layers)],
     }
 
 

@@ -14,7 +14,6 @@ from polydraft.models.conversions.base import (
     largest,
     layer_sizes,
     log_of_negative,
-    num_layers,
 )
 from polydraft.models.gguf_header import GgufHeader
 
@@ -89,7 +88,7 @@ KINDS = {
 
 
 def nemotron(file: GgufHeader) -> dict[str, Any]:
-    mixed, blocks = mamba(file), [f"blk.{layer}." for layer in range(num_layers(file))]
+    mixed, blocks = mamba(file), [f"blk.{layer}." for layer in range(file.num_layers)]
     feed_forward = next(
         (file.tensors[f"{block}ffn_up.weight"] for block in blocks if f"{block}ffn_up.weight" in file.tensors), None
     )

@@ -17,6 +17,7 @@ from polydraft.models.compiled.architectures.phi3 import PHI3
 from polydraft.models.compiled.architectures.qwen2 import QWEN2
 from polydraft.models.compiled.architectures.qwen2_moe import QWEN2_MOE
 from polydraft.models.compiled.architectures.qwen3 import QWEN3
+from polydraft.models.compiled.architectures.qwen3_5 import QWEN3_5
 from polydraft.models.compiled.architectures.qwen3_moe import QWEN3_MOE
 from polydraft.models.compiled.architectures.smollm3 import SMOLLM3
 
@@ -42,6 +43,7 @@ ALL = (
     LFM2_MOE,
     GRANITE_HYBRID,
     FALCON_H1,
+    QWEN3_5,
 )
 ARCHITECTURES = {a.model_type: a for a in ALL}
 LLAMA_FAMILY = frozenset(a.model_type for a in (LLAMA, MISTRAL, QWEN2, QWEN3))

@@ -3,9 +3,10 @@
 Every layer of the compiled path has the same parts, and an architecture says which of them it has and with what numbers:
 
     x = x + residual_scale norm?(mixer(norm(x)))          of one kind a layer:
-        attention                                         norms of queries and keys, biases, rotation, window, soft cap
+        attention                                         norms of queries and keys, biases, rotation, window, soft cap, output gate
         convolution                                       short and gated, see `parts.short_convolution`
         state_space                                       Mamba-2, see `parts.state_space`
+        delta_net                                         see `parts.delta_net`
     x = x + residual_scale norm?(feed_forward(norm(x)))   activation(gate) up, or a mixture of experts, see `mixture`
     logits = cap(logit_scale head(norm(x)))               x begins as embedding_scale times the token's embedding
 
@@ -29,6 +30,7 @@ __all__ = [
     "ATTENTION",
     "ATTENTION_AND_STATE_SPACE",
     "CONVOLUTION",
+    "DELTA_NET",
     "FEED_FORWARD",
     "HEAD_NORMS",
     "MATRICES",
@@ -42,7 +44,7 @@ __all__ = [
     "one_rotary",
 ]
 
-ATTENTION, CONVOLUTION, STATE_SPACE = "attention", "convolution", "state_space"
+ATTENTION, CONVOLUTION, STATE_SPACE, DELTA_NET = "attention", "convolution", "state_space", "delta_net"
 ATTENTION_AND_STATE_SPACE = "attention_and_state_space"
 SIDE_BY_SIDE = {ATTENTION_AND_STATE_SPACE: (ATTENTION, STATE_SPACE)}
 """Kinds whose layers add what several others give for the same input."""
@@ -61,6 +63,7 @@ MIXERS = {
     STATE_SPACE: Mixer(
         ("ssm_in", "ssm_out"), ("ssm_taps", "ssm_taps_bias", "ssm_rates", "ssm_rate_bias", "ssm_skips", "ssm_norm")
     ),
+    DELTA_NET: Mixer(("delta_in", "delta_out"), ("delta_taps", "delta_rate", "delta_rate_bias", "delta_norm")),
 }
 """Kinds of layers, by what mixes their tokens."""
 FEED_FORWARD = ("gate_up", "down")
@@ -165,6 +168,7 @@ class Architecture:
     matrices: name -> transformers' modules whose weights lie below one another in it.  vectors: name -> weight of a layer that is no matrix of a product.
     final_norm: transformers' name of the norm before the head.
     head_norms: names of the norms of queries and keys, where attention has them.  qkv_bias, out_bias: whether its first and its last product have biases.
+    output_gate: whether each head of queries has another one behind it, whose sigmoid its output is multiplied by.
     sinks: whether each head has a score more in its softmax, without a value.
     spec: from a configuration.  inner_width: of what lies between gate and down, likewise.  mixer_shapes: of the weights of a layer's mixer by name, of kinds other than attention.
     fused: whether q, k, v and gate, up are one matrix each.
@@ -195,6 +199,7 @@ class Architecture:
     sinks: bool = False
     gguf_values: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict[str, Callable[[Tensor], Tensor]])
     refusal: Callable[[Any], str | None] = lambda config: None
+    output_gate: bool = False
     matrices: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MATRICES)
     vectors: Mapping[str, str] = field(default_factory=dict[str, str])
     final_norm: str = "model.norm"
@@ -260,6 +265,8 @@ class Architecture:
         outputs = [heads * width for heads in (config.num_attention_heads, *[config.num_key_value_heads] * 2)]
         qkv, (out,) = self.matrices["qkv"], self.matrices["out"]
         shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (rows, inputs) for name, rows in zip(qkv, outputs, strict=True)}
+        if self.output_gate:
+            shapes[f"{qkv[0]}.weight"] = (2 * outputs[0], inputs)
         shapes[f"{out}.weight"] = (config.hidden_size, outputs[0])
         if self.qkv_bias:
             shapes |= {f"{name}.bias": (rows,) for name, rows in zip(qkv, outputs, strict=True)}

@@ -10,7 +10,7 @@ import numpy as np
 
 from polydraft.compile_time import inner, unowned
 from polydraft.compiled_code import njit
-from polydraft.exponential import fma
+from polydraft.exponential import exp, fma
 from polydraft.models.compiled.cache import SlotMemory, keep
 from polydraft.models.compiled.kernels import cap, norm_part, soften
 from polydraft.models.compiled.products import call_product
@@ -34,17 +34,20 @@ def _rotate(x, begin, cos, sin):
 def place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot, column):
     """Bias, norms and rotation of one row's q and k; its keys and values go to one column of a slot."""
     H, G, D = sizes.heads, sizes.groups, sizes.width
+    step = 2 * D if sizes.gated else D
+    first = H * step
     for i in range(len(bias)):
         qkv[i] += bias[i]
     for j in range(H + G):
+        begin = j * step if j < H else first + (j - H) * D
         if len(q_norm) > 0:
-            norm_part(qkv, j * D, q_norm if j < H else k_norm, sizes.epsilon)
-        _rotate(qkv, j * D, cos, sin)
+            norm_part(qkv, begin, q_norm if j < H else k_norm, sizes.epsilon)
+        _rotate(qkv, begin, cos, sin)
     keys, values, together, bits = memory.keys[layer, slot], memory.values[layer, slot], memory.together, qkv.view(np.uint32)
     for j in range(G):
         for i in range(D):
-            keep(keys[j, column // PANEL], together, i, column % PANEL, bits[(H + j) * D + i])
-            keep(values[j, i // PANEL], together, column, i % PANEL, bits[(H + G + j) * D + i])
+            keep(keys[j, column // PANEL], together, i, column % PANEL, bits[first + j * D + i])
+            keep(values[j, i // PANEL], together, column, i % PANEL, bits[first + (G + j) * D + i])
 
 
 @inner(error_model="numpy")
@@ -66,10 +69,10 @@ def attend(sizes, memory, work, layer, window, sinks, first, last, g, head, head
             nearest = min(nearest, max(np.int64(0), work.rows[t].position + 1 - window), work.rows[t].length)
     skipped_panels = nearest // PANEL
     shift, panels = skipped_panels * PANEL, (end + PANEL - 1) // PANEL - skipped_panels
-    rows, scale = (last - first) * heads, sizes.attention_scale
+    rows, scale, apart = (last - first) * heads, sizes.attention_scale, 2 if sizes.gated else 1
     for t in range(first, last):
         for h in range(heads):
-            r, begin = (t - first) * heads + h, offset + h * D
+            r, begin = (t - first) * heads + h, apart * (offset + h * D)
             for i in range(D):
                 queries[r, i] = work.qkv[t, begin + i] * scale
     at = size * ((layer * slots + slot) * G + g) * columns
@@ -126,6 +129,9 @@ def attend(sizes, memory, work, layer, window, sinks, first, last, g, head, head
             share = np.float32(1.0) / totals[r]
             for i in range(D):
                 work.mixed[t, begin + i] = blend[r, i] * share
+            if sizes.gated:
+                for i in range(D):
+                    work.mixed[t, begin + i] /= np.float32(1.0) + exp(-work.qkv[t, 2 * begin + D + i])
 
 
 class Place(NamedTuple):

@@ -1,0 +1,113 @@
+"""Qwen3.5 (https://qwen.ai/blog?id=qwen3.5): gated delta nets, and in every fourth layer attention whose output has a gate; norms of 1 + w.
+
+A fourth of each head rotates; the three positions of its rotary are one for text. Files of llama.cpp have value heads in another order than
+folders, see `parts.delta_net`, and what multiplies the decay as -exp(A_log).
+"""
+
+from typing import Any
+
+from polydraft.models.compiled.architectures.base import (
+    ATTENTION,
+    DELTA_NET,
+    MATRICES,
+    Architecture,
+    ModelSpec,
+    one_rotary,
+)
+from polydraft.models.compiled.parts.delta_net import DeltaSizes, delta_shape
+from polydraft.models.gguf_header import GgufHeader
+
+ATTENDS, RECURS = "full_attention", "linear_attention"
+"""Kinds of layers in transformers' configuration."""
+NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+DELTA_MATRICES = {
+    "delta_in": tuple(f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "b", "a")),
+    "delta_out": ("linear_attn.out_proj",),
+}
+DELTA_VECTORS = {
+    "delta_taps": "linear_attn.conv1d.weight",
+    "delta_rate": "linear_attn.A_log",
+    "delta_rate_bias": "linear_attn.dt_bias",
+    "delta_norm": "linear_attn.norm.weight",
+}
+DELTA_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+}
+
+
+def spec(config: Any) -> ModelSpec:
+    mixers = tuple(ATTENTION if kind == ATTENDS else DELTA_NET for kind in config.layer_types)
+    return one_rotary(config, mixers=mixers, states={DELTA_NET: delta_shape(mixers.count(DELTA_NET), delta_sizes(config))})
+
+
+def delta_sizes(config: Any) -> DeltaSizes:
+    return DeltaSizes(
+        config.linear_num_key_heads,
+        config.linear_num_value_heads,
+        config.linear_key_head_dim,
+        config.linear_value_head_dim,
+        config.linear_conv_kernel_dim,
+        getattr(config, "tiled_value_heads", False),
+        config.rms_norm_eps,
+    )
+
+
+def delta_shapes(config: Any, kind: str) -> dict[str, tuple[int, ...]]:
+    h, heads, width = config.hidden_size, config.linear_num_value_heads, config.linear_value_head_dim
+    keys, values = config.linear_num_key_heads * config.linear_key_head_dim, heads * width
+    return {
+        "linear_attn.in_proj_qkv.weight": (2 * keys + values, h),
+        "linear_attn.in_proj_z.weight": (values, h),
+        "linear_attn.in_proj_b.weight": (heads, h),
+        "linear_attn.in_proj_a.weight": (heads, h),
+        "linear_attn.conv1d.weight": (2 * keys + values, 1, config.linear_conv_kernel_dim),
+        "linear_attn.A_log": (heads,),
+        "linear_attn.dt_bias": (heads,),
+        "linear_attn.norm.weight": (width,),
+        "linear_attn.out_proj.weight": (h, values),
+    }
+
+
+def delta_settings(file: GgufHeader) -> dict[str, Any]:
+    heads, count = file.count("ssm.time_step_rank"), file.count("block_count")
+    interval = file.count("full_attention_interval", 4)
+    recurs = file.setting("attention.recurrent_layers") or [(layer + 1) % interval > 0 for layer in range(count)]
+    return {
+        "layer_types": [RECURS if recurrent else ATTENDS for recurrent in recurs[: file.num_layers]],
+        "linear_num_key_heads": file.count("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": file.count("ssm.state_size"),
+        "linear_value_head_dim": file.count("ssm.inner_size") // heads,
+        "linear_conv_kernel_dim": file.count("ssm.conv_kernel"),
+    }
+
+
+def settings(file: GgufHeader) -> dict[str, Any]:
+    return delta_settings(file) | {"tiled_value_heads": True}
+
+
+QWEN3_5 = Architecture(
+    "qwen3_5_text",
+    "qwen35",
+    spec,
+    NORMS,
+    1.0,
+    ("self_attn.q_norm", "self_attn.k_norm"),
+    output_gate=True,
+    partial_rotary=True,
+    gguf_names=DELTA_NAMES,
+    gguf_settings=settings,
+    matrices=MATRICES | DELTA_MATRICES,
+    vectors=DELTA_VECTORS,
+    mixer_shapes=delta_shapes,
+    gguf_values={"linear_attn.A_log": lambda rate: (-rate).log()},
+)

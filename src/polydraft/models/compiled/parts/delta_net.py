@@ -1,0 +1,393 @@
+"""Gated delta nets: a state for each head instead of keys and values, and a whole tree of tokens from the state of the committed text.
+
+Yang, Kautz & Hatamizadeh 2024, Gated Delta Networks (arXiv 2412.06464), equation 10, as Qwen3-Next and Qwen3.5 have it: behind a causal convolution,
+with q and k normalised and q scaled by its width, each token of a path does
+
+    S <- exp(g) S;    u = beta (v - k^T S);    S <- S + k u^T;    o = q^T S
+
+With S_0 the state that is kept, G_i the sum of g from the first token behind it to node i, and A(i) the tokens behind it that i's path goes through:
+
+    u_i = beta_i (v_i - exp(G_i) k_i^T S_0 - sum over l in A(i) of exp(G_i - G_l) (k_i . k_l) u_l)
+    o_i = exp(G_i) q_i^T S_0 + sum over l in A(i) and i of exp(G_i - G_l) (q_i . k_l) u_l
+    S   = exp(G_a) S_0 + sum over l in A(a) and a of exp(G_a - G_l) k_l u_l^T        behind an accepted node a
+
+So the state is read once for all nodes, a branch costs dot products of keys, and what is rejected was never in it: k, u, g and the inputs of the
+convolution of each token are rows of `recurrent`'s memory, which folds whole blocks of accepted ones into the state.
+
+Trap: G_i - G_l is a sum from l to i in float64, never a difference of two float32 sums: behind strong decays those are large, and their
+difference decides.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from polydraft.compile_time import inner, unowned
+from polydraft.compiled_code import njit
+from polydraft.exponential import exp, fma
+from polydraft.models.compiled.cache import whole
+from polydraft.models.compiled.kernels import inverse_norm
+from polydraft.models.compiled.products import call_product, number_product
+from polydraft.models.compiled.program import lasting_code
+from polydraft.models.compiled.recurrent import StateKind, StateShape, pending_row
+from polydraft.models.compiled.tiles import UNROLL
+from polydraft.models.compiled.vectors import PANEL, aligned
+
+__all__ = [
+    "DeltaMemory",
+    "DeltaNet",
+    "DeltaScratch",
+    "DeltaSizes",
+    "DeltaWeights",
+    "delta_code",
+    "delta_heads",
+    "delta_scratch",
+    "delta_shape",
+    "fold_slot",
+    "new_delta",
+]
+
+borrowed = inner(_nrt=False, error_model="numpy")
+"""For what a part calls: its arrays are owned by nobody that counts."""
+L2_EPSILON = np.float32(1e-6)
+"""Added to the squares of q and k before their root, in all models."""
+ONE, NONE = np.float32(1.0), np.float32(0.0)
+FORGOTTEN = -60.0
+"""Sum of g behind which a token has no weight: exp(-60) is 1e-26."""
+
+
+class DeltaSizes(NamedTuple):
+    """Heads of keys (and queries) and of values, their widths, taps of the convolution.
+
+    tiled: whether value head j reads key head j % key_heads, as in llama.cpp's files; else j // (value_heads / key_heads).  epsilon: of the norm.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_width: int
+    value_width: int
+    taps: int
+    tiled: bool = False
+    epsilon: float = 1e-6
+
+
+class DeltaWeights(NamedTuple):
+    """Of all such layers, beside their products. Channels are q, k and v of all heads."""
+
+    taps: np.ndarray  # [L, taps, channels], the last one is of a token's own input
+    rate: np.ndarray  # [L, value heads], -exp(A_log)
+    rate_bias: np.ndarray  # [L, value heads]
+    norm: np.ndarray  # [L, value width]
+
+
+class DeltaMemory(NamedTuple):
+    """States of all slots, and rows of the tokens behind them; see `recurrent`. product: address of the code that multiplies with states."""
+
+    states: np.ndarray  # [L, slots, value heads, value width / PANEL, key width, PANEL]
+    tails: np.ndarray  # [L, slots, taps - 1, channels], inputs of the convolution, the oldest first
+    inputs: np.ndarray  # [L, slots, rows, channels]
+    keys: np.ndarray  # [L, slots, rows, key heads x key width]
+    updates: np.ndarray  # [L, slots, rows, value heads x value width], u
+    decays: np.ndarray  # [L, slots, rows, value heads], g
+    folded: np.ndarray  # [slots]
+    product: int
+    sizes: DeltaSizes
+
+
+class DeltaScratch(NamedTuple):
+    """Of each thread, for rows of one slot."""
+
+    pairs: np.ndarray  # [threads, 2 rows, key width]: key and query of each row
+    panels: np.ndarray  # [threads, 2 rows / PANEL, key width, PANEL], the same
+    dots: np.ndarray  # [threads, rows of memory, 2 rows]
+    read: np.ndarray  # [threads, 2 rows, value width]
+    value: np.ndarray  # [threads, value width]
+    out: np.ndarray  # [threads, value width]
+
+
+def delta_shape(layers: int, sizes: DeltaSizes) -> StateShape:
+    """What so many layers keep.
+
+    Example:
+        >>> delta_shape(1, DeltaSizes(1, 1, PANEL, PANEL, 4)).state_bytes == 4 * (PANEL**2 + 3 * 3 * PANEL)
+        True
+    """
+    keys, values = sizes.key_heads * sizes.key_width, sizes.value_heads * sizes.value_width
+    state = sizes.value_heads, whole(sizes.value_width) // PANEL, sizes.key_width, PANEL
+    channels = 2 * keys + values
+    return StateShape(layers, (state, (sizes.taps - 1, channels)), ((channels,), (keys,), (values,), (sizes.value_heads,)), sizes)
+
+
+def new_delta(shape: StateShape, folded: np.ndarray) -> tuple[DeltaMemory, StateKind]:
+    """Memory for the slots that `folded` counts, as parts and as `recurrent.RecurrentMemory` take it."""
+    states, pending = shape.new_states(len(folded)), shape.new_pending(len(folded))
+    memory = DeltaMemory(*states, *pending, folded, number_product(np.dtype(np.float32)), shape.sizes)
+    return memory, StateKind(states, pending, lambda slot, count, _: fold_slot(memory, slot, count))
+
+
+def delta_scratch(sizes: DeltaSizes, rows: int, memory_rows: int, threads: int) -> DeltaScratch:
+    """rows: of a slot that are in work at once."""
+    assert sizes.key_width % UNROLL == 0
+    pairs, width = whole(2 * rows), whole(sizes.value_width)
+    return DeltaScratch(
+        pairs=aligned(threads, pairs, sizes.key_width),
+        panels=aligned(threads, pairs // PANEL, sizes.key_width, PANEL),
+        dots=aligned(threads, memory_rows, pairs),
+        read=aligned(threads, pairs, width),
+        value=aligned(threads, sizes.value_width),
+        out=aligned(threads, sizes.value_width),
+    )
+
+
+@borrowed
+def _value_head(sizes, g, m):
+    """The m-th value head of key head g."""
+    return g + m * sizes.key_heads if sizes.tiled else g * (sizes.value_heads // sizes.key_heads) + m
+
+
+@borrowed
+def _fold_head(memory, layer, slot, count, j):
+    """The first rows of a slot become part of the state of value head j."""
+    sizes = memory.sizes
+    K, V, state = sizes.key_width, sizes.value_width, memory.states[layer, slot, j]
+    g = j % sizes.key_heads if sizes.tiled else j // (sizes.value_heads // sizes.key_heads)
+    keys, updates, decays = memory.keys[layer, slot], memory.updates[layer, slot], memory.decays[layer, slot]
+    total = 0.0
+    for l in range(count):
+        total += decays[l, j]
+    shrunk = exp(np.float32(total))
+    for p in range(state.shape[0]):
+        for i in range(K):
+            row = state[p, i]
+            for lane in range(PANEL):
+                row[lane] *= shrunk
+    for l in range(count):
+        total -= decays[l, j]
+        share, key = exp(np.float32(min(total, 0.0))), keys[l, g * K : (g + 1) * K]
+        for p in range(state.shape[0]):
+            width = min(V - p * PANEL, PANEL)
+            update = updates[l, j * V + p * PANEL : j * V + p * PANEL + width]
+            for i in range(K):
+                factor, row = share * key[i], state[p, i]
+                for lane in range(width):
+                    row[lane] = fma(factor, update[lane], row[lane])
+
+
+@borrowed
+def _fold_tail(memory, layer, slot, count):
+    """The last inputs of the convolution after the first rows of a slot."""
+    tail, inputs = memory.tails[layer, slot], memory.inputs[layer, slot]
+    for place in range(len(tail)):
+        older = place + count
+        source = tail[older] if older < len(tail) else inputs[older - len(tail)]
+        for i in range(tail.shape[1]):
+            tail[place, i] = source[i]
+
+
+@njit(cache=True)
+def fold_slot(memory, slot, count):
+    """The first `count` rows of a slot become part of its states."""
+    for layer in range(len(memory.states)):
+        _fold_tail(memory, layer, slot, count)
+        for j in range(memory.sizes.value_heads):
+            _fold_head(memory, layer, slot, count, j)
+
+
+@borrowed
+def _convolve(taps, tail, inputs, row, seen, folded, begin, width, out):
+    """SiLU of the convolution of some channels at one row: over the inputs of the tokens before it on its path, and its own."""
+    last = len(tail)
+    for i in range(width):
+        out[i] = NONE
+    for back in range(last + 1):
+        place = pending_row(row, seen, folded, back)
+        tap = taps[last - back, begin : begin + width]
+        source = inputs[place, begin : begin + width] if place >= 0 else tail[last + place, begin : begin + width]
+        for i in range(width):
+            out[i] = fma(tap[i], source[i], out[i])
+    for i in range(width):
+        out[i] = out[i] / (ONE + exp(-out[i]))
+
+
+@borrowed
+def _unit(x, scale):
+    """x = scale x / sqrt(sum x^2 + epsilon)."""
+    n = np.float32(len(x))
+    factor = scale / np.sqrt(n) * inverse_norm(x, np.int64(0), len(x), L2_EPSILON / n)
+    for i in range(len(x)):
+        x[i] *= factor
+
+
+@borrowed
+def _gated_norm(out, norm, epsilon, gate, mixed):
+    """mixed = norm out / sqrt(mean(out^2) + epsilon) silu(gate)."""
+    n = len(out)
+    factor = inverse_norm(out, np.int64(0), n, epsilon)
+    for i in range(n):
+        z = gate[i]
+        mixed[i] = out[i] * factor * norm[i] * (z / (ONE + exp(-z)))
+
+
+@borrowed
+def _keep(x, inputs, begin, width):
+    source, target = x[begin : begin + width], inputs[begin : begin + width]
+    for i in range(width):
+        target[i] = source[i]
+
+
+@borrowed
+def _prepare(weights, memory, layer, folded, rows, seen, first, last, g, projected, scratch, thread):
+    """Keys and queries of a head: convolution and norms, in `pairs` and in panels; keys are kept. Returns how many rows of memory there are."""
+    sizes = memory.sizes
+    K, slot, end = sizes.key_width, rows[first].slot, np.int64(0)
+    pairs, panels, scale = scratch.pairs[thread], scratch.panels[thread], np.float32(1.0 / math.sqrt(K))
+    tail, inputs, keys, taps = (
+        memory.tails[layer, slot],
+        memory.inputs[layer, slot],
+        memory.keys[layer, slot],
+        weights.taps[layer],
+    )
+    for t in range(first, last):
+        row, place, pair = rows[t], rows[t].column - folded, 2 * (t - first)
+        end = max(end, place + 1)
+        for role in range(2):
+            begin, x = ((1 - role) * sizes.key_heads + g) * K, pairs[pair + role]
+            _keep(projected[t], inputs[place], begin, K)
+            _convolve(taps, tail, inputs, row, seen[t], folded, begin, K, x)
+            _unit(x, ONE if role == 0 else scale)
+            panel, lane = panels[(pair + role) // PANEL], (pair + role) % PANEL
+            for i in range(K):
+                panel[i, lane] = x[i]
+        for i in range(K):
+            keys[place, g * K + i] = pairs[pair, i]
+    return end
+
+
+@borrowed
+def _add_token(share_key, share_query, of_token, value, out):
+    """A token of the path enters u and o of a node."""
+    for i in range(len(value)):
+        u = of_token[i]
+        value[i] = fma(-share_key, u, value[i])
+        out[i] = fma(share_query, u, out[i])
+
+
+@borrowed
+def _node(row, seen, folded, dots, pair, read, beta, decays, updates, j, value, out):
+    """u of one node into its row of memory, and o, of value head j; value: its own, which is used up.  read: what its key and query read of the state."""
+    V, place = len(value), row.column - folded
+    total = np.float64(decays[place, j])
+    for i in range(V):
+        out[i] = NONE
+    back, before = 1, row.length - folded + row.num_seen - 1
+    while back <= before and total > FORGOTTEN:
+        l = pending_row(row, seen, folded, back)
+        share = exp(np.float32(total))
+        _add_token(share * dots[l, pair], share * dots[l, pair + 1], updates[l, j * V : (j + 1) * V], value, out)
+        total += decays[l, j]
+        back += 1
+    decay = exp(np.float32(total)) if total > FORGOTTEN else NONE
+    own, by_key, by_query = dots[place, pair + 1], read[pair], read[pair + 1]
+    kept = updates[place, j * V : (j + 1) * V]
+    for i in range(V):
+        u = beta * fma(-decay, by_key[i], value[i])
+        kept[i] = u
+        out[i] = fma(own, u, fma(decay, by_query[i], out[i]))
+
+
+@borrowed
+def _softplus(x):
+    """log(1 + exp(x)) in float64."""
+    return x if x > 30.0 else math.log1p(math.exp(x))
+
+
+@borrowed
+def delta_heads(weights, memory, layer, rows, seen, first, last, g, projected, mixed, scratch, thread):
+    """Rows first .. last-1, all of one slot: the value heads of key head g.
+
+    projected: [rows, channels + value heads x value width + 2 value heads], of each row q, k, v, then z, b
+    and a.  mixed: what goes into the last product.
+    """
+    sizes = memory.sizes
+    K, V, H, slot, pairs = sizes.key_width, sizes.value_width, sizes.value_heads, rows[first].slot, 2 * (last - first)
+    folded = memory.folded[slot]
+    end = _prepare(weights, memory, layer, folded, rows, seen, first, last, g, projected, scratch, thread)
+    keys, tail, inputs = memory.keys[layer, slot], memory.tails[layer, slot], memory.inputs[layer, slot]
+    updates, decays, taps = memory.updates[layer, slot], memory.decays[layer, slot], weights.taps[layer]
+    dots, read, value, out = scratch.dots[thread], scratch.read[thread], scratch.value[thread], scratch.out[thread]
+    call_product(
+        memory.product,
+        keys.ctypes.data + 4 * g * K,
+        4 * keys.shape[1],
+        scratch.panels[thread].ctypes.data,
+        4 * K * PANEL,
+        (pairs + PANEL - 1) // PANEL,
+        K,
+        dots.ctypes.data,
+        4 * dots.shape[1],
+        PANEL,
+        end,
+    )
+    values, gates = 2 * sizes.key_heads * K, weights.taps.shape[2]
+    for m in range(H // sizes.key_heads):
+        j = _value_head(sizes, g, m)
+        state = memory.states[layer, slot, j]
+        call_product(
+            memory.product,
+            scratch.pairs[thread].ctypes.data,
+            4 * K,
+            state.ctypes.data,
+            4 * K * PANEL,
+            state.shape[0],
+            K,
+            read.ctypes.data,
+            4 * read.shape[1],
+            PANEL,
+            pairs,
+        )
+        for t in range(first, last):
+            row, x, place = rows[t], projected[t], rows[t].column - folded
+            _keep(x, inputs[place], values + j * V, V)
+            _convolve(taps, tail, inputs, row, seen[t], folded, values + j * V, V, value)
+            decays[place, j] = weights.rate[layer, j] * _softplus(x[gates + H * V + H + j] + weights.rate_bias[layer, j])
+            beta = ONE / (ONE + exp(-x[gates + H * V + j]))
+            _node(row, seen[t], folded, dots, 2 * (t - first), read, beta, decays, updates, j, value, out)
+            z = x[gates + j * V : gates + (j + 1) * V]
+            _gated_norm(out, weights.norm[layer], np.float32(sizes.epsilon), z, mixed[t, j * V : (j + 1) * V])
+
+
+class DeltaNet(NamedTuple):
+    """Items are runs of rows times key heads; what a slot's rows leave the next ones read, so that its first run takes all of them.
+
+    x: [rows, outputs of the first product].  mixed: [rows, value heads x value width].
+    """
+
+    step: np.ndarray
+    rows: np.ndarray
+    runs: np.ndarray
+    seen_columns: np.ndarray
+    weights: DeltaWeights
+    memory: DeltaMemory
+    x: np.ndarray
+    mixed: np.ndarray
+    scratch: DeltaScratch
+
+
+@unowned
+def _delta_net(a, begin, end, thread):
+    step, heads = a.step[0], a.memory.sizes.key_heads
+    for unit in range(begin, end):
+        run, g = unit // heads, unit % heads
+        first, last = a.runs[run], a.runs[run + 1]
+        slot = a.rows[first].slot
+        if first > 0 and a.rows[first - 1].slot == slot:
+            continue
+        while last < step.rows and a.rows[last].slot == slot:
+            last += 1
+        delta_heads(a.weights, a.memory, step.index, a.rows, a.seen_columns, first, last, g, a.x, a.mixed, a.scratch, thread)
+
+
+@njit(cache=True)
+def delta_code(arguments, address):
+    return lasting_code(_delta_net, arguments, address)
