@@ -15,6 +15,7 @@ SAMPLES = {path.stem: json.loads(path.read_text(encoding="utf-8")).get("tokenize
 @pytest.mark.parametrize("name", [name for name, samples in SAMPLES.items() if samples])
 def test_texts_have_the_ids_of_both_programs_and_come_back(name):
     tokenizer = gguf_tokenizer(GgufFile(FOLDER / f"{name}.gguf"))
+    assert tokenizer is not None
     for sample in SAMPLES[name]["samples"]:
         assert tokenizer(sample["text"], add_special_tokens=False)["input_ids"] == sample["ids"]
         assert tokenizer.decode(sample["ids"]) == sample["text"]

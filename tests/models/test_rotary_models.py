@@ -1,6 +1,7 @@
 """Every kind of rotary scaling turns queries and keys as transformers' own modules do, from folders and GGUF files, at positions up to 20,000."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +18,16 @@ from tests.models.gguf_files import write
 
 LENGTH = 20_001
 POSITIONS = torch.tensor([0, 1, 2, 31, 511, 2_047, 4_096, 8_191, 12_345, 20_000])
-SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-LONG = SIZES | {"max_position_embeddings": 32_768}
-SCALED = {"factor": 8.0, "original_max_position_embeddings": 4096}
-PARTS = {"short_factor": [1.0 + i / 8 for i in range(16)], "long_factor": [1.0 + i for i in range(16)]}
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+LONG: dict[str, Any] = SIZES | {"max_position_embeddings": 32_768}
+SCALED: dict[str, Any] = {"factor": 8.0, "original_max_position_embeddings": 4096}
+PARTS: dict[str, Any] = {"short_factor": [1.0 + i / 8 for i in range(16)], "long_factor": [1.0 + i for i in range(16)]}
 
 
 def llama(**rope):
@@ -34,7 +41,7 @@ def gemma3(**full):
 
 
 def phi3(**rope):
-    original = {"original_max_position_embeddings": 4096}
+    original: dict[str, Any] = {"original_max_position_embeddings": 4096}
     return hf.Phi3Config(**LONG, num_key_value_heads=1, pad_token_id=0, rope_parameters={"rope_theta": 1e4} | rope, **original)
 
 
@@ -99,9 +106,17 @@ def test_folders_turn_as_transformers_does(tmp_path, name):
 
 GROWN = 1.2 / (0.1 * math.log(8) + 1)
 """Files have the growth of cosines and sines over that of yarn."""
-YARN = {"rope__scaling__type": "yarn", "rope__scaling__factor": 8.0, "rope__scaling__original_context_length": 4096}
-TURNS = {"rope__scaling__yarn_beta_fast": 16.0, "rope__scaling__yarn_beta_slow": 2.0, "rope__scaling__attn_factor": GROWN}
-IN_FILES = {
+YARN: dict[str, Any] = {
+    "rope__scaling__type": "yarn",
+    "rope__scaling__factor": 8.0,
+    "rope__scaling__original_context_length": 4096,
+}
+TURNS: dict[str, Any] = {
+    "rope__scaling__yarn_beta_fast": 16.0,
+    "rope__scaling__yarn_beta_slow": 2.0,
+    "rope__scaling__attn_factor": GROWN,
+}
+IN_FILES: dict[str, dict[str, Any]] = {
     "default": {},
     "linear": {"rope__scaling__type": "linear", "rope__scaling__factor": 8.0},
     "llama3": {},

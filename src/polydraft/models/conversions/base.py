@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polydraft.models.compiled.architectures.base import GGUF_NAMES
+from polydraft.models.conversions.names import LLAMA_NAMES
 from polydraft.models.gguf_header import GgufHeader
 from polydraft.models.gguf_roles import end_ids, special_id
 from polydraft.models.gguf_rope import rope_scaling
@@ -31,7 +31,7 @@ __all__ = [
     "scaled",
 ]
 
-NAMES = GGUF_NAMES | {
+NAMES = LLAMA_NAMES | {
     "mlp.gate": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     **{

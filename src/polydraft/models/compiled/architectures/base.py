@@ -22,6 +22,7 @@ from torch import Tensor
 from polydraft.models.compiled.architectures.mixture import GGUF_NAMES as MIXTURE_NAMES
 from polydraft.models.compiled.architectures.mixture import Mixture, Stored, in_gguf, stacked
 from polydraft.models.compiled.recurrent import StateShape
+from polydraft.models.conversions.names import LLAMA_NAMES
 from polydraft.models.gguf_header import GgufHeader
 from polydraft.models.rotary import head_width, rope_parameters
 from polydraft.models.windows import windows
@@ -78,25 +79,7 @@ HEAD_NORMS = "self_attn.q_norm", "self_attn.k_norm"
 
 NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
 """Llama's norms of a layer: field of `layers.Weights` -> transformers' name."""
-GGUF_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.qkv_proj": "attn_qkv",
-    "mlp.gate_up_proj": "ffn_up",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    **MIXTURE_NAMES,
-}
+GGUF_NAMES = LLAMA_NAMES | MIXTURE_NAMES
 """Files' names of what transformers' modules are called, without the layer."""
 
 
