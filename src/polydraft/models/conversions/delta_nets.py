@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polydraft.models.compiled.architectures.qwen3_5 import delta_settings
 from polydraft.models.conversions.base import Conversion, Source, log_of_negative, partly_rotary, scaled
 from polydraft.models.conversions.mixtures import shared_experts
 from polydraft.models.gguf_header import GgufHeader
@@ -24,6 +23,20 @@ WEIGHTS = {
     "self_attn.k_norm.weight": scaled("attn_k_norm.weight", less=1.0),
     "linear_attn.norm.weight": Source(("ssm_norm.weight",)),
 }
+
+
+def delta_settings(file: GgufHeader) -> dict[str, Any]:
+    heads, count = file.count("ssm.time_step_rank"), file.count("block_count")
+    interval = file.count("full_attention_interval", 4)
+    recurs = file.setting("attention.recurrent_layers") or [(layer + 1) % interval > 0 for layer in range(count)]
+    return {
+        "layer_types": ["linear_attention" if recurrent else "full_attention" for recurrent in recurs[: file.num_layers]],
+        "linear_num_key_heads": file.count("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": file.count("ssm.state_size"),
+        "linear_value_head_dim": file.count("ssm.inner_size") // heads,
+        "linear_conv_kernel_dim": file.count("ssm.conv_kernel"),
+    }
 
 
 def next_settings(file: GgufHeader) -> dict[str, Any]:

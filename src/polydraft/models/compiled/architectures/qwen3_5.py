@@ -15,10 +15,11 @@ from polydraft.models.compiled.architectures.base import (
     one_rotary,
 )
 from polydraft.models.compiled.parts.delta_net import DeltaSizes, delta_shape
+from polydraft.models.conversions.delta_nets import delta_settings
 from polydraft.models.gguf_header import GgufHeader
 
-ATTENDS, RECURS = "full_attention", "linear_attention"
-"""Kinds of layers in transformers' configuration."""
+ATTENDS = "full_attention"
+"""Kind of layers with attention in transformers' configuration; the others are gated delta nets."""
 NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
 DELTA_MATRICES = {
     "delta_in": tuple(f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "b", "a")),
@@ -74,20 +75,6 @@ def delta_shapes(config: Any, kind: str) -> dict[str, tuple[int, ...]]:
         "linear_attn.dt_bias": (heads,),
         "linear_attn.norm.weight": (width,),
         "linear_attn.out_proj.weight": (h, values),
-    }
-
-
-def delta_settings(file: GgufHeader) -> dict[str, Any]:
-    heads, count = file.count("ssm.time_step_rank"), file.count("block_count")
-    interval = file.count("full_attention_interval", 4)
-    recurs = file.setting("attention.recurrent_layers") or [(layer + 1) % interval > 0 for layer in range(count)]
-    return {
-        "layer_types": [RECURS if recurrent else ATTENDS for recurrent in recurs[: file.num_layers]],
-        "linear_num_key_heads": file.count("ssm.group_count"),
-        "linear_num_value_heads": heads,
-        "linear_key_head_dim": file.count("ssm.state_size"),
-        "linear_value_head_dim": file.count("ssm.inner_size") // heads,
-        "linear_conv_kernel_dim": file.count("ssm.conv_kernel"),
     }
 
 
