@@ -18,9 +18,6 @@ THROUGH = {
         "nemotron_h",
         "nemotron_h_moe",
         "olmo2",
-        "qwen35",
-        "qwen35-mtp",
-        "qwen35moe",
     ),
     *("qwen3next", "starcoder2"),
 }

@@ -18,6 +18,7 @@ from polydraft.models.compiled.architectures.qwen2 import QWEN2
 from polydraft.models.compiled.architectures.qwen2_moe import QWEN2_MOE
 from polydraft.models.compiled.architectures.qwen3 import QWEN3
 from polydraft.models.compiled.architectures.qwen3_5 import QWEN3_5
+from polydraft.models.compiled.architectures.qwen3_5_moe import QWEN3_5_MOE
 from polydraft.models.compiled.architectures.qwen3_moe import QWEN3_MOE
 from polydraft.models.compiled.architectures.smollm3 import SMOLLM3
 
@@ -44,6 +45,7 @@ ALL = (
     GRANITE_HYBRID,
     FALCON_H1,
     QWEN3_5,
+    QWEN3_5_MOE,
 )
 ARCHITECTURES = {a.model_type: a for a in ALL}
 LLAMA_FAMILY = frozenset(a.model_type for a in (LLAMA, MISTRAL, QWEN2, QWEN3))
