@@ -120,7 +120,8 @@ class Engine(PrefixKeeping):
             compile_drafts=compile_drafts,
         )
         try:
-            engine = build(**speculation | ({} if found is None else {"head": found}))
+            with_found: dict[str, Any] = speculation if found is None else {**speculation, "head": found}
+            engine = build(**with_found)
         except PolydraftError as error:
             if found is None:
                 raise
