@@ -302,3 +302,27 @@ def test_a_file_and_the_folder_that_transformers_saves_are_the_same_model(name, 
     models = [load_model(place, backend="compiled", max_num_seqs=1, max_model_len=128) for place in (file, str(tmp_path))]
     logits = [model.prefill([0], [case["prompt"] + case["ids"]]).logits for model in models]
     assert torch.equal(*logits)
+
+
+def test_folders_that_have_the_weights_of_a_key_head_together_are_read():
+    """Matrices of Qwen3-Next; experts make small differences larger."""
+    config = hf.Qwen3NextConfig(
+        vocab_size=V,
+        num_hidden_layers=3,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=24,
+        max_position_embeddings=1024,
+        **SIZES,
+    )
+    model = small_model(config)
+    target, text = CompiledLlama(model, max_num_seqs=1), text_of(60)
+    target.prefill([0], [text])
+    assert_close(after(target, 0), fresh(model, [*text, 7])[-1], share=1e-3)

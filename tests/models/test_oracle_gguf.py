@@ -19,7 +19,7 @@ THROUGH = {
         "nemotron_h_moe",
         "olmo2",
     ),
-    *("qwen3next", "starcoder2"),
+    "starcoder2",
 }
 """Those that run through transformers alone."""
 MODELS = [(path.stem, way) for path in sorted(FOLDER.glob("*.gguf")) for way in ("transformers", "compiled")]

@@ -20,6 +20,7 @@ from polydraft.models.compiled.architectures.qwen3 import QWEN3
 from polydraft.models.compiled.architectures.qwen3_5 import QWEN3_5
 from polydraft.models.compiled.architectures.qwen3_5_moe import QWEN3_5_MOE
 from polydraft.models.compiled.architectures.qwen3_moe import QWEN3_MOE
+from polydraft.models.compiled.architectures.qwen3_next import QWEN3_NEXT
 from polydraft.models.compiled.architectures.smollm3 import SMOLLM3
 
 __all__ = ["ARCHITECTURES", "LLAMA", "LLAMA_FAMILY", "Architecture", "Mixture", "ModelSpec", "Stored"]
@@ -46,6 +47,7 @@ ALL = (
     FALCON_H1,
     QWEN3_5,
     QWEN3_5_MOE,
+    QWEN3_NEXT,
 )
 ARCHITECTURES = {a.model_type: a for a in ALL}
 LLAMA_FAMILY = frozenset(a.model_type for a in (LLAMA, MISTRAL, QWEN2, QWEN3))

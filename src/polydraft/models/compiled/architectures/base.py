@@ -157,6 +157,7 @@ class Architecture:
     fused: whether q, k, v and gate, up are one matrix each.
     gguf_names: where GGUF files name tensors otherwise than Llama's.  interleaved: whether they have the two halves of a rotation side by side
     in the rows of queries and keys.  gguf_settings: of transformers' configuration, what such a file implies or names otherwise.
+    place: where transformers has a weight that is a part of another, by its name and the configuration.
     gguf_values: what makes transformers' weights of those of a file, by name.  refusal: why models of some configurations are not compiled, or None.
     partial_rotary: whether files may say that only the first part of each head rotates.
     mixture: from a configuration, where layers are mixtures of experts.  some_without_experts: whether it is None for some.  stack: where transformers has a weight of an expert, by its name and
@@ -180,6 +181,7 @@ class Architecture:
     module_names: Mapping[str, str] = field(default_factory=dict[str, str])
     out_bias: bool = False
     sinks: bool = False
+    place: Callable[[str, Any], Stored | None] = lambda name, config: None
     gguf_values: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict[str, Callable[[Tensor], Tensor]])
     refusal: Callable[[Any], str | None] = lambda config: None
     output_gate: bool = False
@@ -209,7 +211,11 @@ class Architecture:
         module, _, kind = name.rpartition(".")
         matrix, rows = self.fused_rows(config).get(module, (None, slice(None)))
         in_matrix = None if matrix is None else Stored(f"{matrix}.{kind}", part=lambda tensor: tensor[rows])
-        return [Stored(name), *renamed, *(place for place in (in_stack, in_matrix) if place is not None)]
+        return [
+            Stored(name),
+            *renamed,
+            *(place for place in (in_stack, in_matrix, self.place(name, config)) if place is not None),
+        ]
 
     def gguf_name(self, module: str) -> str:
         """A GGUF file's name of a module of transformers, both without the layer."""

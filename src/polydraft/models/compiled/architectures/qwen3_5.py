@@ -46,8 +46,12 @@ DELTA_NAMES = {
 
 
 def spec(config: Any) -> ModelSpec:
+    return spec_with(config, delta_sizes(config))
+
+
+def spec_with(config: Any, sizes: DeltaSizes) -> ModelSpec:
     mixers = tuple(ATTENTION if kind == ATTENDS else DELTA_NET for kind in config.layer_types)
-    return one_rotary(config, mixers=mixers, states={DELTA_NET: delta_shape(mixers.count(DELTA_NET), delta_sizes(config))})
+    return one_rotary(config, mixers=mixers, states={DELTA_NET: delta_shape(mixers.count(DELTA_NET), sizes)})
 
 
 def delta_sizes(config: Any) -> DeltaSizes:

@@ -61,6 +61,7 @@ class DeltaSizes(NamedTuple):
     """Heads of keys (and queries) and of values, their widths, taps of the convolution.
 
     tiled: whether value head j reads key head j % key_heads, as in llama.cpp's files; else j // (value_heads / key_heads).  epsilon: of the norm.
+    together: whether what b and a are made of lies together for the value heads of a key head, as in Qwen3-Next.
     """
 
     key_heads: int
@@ -70,6 +71,7 @@ class DeltaSizes(NamedTuple):
     taps: int
     tiled: bool = False
     epsilon: float = 1e-6
+    together: bool = False
 
 
 class DeltaWeights(NamedTuple):
@@ -297,6 +299,15 @@ def _node(row, seen, folded, dots, pair, read, beta, decays, updates, j, value, 
 
 
 @borrowed
+def _scalar_places(sizes, begin, g, m, j):
+    """Where a row has b and a of the m-th value head of key head g, which is j of all."""
+    each = sizes.value_heads // sizes.key_heads
+    if sizes.together:
+        return begin + 2 * g * each + m, begin + (2 * g + 1) * each + m
+    return begin + j, begin + sizes.value_heads + j
+
+
+@borrowed
 def _softplus(x):
     """log(1 + exp(x)) in float64."""
     return x if x > 30.0 else math.log1p(math.exp(x))
@@ -332,7 +343,7 @@ def delta_heads(weights, memory, layer, rows, seen, first, last, g, projected, m
     values, gates = 2 * sizes.key_heads * K, weights.taps.shape[2]
     for m in range(H // sizes.key_heads):
         j = _value_head(sizes, g, m)
-        state = memory.states[layer, slot, j]
+        state, (b, a) = memory.states[layer, slot, j], _scalar_places(sizes, gates + H * V, g, m, j)
         call_product(
             memory.product,
             scratch.pairs[thread].ctypes.data,
@@ -350,8 +361,8 @@ def delta_heads(weights, memory, layer, rows, seen, first, last, g, projected, m
             row, x, place = rows[t], projected[t], rows[t].column - folded
             _keep(x, inputs[place], values + j * V, V)
             _convolve(taps, tail, inputs, row, seen[t], folded, values + j * V, V, value)
-            decays[place, j] = weights.rate[layer, j] * _softplus(x[gates + H * V + H + j] + weights.rate_bias[layer, j])
-            beta = ONE / (ONE + exp(-x[gates + H * V + j]))
+            decays[place, j] = weights.rate[layer, j] * _softplus(x[a] + weights.rate_bias[layer, j])
+            beta = ONE / (ONE + exp(-x[b]))
             _node(row, seen[t], folded, dots, 2 * (t - first), read, beta, decays, updates, j, value, out)
             z = x[gates + j * V : gates + (j + 1) * V]
             _gated_norm(out, weights.norm[layer], np.float32(sizes.epsilon), z, mixed[t, j * V : (j + 1) * V])
