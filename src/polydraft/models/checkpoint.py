@@ -374,7 +374,7 @@ def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
     architecture, h = ARCHITECTURES[config.model_type], config.hidden_size
     if reason := architecture.refusal(config):
         raise ValueError(reason)
-    if not architecture.qkv_bias and (getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False)):
+    if not architecture.has_qkv_bias(config) and (getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False)):
         raise ValueError(config.model_type)
     layers = {
         f"model.layers.{i}.{name}": shape

@@ -150,7 +150,7 @@ class Architecture:
     norms: field of `layers.Weights` -> transformers' name of a norm in a layer.  norm_offset: added to norm weights of folders; GGUF files hold the sum.
     matrices: name -> transformers' modules whose weights lie below one another in it.  vectors: name -> weight of a layer that is no matrix of a product.
     final_norm: transformers' name of the norm before the head.
-    head_norms: names of the norms of queries and keys, where attention has them.  qkv_bias, out_bias: whether its first and its last product have biases.
+    head_norms: names of the norms of queries and keys, where attention has them.  qkv_bias, out_bias: whether its first and its last product have biases, or the setting that says so.
     output_gate: whether each head of queries has another one behind it, whose sigmoid its output is multiplied by.
     sinks: whether each head has a score more in its softmax, without a value.
     spec: from a configuration.  inner_width: of what lies between gate and down, likewise.  mixer_shapes: of the weights of a layer's mixer by name, of kinds other than attention.
@@ -170,7 +170,7 @@ class Architecture:
     norms: Mapping[str, str] = field(default_factory=lambda: NORMS)
     norm_offset: float = 0.0
     head_norms: tuple[str, ...] = ()
-    qkv_bias: bool = False
+    qkv_bias: bool | str = False
     fused: bool = False
     gguf_names: Mapping[str, str] = field(default_factory=dict[str, str])
     interleaved: bool = False
@@ -249,6 +249,10 @@ class Architecture:
         shapes |= {f"{name}.weight": (inner, h) for name in self.matrices["gate_up"]}
         return shapes | {f"{name}.weight": (h, inner) for name in self.matrices["down"]}
 
+    def has_qkv_bias(self, config: Any) -> bool:
+        """Whether queries, keys and values have biases."""
+        return bool(getattr(config, self.qkv_bias)) if isinstance(self.qkv_bias, str) else self.qkv_bias
+
     def _attention_shapes(self, config: Any, inputs: int) -> dict[str, tuple[int, ...]]:
         width = head_width(config)
         outputs = [heads * width for heads in (config.num_attention_heads, *[config.num_key_value_heads] * 2)]
@@ -257,7 +261,7 @@ class Architecture:
         if self.output_gate:
             shapes[f"{qkv[0]}.weight"] = (2 * outputs[0], inputs)
         shapes[f"{out}.weight"] = (config.hidden_size, outputs[0])
-        if self.qkv_bias:
+        if self.has_qkv_bias(config):
             shapes |= {f"{name}.bias": (rows,) for name, rows in zip(qkv, outputs, strict=True)}
         if self.out_bias:
             shapes[f"{out}.bias"] = (config.hidden_size,)

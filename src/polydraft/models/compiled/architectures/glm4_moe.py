@@ -27,6 +27,7 @@ def mixture(config: Any) -> Mixture:
 
 def settings(file: GgufHeader) -> dict[str, Any]:
     return {
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
         "first_k_dense_replace": file.setting("leading_dense_block_count", 0),
         "moe_intermediate_size": file.count("expert_feed_forward_length"),
@@ -44,7 +45,7 @@ GLM4_MOE = Architecture(
     "glm4_moe",
     "glm4moe",
     head_norms=HEAD_NORMS,
-    qkv_bias=True,
+    qkv_bias="attention_bias",
     partial_rotary=True,
     gguf_names={"post_attention_layernorm": "post_attention_norm"},
     gguf_settings=settings,
