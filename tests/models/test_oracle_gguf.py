@@ -12,15 +12,7 @@ from polydraft.tree import pad
 from tests.models.tree_rounds import outcome
 
 FOLDER = Path(__file__).parent / "oracle_gguf"
-THROUGH = {
-    *("deepseek2", "gemma4", "gemma4moe", "mistral3"),
-    *(
-        "nemotron_h",
-        "nemotron_h_moe",
-        "olmo2",
-    ),
-    "starcoder2",
-}
+THROUGH = {"deepseek2", "gemma4", "gemma4moe", "mistral3", "nemotron_h", "nemotron_h_moe", "olmo2", "starcoder2"}
 """Those that run through transformers alone."""
 MODELS = [(path.stem, way) for path in sorted(FOLDER.glob("*.gguf")) for way in ("transformers", "compiled")]
 MODELS = [(name, way) for name, way in MODELS if way == "transformers" or name not in THROUGH]
