@@ -9,7 +9,7 @@ The vocabulary is cut as the layers are, so that the head has its share of a tok
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -36,30 +36,34 @@ Tensor = tuple[str, tuple[int, ...], str]
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's sizes. layers: of the whole one.  keys: metadata without the architecture's name.  layer: tensors of one, without `blk.N.`.  head: number
-    formats of embedding and output; without the second they are tied."""
+    """A model's sizes. layers: of the whole one.  keys: metadata without the architecture's name; a list has a number a layer.  kinds: of layers, tensors
+    of one, without `blk.N.`.  pattern: kind of each layer, repeated.  head: number formats of embedding and output; without the second they are tied.
+    norm: name of the last one."""
 
     architecture: str
     layers: int
     vocabulary: int
     hidden: int
     keys: dict[str, Any]
-    layer: tuple[Tensor, ...]
+    kinds: tuple[tuple[Tensor, ...], ...]
     head: tuple[str, ...] = ("Q4_K", "Q6_K")
+    pattern: tuple[int, ...] = (0,)
+    norm: str = "output_norm"
 
     def cut(self, layers: int) -> "Shape":
         """Of so many layers, with as much of the vocabulary."""
         vocabulary = max(self.vocabulary * layers // self.layers // 256 * 256, 512)
-        return Shape(self.architecture, layers, vocabulary, self.hidden, self.keys, self.layer, self.head)
+        keys = {key: value[:layers] if isinstance(value, list) else value for key, value in self.keys.items()}
+        return replace(self, layers=layers, vocabulary=vocabulary, keys=keys)
 
     def tensors(self) -> Iterator[Tensor]:
         """All of them."""
         yield "token_embd.weight", (self.vocabulary, self.hidden), self.head[0]
-        yield "output_norm.weight", (self.hidden,), "F32"
+        yield f"{self.norm}.weight", (self.hidden,), "F32"
         if len(self.head) > 1:
             yield "output.weight", (self.vocabulary, self.hidden), self.head[1]
         for number in range(self.layers):
-            for name, shape, kind in self.layer:
+            for name, shape, kind in self.kinds[self.pattern[number % len(self.pattern)]]:
                 yield f"blk.{number}.{name}", shape, kind
 
 
@@ -82,6 +86,30 @@ def experts(hidden: int, inner: int, count: int, kinds: Sequence[str], *, bias: 
         tensors.append((f"{name}.weight", (count, *shape), kinds[name == "ffn_down_exps"]))
         tensors += [(f"{name}.bias", (count, shape[0]), "F32")] if bias else []
     return tensors + ([("ffn_gate_inp.bias", (count,), "F32")] if bias else [])
+
+
+def dense(hidden: int, inner: int, kinds: Sequence[str]) -> list[Tensor]:
+    """A gated feed-forward and its norm. kinds: of gate and up, and of down."""
+    gates = [(f"ffn_{name}.weight", (inner, hidden), kinds[0]) for name in ("gate", "up")]
+    return [*gates, ("ffn_down.weight", (hidden, inner), kinds[1])]
+
+
+def vectors(size: int, *names: str) -> list[Tensor]:
+    """Norms, or other vectors, of a width."""
+    return [(f"{name}.weight", (size,), "F32") for name in names]
+
+
+def delta_net(hidden: int, heads: int, width: int, kinds: Sequence[str]) -> list[Tensor]:
+    """A gated delta net with as many heads of keys as of values. kinds: of its first products, and of the last."""
+    inner = heads * width
+    products = {"attn_qkv": 3 * inner, "attn_gate": inner, "ssm_alpha": heads, "ssm_beta": heads}
+    return [
+        *vectors(hidden, "attn_norm"),
+        *((f"{name}.weight", (rows, hidden), kinds[0]) for name, rows in products.items()),
+        ("ssm_out.weight", (hidden, inner), kinds[1]),
+        ("ssm_conv1d.weight", (3 * inner, 4), "F32"),
+        *(("ssm_a", (heads,), "F32"), ("ssm_dt.bias", (heads,), "F32"), ("ssm_norm.weight", (width,), "F32")),
+    ]
 
 
 def _keys(context: int, hidden: int, heads: int, groups: int, width: int, inner: int, base: float, **more: Any) -> dict[str, Any]:
@@ -108,9 +136,11 @@ SHAPES = {
         _keys(4096, 2048, 32, 4, 128, 6144, 1e6)
         | {"expert_count": 128, "expert_used_count": 8, "expert_feed_forward_length": 768},
         (
-            *attention(2048, 32, 4, 128, ("Q4_K", "Q6_K", "Q4_K")),
-            *(("attn_q_norm.weight", (128,), "F32"), ("attn_k_norm.weight", (128,), "F32"), ("ffn_norm.weight", (2048,), "F32")),
-            *experts(2048, 768, 128, ("Q4_K", "Q6_K")),
+            (
+                *attention(2048, 32, 4, 128, ("Q4_K", "Q6_K", "Q4_K")),
+                *(*vectors(128, "attn_q_norm", "attn_k_norm"), *vectors(2048, "ffn_norm")),
+                *experts(2048, 768, 128, ("Q4_K", "Q6_K")),
+            ),
         ),
     ),
     "gpt-oss-20b": Shape(
@@ -122,11 +152,80 @@ SHAPES = {
         | {"expert_count": 32, "expert_used_count": 4, "expert_feed_forward_length": 2880, "attention.sliding_window": 128}
         | {"rope.scaling.type": "yarn", "rope.scaling.factor": 32.0, "rope.scaling.original_context_length": 4096},
         (
-            *attention(2880, 64, 8, 64, ("Q8_0", "Q8_0", "Q8_0"), bias=True),
-            *(("attn_sinks.weight", (64,), "F32"), ("post_attention_norm.weight", (2880,), "F32")),
-            *experts(2880, 2880, 32, ("MXFP4", "MXFP4"), bias=True),
+            (
+                *attention(2880, 64, 8, 64, ("Q8_0", "Q8_0", "Q8_0"), bias=True),
+                *(*vectors(64, "attn_sinks"), *vectors(2880, "post_attention_norm")),
+                *experts(2880, 2880, 32, ("MXFP4", "MXFP4"), bias=True),
+            ),
         ),
         ("Q8_0", "Q8_0"),
+    ),
+    "qwen3.5-0.8b": Shape(
+        "qwen35",
+        24,
+        248_320,
+        1024,
+        _keys(4096, 1024, 8, 2, 256, 3584, 1e7)
+        | {"rope.dimension_count": 64, "rope.dimension_sections": (11, 11, 10, 0), "full_attention_interval": 4}
+        | {"ssm.conv_kernel": 4, "ssm.state_size": 128, "ssm.group_count": 16, "ssm.time_step_rank": 16, "ssm.inner_size": 2048},
+        (
+            (
+                *delta_net(1024, 16, 128, ("Q4_K", "Q4_K")),
+                *(*vectors(1024, "post_attention_norm"), *dense(1024, 3584, ("Q4_K", "Q6_K"))),
+            ),
+            (
+                ("attn_q.weight", (2 * 8 * 256, 1024), "Q4_K"),
+                *(t for t in attention(1024, 8, 2, 256, ("Q4_K", "Q6_K", "Q4_K")) if t[0] != "attn_q.weight"),
+                *(*vectors(256, "attn_q_norm", "attn_k_norm"), *vectors(1024, "post_attention_norm")),
+                *dense(1024, 3584, ("Q4_K", "Q6_K")),
+            ),
+        ),
+        ("Q6_K",),
+        (0, 0, 0, 1),
+    ),
+    "gemma-3-1b": Shape(
+        "gemma3",
+        26,
+        262_144,
+        1152,
+        _keys(4096, 1152, 4, 1, 256, 6912, 1e6) | {"attention.sliding_window": 512},
+        (
+            (
+                *attention(1152, 4, 1, 256, ("Q8_0", "Q8_0", "Q4_K")),
+                *(
+                    *vectors(256, "attn_q_norm", "attn_k_norm"),
+                    *vectors(1152, "post_attention_norm", "ffn_norm", "post_ffw_norm"),
+                ),
+                *dense(1152, 6912, ("Q8_0", "Q4_K")),
+            ),
+        ),
+        ("Q8_0",),
+    ),
+    "lfm2-1.2b": Shape(
+        "lfm2",
+        16,
+        65_536,
+        2048,
+        {k: v for k, v in _keys(4096, 2048, 32, 8, 64, 8192, 1e6).items() if "length" not in k or not k.startswith("attention")}
+        | {
+            "attention.head_count_kv": [0, 0, 8, 0, 0, 8, 0, 0, 8, 0, 8, 0, 8, 0, 8, 0],
+            "vocab_size": 65_536,
+            "shortconv.l_cache": 3,
+        },
+        (
+            (
+                *vectors(2048, "attn_norm", "ffn_norm"),
+                *(("shortconv.in_proj.weight", (6144, 2048), "Q4_K"), ("shortconv.out_proj.weight", (2048, 2048), "Q4_K")),
+                *(("shortconv.conv.weight", (2048, 3), "F32"), *dense(2048, 8192, ("Q4_K", "Q6_K"))),
+            ),
+            (
+                *attention(2048, 32, 8, 64, ("Q4_K", "Q6_K", "Q4_K")),
+                *(*vectors(64, "attn_q_norm", "attn_k_norm"), *vectors(2048, "ffn_norm"), *dense(2048, 8192, ("Q4_K", "Q6_K"))),
+            ),
+        ),
+        ("Q6_K",),
+        (0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 1, 0, 1, 0, 1, 0),
+        "token_embd_norm",
     ),
     "tiny": Shape(
         "qwen3moe",
@@ -135,9 +234,11 @@ SHAPES = {
         256,
         _keys(2048, 256, 4, 2, 64, 512, 1e6) | {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 256},
         (
-            *attention(256, 4, 2, 64, ("Q4_K", "Q6_K", "Q4_K")),
-            *(("attn_q_norm.weight", (64,), "F32"), ("attn_k_norm.weight", (64,), "F32"), ("ffn_norm.weight", (256,), "F32")),
-            *experts(256, 256, 8, ("Q4_K", "Q6_K")),
+            (
+                *attention(256, 4, 2, 64, ("Q4_K", "Q6_K", "Q4_K")),
+                *(*vectors(64, "attn_q_norm", "attn_k_norm"), *vectors(256, "ffn_norm")),
+                *experts(256, 256, 8, ("Q4_K", "Q6_K")),
+            ),
         ),
     ),
 }
@@ -169,6 +270,8 @@ def _blocks(kind: str, count: int, inputs: int, rng: np.random.Generator) -> np.
 def _numbers(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     if "norm" in name:
         return np.ones(shape, np.float32)
+    if name.endswith("ssm_a"):
+        return -rng.uniform(0.01, 4, shape).astype(np.float32)
     return (rng.standard_normal(shape) * (0.1 if len(shape) < 2 or "bias" in name else 2 * shape[-1] ** -0.5)).astype(np.float32)
 
 
@@ -179,7 +282,8 @@ def write_shape(shape: Shape, file: Path) -> Path:
     writer = gguf.GGUFWriter(file, shape.architecture)
     writer.add_block_count(shape.layers)
     for key, value in shape.keys.items():
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        value = shape.vocabulary if key == "vocab_size" else value
+        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}.get(type(value), writer.add_array)
         add(f"{shape.architecture}.{key}", value)
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2's letters for bytes: others are 256 and what follows
     letters = [chr(k) for k in printed] + [chr(256 + k) for k in range(256 - len(printed))]
@@ -297,16 +401,18 @@ def measured(file: Path, vocabulary: int, *, threads: int = 1, rounds: int = 3) 
     """Engine -> what -> processor seconds, the smallest of some rounds by turns."""
     text = np.random.default_rng(1).integers(256, vocabulary - 1, PROMPT + 64).tolist()
     best: dict[str, dict[str, float]] = {name: {} for name in ENGINES}
-    context = get_context("spawn")
-    for name in ENGINES:  # one after the other in memory
+    context, workers = get_context("spawn"), dict[str, tuple[Connection, Any]]()
+    for name in ENGINES:
         here, there = context.Pipe()
         worker = context.Process(target=_serve, args=(there, name, str(file), threads, text))
         worker.start()
         there.close()
-        for _ in range(rounds):
+        workers[name] = here, worker
+    for _ in range(rounds):
+        for name, (here, _) in workers.items():
             here.send(True)
-            figures = here.recv()
-            best[name] = {what: min(seconds, best[name].get(what, seconds)) for what, seconds in figures.items()}
+            best[name] = {what: min(seconds, best[name].get(what, seconds)) for what, seconds in here.recv().items()}
+    for here, worker in workers.values():
         here.send(False)
         worker.join()
     return best
