@@ -23,6 +23,7 @@ from torch import Tensor
 
 from polydraft.errors import ModelLoadError
 from polydraft.models.compiled.architectures import ARCHITECTURES, LLAMA, LLAMA_FAMILY, Architecture, Stored, predictor
+from polydraft.models.composites import COMPOSITES, language_model_config, name_in_text_model
 from polydraft.models.config import CheckpointConfig
 from polydraft.models.folder import check_folder, load_config
 from polydraft.models.gguf import GgufFile
@@ -178,19 +179,25 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
     own_config = CheckpointConfig.of_json(settings, str(name))
     config = own_config if own_config is not None and own_config.model_type in LLAMA_FAMILY else load_config(name)
     in_blocks = is_mx(settings)
+    files: Mapping[str, Path] | None = None
+    if config.model_type in COMPOSITES and getattr(config, "quantization_config", None) is None:
+        files = files_of(folder)
+        config = language_model_config(config, {*map(name_in_text_model, files)})
     if config.model_type not in ARCHITECTURES or (getattr(config, "quantization_config", None) is not None and not in_blocks):
         return None
     try:
-        files, shapes = files_of(folder), _shapes(config)
+        files, shapes = files_of(folder) if files is None else files, _shapes(config)
         stacks = {name.removesuffix(BLOCKS) for name in files if name.endswith(BLOCKS)} if in_blocks else set[str]()
-        places = _located(config, shapes, {*files, *stacks})
+        own_names = {name_in_text_model(name): name for name in files}
+        located = _located(config, shapes, {*own_names, *stacks})
+        places = {name: place._replace(name=own_names.get(place.name, place.name)) for name, place in located.items()}
         reader, mx = _reader(files, places, stacks)
         outlines = _outlines(files, reader.places, shapes, mx)
         spec = ARCHITECTURES[config.model_type].spec(config)
         for rope in spec.rotaries:
             rotary(config, 1, rope=rope)
         float(spec.epsilon)
-        if (HEAD in shapes) != (HEAD in files):
+        if (HEAD in shapes) != (HEAD in own_names):
             return None
         generation = _generation_ids(folder)
     except ModelLoadError:
