@@ -99,17 +99,40 @@ def vectors(size: int, *names: str) -> list[Tensor]:
     return [(f"{name}.weight", (size,), "F32") for name in names]
 
 
-def delta_net(hidden: int, heads: int, width: int, kinds: Sequence[str]) -> list[Tensor]:
-    """A gated delta net with as many heads of keys as of values. kinds: of its first products, and of the last."""
-    inner = heads * width
-    products = {"attn_qkv": 3 * inner, "attn_gate": inner, "ssm_alpha": heads, "ssm_beta": heads}
+def delta_net(hidden: int, key_heads: int, value_heads: int, width: int, kinds: Sequence[str]) -> list[Tensor]:
+    """A gated delta net. kinds: of its first products, and of the last."""
+    inner, convolved = value_heads * width, (2 * key_heads + value_heads) * width
+    products = {"attn_qkv": convolved, "attn_gate": inner, "ssm_alpha": value_heads, "ssm_beta": value_heads}
     return [
         *vectors(hidden, "attn_norm"),
         *((f"{name}.weight", (rows, hidden), kinds[0]) for name, rows in products.items()),
         ("ssm_out.weight", (hidden, inner), kinds[1]),
-        ("ssm_conv1d.weight", (3 * inner, 4), "F32"),
-        *(("ssm_a", (heads,), "F32"), ("ssm_dt.bias", (heads,), "F32"), ("ssm_norm.weight", (width,), "F32")),
+        ("ssm_conv1d.weight", (convolved, 4), "F32"),
+        *(("ssm_a", (value_heads,), "F32"), ("ssm_dt.bias", (value_heads,), "F32"), ("ssm_norm.weight", (width,), "F32")),
     ]
+
+
+def qwen35(layers: int, hidden: int, heads: int, groups: int, inner: int, key_heads: int, value_heads: int) -> Shape:
+    """A dense Qwen3.5: three gated delta nets, then attention of heads of 256 numbers with a gate each."""
+    behind = (*vectors(hidden, "post_attention_norm"), *dense(hidden, inner, ("Q4_K", "Q6_K")))
+    whole = [t for t in attention(hidden, heads, groups, 256, ("Q4_K", "Q6_K", "Q4_K")) if t[0] != "attn_q.weight"]
+    gated = ("attn_q.weight", (2 * heads * 256, hidden), "Q4_K")
+    return Shape(
+        "qwen35",
+        layers,
+        248_320,
+        hidden,
+        _keys(4096, hidden, heads, groups, 256, inner, 1e7)
+        | {"rope.dimension_count": 64, "rope.dimension_sections": (11, 11, 10, 0), "full_attention_interval": 4}
+        | {"ssm.conv_kernel": 4, "ssm.state_size": 128, "ssm.group_count": key_heads, "ssm.time_step_rank": value_heads}
+        | {"ssm.inner_size": value_heads * 128},
+        (
+            (*delta_net(hidden, key_heads, value_heads, 128, ("Q4_K", "Q4_K")), *behind),
+            (gated, *whole, *vectors(256, "attn_q_norm", "attn_k_norm"), *behind),
+        ),
+        ("Q6_K",),
+        (0, 0, 0, 1),
+    )
 
 
 def _keys(context: int, hidden: int, heads: int, groups: int, width: int, inner: int, base: float, **more: Any) -> dict[str, Any]:
@@ -160,29 +183,8 @@ SHAPES = {
         ),
         ("Q8_0", "Q8_0"),
     ),
-    "qwen3.5-0.8b": Shape(
-        "qwen35",
-        24,
-        248_320,
-        1024,
-        _keys(4096, 1024, 8, 2, 256, 3584, 1e7)
-        | {"rope.dimension_count": 64, "rope.dimension_sections": (11, 11, 10, 0), "full_attention_interval": 4}
-        | {"ssm.conv_kernel": 4, "ssm.state_size": 128, "ssm.group_count": 16, "ssm.time_step_rank": 16, "ssm.inner_size": 2048},
-        (
-            (
-                *delta_net(1024, 16, 128, ("Q4_K", "Q4_K")),
-                *(*vectors(1024, "post_attention_norm"), *dense(1024, 3584, ("Q4_K", "Q6_K"))),
-            ),
-            (
-                ("attn_q.weight", (2 * 8 * 256, 1024), "Q4_K"),
-                *(t for t in attention(1024, 8, 2, 256, ("Q4_K", "Q6_K", "Q4_K")) if t[0] != "attn_q.weight"),
-                *(*vectors(256, "attn_q_norm", "attn_k_norm"), *vectors(1024, "post_attention_norm")),
-                *dense(1024, 3584, ("Q4_K", "Q6_K")),
-            ),
-        ),
-        ("Q6_K",),
-        (0, 0, 0, 1),
-    ),
+    "qwen3.5-0.8b": qwen35(24, 1024, 8, 2, 3584, 16, 16),
+    "qwen3.5-4b": qwen35(32, 2560, 16, 4, 9216, 16, 32),
     "gemma-3-1b": Shape(
         "gemma3",
         26,
