@@ -86,7 +86,9 @@ def _methods() -> dict[str, Method | DecodingMethod]:
     verifiers = (registry.verifier(name).info for name in registry.names("verifier"))
     drafters = (info for name in registry.names("drafter") for info in registry.drafter(name).methods)
     decodings = (registry.decoding(name).info for name in registry.names("decoding"))
-    return {info.name: info for info in (*verifiers, *registry.made_rules(), *drafters, *decodings)}
+    return {
+        info.name: info for info in (*decodings, *drafters, *registry.made_rules(), *verifiers)
+    }  # of equal names the verifier
 
 
 def _key(paper: Paper) -> str:

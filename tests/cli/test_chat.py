@@ -14,6 +14,7 @@ from polydraft.cli.main import app
 from polydraft.cli.show import Painter
 from polydraft.config import EngineConfig
 from polydraft.models import catalogue, pair
+from polydraft.models.downloading import downloading
 from tests.models.gguf_files import write
 from tests.models.test_gguf import small, words_with_a_template
 from tests.models.test_hub import write_wheel
@@ -179,7 +180,7 @@ def test_the_draft_model_that_is_listed_with_a_target_is_counted(tmp_path, monke
 
 def test_the_bar_of_a_download_says_downloading(listed, monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with catalogue._progress(listed, lambda: listed.num_bytes // 2):
+    with downloading(listed.name, lambda: listed.num_bytes, lambda: listed.num_bytes // 2):
         time.sleep(0.7)
     assert "downloading smollm2-135m-instruct [##########----------] 50% of" in capsys.readouterr().err
 

@@ -85,7 +85,7 @@ def options(command: str) -> dict[str, str]:
 @pytest.mark.parametrize("command", ["generate", "chat", "serve", "batch"])
 def test_commands_have_the_engine_s_options_with_their_help(command):
     by_name = options(command)
-    without = {"--offer", "--max-num-seqs", "--prefix-cache-bytes"} if command != "serve" else set()
+    without = {"--offer", "--max-num-seqs", "--prefix-cache-bytes", "--prefix-cache-file"} if command != "serve" else set()
     for name, spec in config.settings(EngineConfig).items():
         option = spec.flag if spec.flag is not None else config.flag(name)
         absent = {"batch": ("head", "index"), "serve": ("model", "draft_model")}.get(

@@ -25,7 +25,7 @@ def test_functions_that_are_called_with_a_literal_are_not_compiled_for_it():
         threads._rouse(sync, threads._WAKE)
         threads._rouse(sync, threads._ENDED)
 
-    functions = kernels._inverse_norm, threads._claim, threads._take, threads._rouse
+    functions = kernels.inverse_norm, threads._claim, threads._take, threads._rouse
     row = numba.types.float32[:, ::1]
     caller.compile((row, numba.types.float32[::1], row, numba.types.int64[::1]))
     for function in functions:

@@ -339,6 +339,6 @@ def test_samples_of_one_prompt_read_it_once(kind):
     engine = Engine.of(target, drafter="ngram", depth=3)
     params = SamplingParams(temperature=1.0, max_tokens=12, seed=3)
     together = engine.generate([prompt, prompt[:-1]], [params.with_(n=3), params])
-    assert fed == [28, 27]
+    assert sorted(fed) == [27, 28]
     alone = Engine.of(kind(module(), max_num_seqs=1), drafter="ngram", depth=3).generate([prompt], params.with_(n=3))
     assert [s.token_ids for s in together[0].samples] == [s.token_ids for s in alone[0].samples]

@@ -98,7 +98,7 @@ def test_outputs_of_several_formats_are_one_matrix():
 
     @njit
     def by_panels(x, w, rounded, y):
-        round_rows(x, 512, w, rounded, 0, 2)
+        round_rows(x, 512, w.rounding, rounded, 0, 2)
         for panel in range(w.panels):
             matmul(x, w, 0, rounded, y, panel, panel + 1, 2)
 
@@ -117,7 +117,7 @@ def test_plain_arithmetic_has_the_bits_of_dot_products(name, monkeypatch):
 
     @njit
     def by_panels(x, rounded, panels, w, y):
-        round_rows(x, inputs, w, rounded, 0, 3)
+        round_rows(x, inputs, w.rounding, rounded, 0, 3)
         for j in range(len(panels)):
             out = y[:, j * w.segments[1, 0].width :]
             at, row = rounded.ctypes.data, rounded.shape[1]

@@ -174,7 +174,7 @@ def test_a_chat_is_parsed_into_the_class_that_was_asked_for(served):
     streamed = served.openai.chat.completions.create(
         **{**CHAT, "max_tokens": 60}, response_format={"type": "json_object"}, stop=["}"], stream=True
     )
-    assert "".join(c.choices[0].delta.content for c in streamed).startswith("{")
+    assert "".join(c.choices[0].delta.content or "" for c in streamed).startswith("{")
 
 
 def test_a_text_follows_a_regular_expression_or_is_one_of_those_given(served):

@@ -28,12 +28,9 @@ def test_a_picture_is_refused_as_one(served, path, body):
     assert found.status_code == 400 and "pictures, sound and files are not read here" in found.json()["error"]["message"]
 
 
-def test_an_error_names_all_that_a_value_may_be_or_what_its_own_type_lacks(served):
+def test_an_error_names_all_that_a_value_may_be(served):
     message = served.post("/v1/chat/completions", messages=[{"role": "user", "content": 5}]).json()["error"]["message"]
-    assert "valid string" in message and "valid list" in message
-    item = {"type": "function_call", "name": "f", "arguments": "{}"}
-    found = served.post("/v1/responses", input=[{"role": "user", "content": "x"}, item]).json()["error"]
-    assert (found["param"], "required" in found["message"]) == ("input.1.call_id", True)
+    assert "valid string" in message and "valid array" in message
     unknown = served.post("/v1/responses", input=[{"type": "sketch"}]).json()["error"]
     assert unknown["param"] == "input.0.type" and "'message'" in unknown["message"] and "'reasoning'" in unknown["message"]
 

@@ -34,8 +34,8 @@ LOOK_SECONDS = 0.2
 def launch(
     agent: Annotated[str, typer.Argument(help=f"Which one: {', '.join(AGENTS)}.", metavar="AGENT")],
     arguments: Annotated[list[str] | None, typer.Argument(help="What the agent is given, behind --.")] = None,
-    model: Annotated[str | None, typer.Option(help=f"Target model, named as for `polydraft generate`; of a server that runs, a model of it. [default: {DEFAULT_MODEL}, or the first of the server]", rich_help_panel=MODELS)] = None,
-    draft_model: Annotated[str | None, typer.Option(help="Draft model of a server that is started. [default: the one listed with the target, if any]", rich_help_panel=MODELS)] = None,
+    model: Annotated[str | None, typer.Option(help=f"Target model, named as for `polydraft generate`; of a server that runs, a model of it. Default: {DEFAULT_MODEL}, or the first of the server.", rich_help_panel=MODELS)] = None,
+    draft_model: Annotated[str | None, typer.Option(help="Draft model of a server that is started. Default: the one listed with the target, if any.", rich_help_panel=MODELS)] = None,
     url: Annotated[str, typer.Option(help="Address of the server; one of this machine is started where none runs.", rich_help_panel=SERVER)] = "http://127.0.0.1:8000",
     show: Annotated[bool, typer.Option("--print", help="Variables and command of the agent, and nothing is started.")] = False,
 ) -> None:  # fmt: skip
