@@ -94,7 +94,7 @@ def _random(shape: dict[str, Any], vocab_size: int, space: int, slots: int = 1) 
 
 
 def _weight_bytes(model: CompiledLlama) -> int:
-    return sum(x.nbytes for x in model.weights)
+    return sum(getattr(x, "nbytes", 0) for x in model.weights)
 
 
 def _bytes(*models: CompiledLlama) -> int:

@@ -403,7 +403,7 @@ def measured(file: Path, vocabulary: int, *, threads: int = 1, rounds: int = 3) 
     """Engine -> what -> processor seconds, the smallest of some rounds by turns."""
     text = np.random.default_rng(1).integers(256, vocabulary - 1, PROMPT + 64).tolist()
     best: dict[str, dict[str, float]] = {name: {} for name in ENGINES}
-    context, workers = get_context("spawn"), dict[str, tuple[Connection, Any]]()
+    context, workers = get_context("spawn"), dict[str, tuple[Any, Any]]()
     for name in ENGINES:
         here, there = context.Pipe()
         worker = context.Process(target=_serve, args=(there, name, str(file), threads, text))

@@ -17,6 +17,7 @@ import platform
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -356,10 +357,11 @@ def _write_borrowed(builder, kind, value, pointer):
     if not isinstance(kind, (types.BaseTuple, types.Array)):
         builder.store(value, pointer)
         return
-    for i in range(len(kind.types) if isinstance(kind, types.BaseTuple) else len(value.type.elements)):
+    kinds: Any = kind
+    for i in range(len(kinds.types) if isinstance(kind, types.BaseTuple) else len(value.type.elements)):
         part, place = builder.extract_value(value, i), cgutils.gep_inbounds(builder, pointer, 0, i)
         if isinstance(kind, types.BaseTuple):
-            _write_borrowed(builder, kind.types[i], part, place)
+            _write_borrowed(builder, kinds.types[i], part, place)
         else:
             builder.store(ir.Constant(part.type, None) if i < 2 else part, place)
 

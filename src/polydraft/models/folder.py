@@ -157,7 +157,7 @@ def load_module(
     if is_gguf(folder):
         file = GgufFile(folder)
         check_plain(file.transformers_config, max_model_len)
-        return module_of_file(file, None if dtype is None else number, place)
+        return module_of_file(file, None if dtype is None else number, place)  # pyright: ignore[reportArgumentType]
     config = load_config(folder)
     check_plain(config, max_model_len)
     kind = _auto_class(config)

@@ -39,7 +39,7 @@ DESCRIBED = {(a.gguf, False): a for a in ARCHITECTURES.values() if a.some_withou
 class GgufFile(GgufHeader):
     """A model in a GGUF file; weights are read from the file when they are asked for. Raises as `GgufHeader`."""
 
-    architectures = dict.fromkeys([*(name for name, _ in DESCRIBED), *CONVERSIONS]).keys()
+    architectures = dict.fromkeys([*(name for name, _ in DESCRIBED if name is not None), *CONVERSIONS]).keys()
 
     @property
     def is_described(self) -> bool:

@@ -121,7 +121,7 @@ class PackedFile:
                     file.write(line)
                     for array, begin in self._pairs():
                         file.seek(begin)
-                        file.write(memoryview(array))
+                        file.write(memoryview(array))  # pyright: ignore[reportArgumentType]
                     file.truncate(self._starts[-1])
                 os.replace(unfinished, self._path)
             finally:
@@ -132,7 +132,7 @@ class PackedFile:
 
 def _read(descriptor: int, part: np.ndarray, place: int) -> int:
     """Fill a part of the memory from a place of the file; returns its sum."""
-    rest = memoryview(part)
+    rest = memoryview(part)  # pyright: ignore[reportArgumentType]
     while rest:
         count = os.preadv(descriptor, [rest], place)
         if count == 0:
