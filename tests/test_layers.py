@@ -16,7 +16,7 @@ import polydraft
 SOURCE = Path(polydraft.__file__).parent
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    "clock confidence core budget cache_folder compiled_code linked_code config deprecation params processor errors schema atomic compile_time exponential progress stale_code staging threads",
+    "clock confidence core budget cache_folder compiled_code linked_code config params processor errors schema atomic compile_time exponential progress stale_code staging threads",
     "tree noise truncation sampling registry papers",
     "verifiers testing",
     "models",

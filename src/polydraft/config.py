@@ -10,7 +10,6 @@ from os import environ
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from polydraft.deprecation import keywords
 from polydraft.errors import InvalidInputError, unknown_name
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ class Config:
 
     @classmethod
     def of(cls: type[C], **fields: Any) -> C:
-        """Of fields by name, old names too.
+        """Of fields by name.
 
         Raises:
             UnknownNameError: a field that there is not.
@@ -119,11 +118,11 @@ class Config:
             Traceback (most recent call last):
             polydraft.errors.UnknownNameError: unknown option 'deph'; did you mean 'depth'? Known: ...
         """
-        values, names = keywords(fields), settings(cls)
-        for name in values:
+        names = settings(cls)
+        for name in fields:
             if name not in names:
                 raise unknown_name("option", name, names)
-        return cls(**values)
+        return cls(**fields)
 
     def part(self, config: "type[Config]") -> dict[str, Any]:
         """The values of the fields that another configuration has, too."""
@@ -306,7 +305,7 @@ def _set(**values: Any) -> dict[str, Any]:
 
 def split(values: Mapping[str, Any], *kinds: type[Config]) -> list[Any]:
     """One configuration of each kind from fields of them all; what no kind has goes to the last one, which refuses it."""
-    rest, configs = keywords(values), list[Config]()
+    rest, configs = dict(values), list[Config]()
     for kind in kinds[:-1]:
         configs.append(kind(**{name: rest.pop(name) for name in settings(kind) if name in rest}))
     return [*configs, kinds[-1].of(**rest)]

@@ -64,8 +64,6 @@ def test_fields_that_stand_for_options_of_drafter_and_decoding_are_among_them():
 def test_one_configuration_of_each_kind_is_made_of_fields_of_all():
     replicas, engine = config.split({"replicas": 2, "depth": 4, "model": "x"}, ReplicaConfig, EngineConfig)
     assert (replicas.chosen(), engine.chosen()) == ({"replicas": 2}, {"model": "x", "depth": 4})
-    with pytest.warns(DeprecationWarning, match="law is deprecated; use decoding"):
-        assert config.split({"law": "nest"}, EngineConfig)[0].decoding == "nest"
     with pytest.raises(UnknownNameError, match="nonsense"):
         config.split({"nonsense": 1}, ReplicaConfig, EngineConfig)
 

@@ -11,6 +11,7 @@ import pytest
 
 from polydraft import Engine
 from polydraft.config import EngineConfig, SpeculationConfig, settings
+from polydraft.errors import UnknownNameError
 from polydraft.models import pair
 from polydraft.policy.profile import Profile
 from tests.docs import fields
@@ -68,9 +69,9 @@ def test_models_and_profiles_are_taken_as_paths(tmp_path):
     assert EngineConfig(draft_model=Path("b.gguf")).draft_model == "b.gguf"  # pyright: ignore[reportArgumentType]
 
 
-def test_the_old_name_of_the_model_is_taken():
-    with pytest.warns(DeprecationWarning, match="^target is deprecated; use model.$"):
-        assert Engine.from_pretrained(target=str(pair.target_folder()), drafter=None, max_num_seqs=1).drafter is None  # pyright: ignore[reportCallIssue]
+def test_an_option_that_there_is_not_is_refused_with_the_nearest():
+    with pytest.raises(UnknownNameError, match=r"unknown option 'draft_modle'; did you mean 'draft_model'\?"):
+        Engine.from_pretrained("large", draft_modle="small")  # pyright: ignore[reportCallIssue]
 
 
 def test_the_package_says_that_it_is_typed():

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from polydraft import deprecation
 from polydraft.errors import InvalidInputError, PolydraftError
 
 __all__ = ["EXIT_STATUS", "Command", "CommandGroup", "Commands", "Group"]
@@ -31,7 +30,6 @@ class _WithOptions(_BASE):
     """Refuses two models, of which one would be dropped in silence; of other options the last one holds, as ever."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        args = deprecation.arguments(args)
         _, _, options = self.make_parser(ctx).parse_args(args=list(args))
         twice = next(
             (option for option in options if option.opts[0] in ONCE and not option.multiple and options.count(option) > 1), None

@@ -14,10 +14,8 @@ from polydraft.core.outcomes import Outcome, Verdict
 from polydraft.core.requests import Request
 from polydraft.core.targets import Needs, Scores
 from polydraft.core.trees import NoiseKey
-from polydraft.deprecation import renamed
 
 
-@renamed({"laws": "draft_sampling"})
 @dataclass(frozen=True)
 class Method:
     """What a verifier or a drafter declares about itself; tables, checks and docs are made from it.

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from polydraft.deprecation import STATISTICS, renamed
-
 PHASES = ("prefill", "drafting", "scoring", "verifying", "other")
 
 
@@ -15,7 +13,6 @@ def _no_seconds() -> dict[str, float]:
     return dict.fromkeys(PHASES, 0.0)
 
 
-@renamed(STATISTICS)
 @dataclass
 class RequestStats:
     """Counts and seconds of one sequence; a step's seconds are shared equally by the sequences in it.
