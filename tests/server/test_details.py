@@ -33,6 +33,27 @@ def test_an_error_names_all_that_a_value_may_be(served):
     assert "valid string" in message and "valid array" in message
 
 
+TURN = {"role": "user", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "message"),
+    [
+        ("/v1/responses", {"input": [TURN, {"type": "function_call", "name": "f", "arguments": "{}"}]}, "input.1.call_id", "required"),
+        ("/v1/responses", {"input": [{"type": "sketch"}]}, "input.0.type", "'message', 'function_call', 'function_call_output', 'reasoning'"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text", "required"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "sketch"}]}]}, "messages.0.content.0.type", "'sketch' was given"),
+        ("/v1/messages", {"max_tokens": 4, "messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "f"}]}]}, "messages.0.content.0.input", "required"),
+        ("/v1/messages", {"max_tokens": 4, "messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages.0.content.0.type", "required"),
+        ("/v1/completions", {"prompt": [[1], []]}, "prompt.1", "at least 1 item"),
+        ("/v1/chat/completions", {"messages": [TURN], "tool_choice": {"type": "custom"}}, "tool_choice.type", "'function'"),
+    ],
+)  # fmt: skip
+def test_an_error_names_the_field_of_the_kind_that_was_meant(served, path, body, param, message):
+    error = served.post(path, **body).json()["error"]
+    assert error["param"] == param and message in error["message"] and "valid string" not in error["message"]
+
+
 def test_heads_are_answered_and_models_are_listed_for_both_clients(served):
     for path in ("/", "/health", "/v1/models"):
         found = served.http.head(path)

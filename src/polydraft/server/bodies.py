@@ -5,13 +5,23 @@ servers take and what would change it stands in `Unserved`; a name that is nearl
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache, lru_cache, partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ModelWrapValidatorHandler, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 from typing_extensions import Self
 
 from polydraft.server.errors import ApiError
@@ -130,6 +140,43 @@ def _text_alone(content: Any) -> Any:
 
 TextAlone = BeforeValidator(_text_alone)
 """Of contents in parts."""
+
+
+def by_type(*kinds: type[Body], default: type[Body] | None = None) -> BeforeValidator:
+    """Of an object that may be of several kinds: it is read as the one that its `type` names, so that an error names a field of that one.
+
+    default: where no type is given.
+    """
+    by_name = {name: kind for kind in kinds for name in get_args(kind.model_fields["type"].annotation)}
+    expected = ", ".join(map(repr, by_name))
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        name = value.get("type")
+        kind = default if name is None else by_name.get(str(name))
+        if kind is not None:
+            return kind.model_validate(value)
+        problem = "missing" if name is None else PydanticCustomError("type", "{given} was given; expected one of {expected}.", {"given": repr(name)[:64], "expected": expected})  # fmt: skip
+        raise ValidationError.from_exception_data("type", [InitErrorDetails(type=problem, loc=("type",), input=value)])
+
+    return BeforeValidator(read)
+
+
+Text = Annotated[str, Field(min_length=1)]
+Ids = Annotated[list[int], Field(min_length=1)]
+TextList = Annotated[list[Text], Field(min_length=1)]
+IdsList = Annotated[list[Ids], Field(min_length=1)]
+_LISTS: Mapping[type, TypeAdapter[Any]] = {int: TypeAdapter(Ids), str: TypeAdapter(TextList), list: TypeAdapter(IdsList)}
+
+
+def _as_its_first(value: Any) -> Any:
+    adapter = _LISTS.get(type(value[0])) if isinstance(value, list) and value else None
+    return value if adapter is None else adapter.validate_python(value, strict=True)
+
+
+Texts = Annotated[Text | Ids | TextList | IdsList, BeforeValidator(_as_its_first)]
+"""A text, its token ids, or several of either: what the first of a list is, all of them have to be."""
 
 
 def _without_hosted(tools: Any, kinds: Sequence[str]) -> Any:

@@ -10,15 +10,13 @@ from fastapi.responses import JSONResponse
 from jaxtyping import Float
 from pydantic import Field
 
-from polydraft.server.bodies import Body
+from polydraft.server.bodies import Body, Texts
 from polydraft.server.errors import ApiError
 from polydraft.server.incoming import GONE, unless_gone
-from polydraft.server.protocol import Ids, Text
 from polydraft.server.service import Service
 
 __all__ = ["EmbeddingRequest", "embeddings", "shortened"]
 
-Texts = Text | Ids | Annotated[list[Text], Field(min_length=1)] | Annotated[list[Ids], Field(min_length=1)]
 Dimensions = Annotated[int, Field(ge=1)]
 
 

@@ -61,13 +61,11 @@ def of(error: Exception) -> ApiError:
 
 
 def _invalid(error: ValidationError) -> ApiError:
-    """What is wrong with a body, and where: of what may be of several kinds, by the kind that its type names, else by all that fit furthest."""
+    """What is wrong with a body, and where: of what may be of several kinds, by all that fit furthest."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
-    others = [one["loc"][:-1] for one in problems if one["type"] == "literal_error" and one["loc"][-1] == "type"]
-    named = [one for one in problems if not any(one["loc"][: len(other)] == other for other in others)] or problems
-    furthest = max(len(_place(one)) for one in named)
-    places = [one for one in named if len(_place(one)) == furthest]
-    alike = [one["msg"] for one in places if _place(one) == _place(places[0])]
+    furthest = max(len(_place(problem)) for problem in problems)
+    places = [problem for problem in problems if len(_place(problem)) == furthest]
+    alike = [problem["msg"] for problem in places if _place(problem) == _place(places[0])]
     where = ".".join(_place(places[0])) or None
     said = OF_THE_SERVER if where == "decoding" else "; or: ".join(dict.fromkeys(alike))
     return ApiError(400, f"{where or 'the body'}: {said}", param=where)

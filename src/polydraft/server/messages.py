@@ -10,7 +10,7 @@ from pydantic import Field
 from polydraft.engine.output import StepOutput
 from polydraft.params import SamplingParams
 from polydraft.server.answers import Answer, is_cut
-from polydraft.server.bodies import Body, TextAlone, Unserved, hosted_left_out
+from polydraft.server.bodies import Body, TextAlone, Unserved, by_type, hosted_left_out
 from polydraft.server.errors import ApiError
 from polydraft.server.protocol import Call, Called, Function, JsonSchema, Message, ResponseFormat, Sampled, ToolName, Tools
 from polydraft.server.tools import CallParser, Piece
@@ -42,15 +42,18 @@ class Thinking(Body):
 class ToolResult(Body):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Annotated[str | list[TextBlock], TextAlone] = ""
+    content: Annotated[str | list[Annotated[TextBlock, by_type(TextBlock)]], TextAlone] = ""
     is_error: bool = False
+
+
+Block = Annotated[TextBlock | ToolUse | ToolResult | Thinking, by_type(TextBlock, ToolUse, ToolResult, Thinking)]
 
 
 class Turn(Body):
     """One message. content: text or blocks; results of tools are the user's."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[str | list[TextBlock | ToolUse | ToolResult | Thinking], TextAlone]
+    content: Annotated[str | list[Block], TextAlone]
 
     def messages(self) -> list[Message]:
         """As chats have it: results of tools each as a message of its own, before what else is said."""
@@ -97,7 +100,7 @@ class CountRequest(Sampled):
     """Of /v1/messages/count_tokens."""
 
     messages: Annotated[list[Turn], Field(min_length=1)]
-    system: str | list[TextBlock] | None = None
+    system: str | list[Annotated[TextBlock, by_type(TextBlock)]] | None = None
     tools: Annotated[list[InputTool] | None, hosted_left_out("custom")] = None
     tool_choice: ToolChoice | None = None
     stop_sequences: list[str] | None = None

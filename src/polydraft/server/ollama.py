@@ -13,11 +13,11 @@ from pydantic import Field
 
 from polydraft.engine.output import StepOutput
 from polydraft.server.answers import Chat, in_one_line, is_cut
-from polydraft.server.bodies import Body, Seed, Stops, UnlessOne, Unserved
-from polydraft.server.embeddings import Dimensions, Texts, shortened
+from polydraft.server.bodies import Body, Ids, Seed, Stops, Texts, UnlessOne, Unserved
+from polydraft.server.embeddings import Dimensions, shortened
 from polydraft.server.errors import ApiError
 from polydraft.server.incoming import GONE, unless_gone
-from polydraft.server.protocol import ChatRequest, CompletionRequest, Ids, Tool
+from polydraft.server.protocol import ChatRequest, CompletionRequest, Tool
 from polydraft.server.service import Service
 from polydraft.server.tools import Piece
 

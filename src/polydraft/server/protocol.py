@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from polydraft.params import WHOLE_CONTEXT, LogprobsMode, SamplingParams, StructuredOutputs
-from polydraft.server.bodies import Body, Requested, Seed, Stops, TextAlone, TopP, Unserved, hosted_left_out
+from polydraft.server.bodies import Body, Requested, Seed, Stops, Text, TextAlone, Texts, TopP, Unserved, by_type, hosted_left_out
 from polydraft.server.errors import ApiError
 from polydraft.server.speculation import RequestedSpeculation
 
@@ -27,8 +27,6 @@ SAMPLING = (
     "stop", "stop_token_ids", "ignore_eos", "n", "seed", "logprobs_mode", "skip_special_tokens",
 )  # fmt: skip
 """Fields that are those of `SamplingParams`."""
-Ids = Annotated[list[int], Field(min_length=1)]
-Text = Annotated[str, Field(min_length=1)]
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,256}$")]
 
 
@@ -66,7 +64,7 @@ class Prediction(Body):
     """What the answer may be, such as the file that it is to change: drafts are looked up in it."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | list[Annotated[TextPart, by_type(TextPart)]]
 
 
 def text_of(content: str | Sequence[TextPart | RefusalPart]) -> str:
@@ -177,7 +175,7 @@ class Sampled(Requested, ABC):
 class CompletionRequest(Sampled):
     """Of /v1/completions. prompt: text, token ids, or several of either.  parse_special: special tokens in text are control tokens."""
 
-    prompt: Text | Ids | Annotated[list[Text], Field(min_length=1)] | Annotated[list[Ids], Field(min_length=1)]
+    prompt: Texts
     parse_special: bool = True
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     echo: bool | None = False
@@ -235,7 +233,7 @@ class Message(Body):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | list[TextPart | RefusalPart], TextAlone]
+    content: Annotated[str | list[Annotated[TextPart | RefusalPart, by_type(TextPart, RefusalPart)]], TextAlone]
     name: str | None = None
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None

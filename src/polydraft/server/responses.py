@@ -8,7 +8,7 @@ from pydantic import Field
 
 from polydraft.engine.output import StepOutput
 from polydraft.server.answers import Answer, is_cut, traced
-from polydraft.server.bodies import Body, TextAlone, Unserved, hosted_left_out
+from polydraft.server.bodies import Body, Text, TextAlone, Unserved, by_type, hosted_left_out
 from polydraft.server.errors import ApiError
 from polydraft.server.protocol import (
     Call,
@@ -38,7 +38,7 @@ class InputMessage(Message):
     """One of a conversation; those that were answered may be given back as they came."""
 
     type: Literal["message"] = "message"
-    content: Annotated[str | list[InputText | RefusalPart], TextAlone]  # pyright: ignore[reportIncompatibleVariableOverride]
+    content: Annotated[str | list[Annotated[InputText | RefusalPart, by_type(InputText, RefusalPart)]], TextAlone]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class FunctionCall(Called):
@@ -59,7 +59,7 @@ class FunctionCallOutput(Body):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: Annotated[str | list[InputText], TextAlone]
+    output: Annotated[str | list[Annotated[InputText, by_type(InputText)]], TextAlone]
 
 
 class FunctionTool(Function):
@@ -87,13 +87,16 @@ class OutputText(Body):
     format: OutputFormat | None = None
 
 
+Item = Annotated[
+    InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem,
+    by_type(InputMessage, FunctionCall, FunctionCallOutput, ReasoningItem, default=InputMessage),
+]
+
+
 class ResponsesRequest(Sampled):
     """Of /v1/responses."""
 
-    input: (
-        Annotated[str, Field(min_length=1)]
-        | Annotated[list[InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem], Field(min_length=1)]
-    )
+    input: Text | Annotated[list[Item], Field(min_length=1)]
     instructions: str | None = None
     tools: Annotated[list[FunctionTool] | None, hosted_left_out("function")] = None
     tool_choice: Choice | NamedFunction | None = None
