@@ -274,7 +274,8 @@ def _measured(way: Way, streams: int, prompts: Sequence[str], max_tokens: int) -
 @contextmanager
 def _llama_cpp(model: str, folder: Path, slots: int, threads: int) -> Iterator[str]:
     """llama.cpp's own server in this process, whose threads are its own: on the very file, where it is one of its kind."""
-    from polydraft.bench.llama_cpp import LlamaCpp, write_gguf
+    from polydraft.bench.gguf_file import write_gguf
+    from polydraft.bench.llama_cpp import LlamaCpp
     from polydraft.models import load as models
     from polydraft.models import pair
     from polydraft.models.catalogue import MODELS, cached

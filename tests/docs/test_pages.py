@@ -10,7 +10,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from polydraft.bench.llama_cpp import write_gguf
+from polydraft.bench.gguf_file import write_gguf
 from polydraft.cli.main import app
 from polydraft.models import catalogue, pair
 from polydraft.models.folder import load_module

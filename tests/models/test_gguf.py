@@ -18,7 +18,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from polydraft import Engine, SamplingParams
-from polydraft.bench.llama_cpp import write_gguf
+from polydraft.bench.gguf_file import number_of, write_gguf
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.models import catalogue, checkpoint, pair
 from polydraft.models.catalogue import HubModel, Wheel
@@ -30,7 +30,7 @@ from polydraft.models.gguf_folders import TRANSFORMERS_TYPES
 from polydraft.models.gguf_header import LAYOUTS, TYPES
 from polydraft.models.gguf_module import module_of_file
 from polydraft.models.load import load_model, load_tokenizer
-from tests.models.gguf_files import logits, read_by_transformers, write, writer_arch
+from tests.models.gguf_files import logits, read_by_transformers, write
 from tests.support.closeness import assert_close
 from tests.support.damage import cut, flipped, read_apart
 
@@ -217,7 +217,7 @@ def test_names_of_weights_are_those_of_the_gguf_package(tmp_path, architecture):
     configs = {"gemma": hf.GemmaConfig(**WIDE), **FUSED_OR_UNROTATED}
     module = hf.AutoModelForCausalLM.from_config(configs[architecture]) if architecture in configs else small(architecture)
     file = GgufFile(write(tmp_path / "m.gguf", module))
-    theirs = gguf.get_tensor_name_map(writer_arch(architecture), file.config.num_hidden_layers)
+    theirs = gguf.get_tensor_name_map(number_of(architecture), file.config.num_hidden_layers)
     for name in module.state_dict():
         if name != "lm_head.weight" or "output.weight" in file.tensors:
             assert file.own_name(name) == theirs.get_name(name, try_suffixes=(".weight", ".bias"))

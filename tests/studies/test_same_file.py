@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from polydraft.bench.llama_cpp import write_gguf
+from polydraft.bench.gguf_file import write_gguf
 from polydraft.errors import InvalidInputError
 from polydraft.models import pair
 from polydraft.models.folder import load_module

@@ -1,12 +1,10 @@
-"""llama.cpp as a contender, through the `xllamacpp` wheel, on a GGUF file that is written here from a transformers model."""
+"""llama.cpp as a contender, through the `xllamacpp` wheel."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from polydraft.bench.compare import Contender, Prompts, Run, Timer
@@ -15,80 +13,6 @@ from polydraft.errors import IncompatibleError
 
 LOGIT_TOLERANCE = 1e-3
 """Largest difference of log-probabilities to transformers that counts as the same model."""
-
-
-def _interleaved(weight: np.ndarray, num_heads: int) -> np.ndarray:
-    """Rows of a query or key projection in llama.cpp's order: the two halves of a rotation side by side."""
-    half = weight.shape[0] // num_heads // 2
-    return weight.reshape(num_heads, 2, half, -1).swapaxes(1, 2).reshape(weight.shape)
-
-
-def write_gguf(model: Any, tokenizer: Any, path: Path, kind: str = "F32") -> None:
-    """Write a Llama model of transformers with a byte-level BPE tokenizer as a GGUF file.
-
-    kind: of the matrices, "F32", "BF16", "Q8_0" or "Q4_1"; the rest is float32.
-
-    Raises:
-        IncompatibleError: another architecture.
-    """
-    import gguf
-
-    config = model.config
-    if config.model_type != "llama":
-        raise IncompatibleError(f"a {config.model_type!r} model was given; llama.cpp files are written for 'llama' models only.")
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name(path.stem)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"])
-    _write_tokenizer(writer, tokenizer, config.vocab_size)
-    names: Any = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    heads = {"q_proj.weight": config.num_attention_heads, "k_proj.weight": config.num_key_value_heads}
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        weight = tensor.float().numpy()
-        for ending, count in heads.items():
-            weight = _interleaved(weight, count) if name.endswith(ending) else weight
-        stored = gguf.GGMLQuantizationType[kind if weight.ndim == 2 else "F32"]
-        data = gguf.quants.quantize(np.ascontiguousarray(weight), stored)
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), data, raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _write_tokenizer(writer: Any, tokenizer: Any, vocab_size: int) -> None:
-    import gguf
-
-    tokens = [f"<unused{i}>" for i in range(vocab_size)]
-    for token, i in tokenizer.get_vocab().items():
-        tokens[i] = token
-    special = set(tokenizer.all_special_ids)
-    kinds = [gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL for i in range(vocab_size)]
-    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(tokens)
-    writer.add_token_types(kinds)
-    writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in merges])
-    if tokenizer.eos_token_id is not None:
-        writer.add_eos_token_id(tokenizer.eos_token_id)
-    writer.add_add_bos_token(False)
-    if templates := tokenizer.chat_template:
-        named = [] if isinstance(templates, str) else [{"name": name, "template": text} for name, text in templates.items()]
-        writer.add_chat_template(named or templates)
 
 
 class LlamaCpp:

@@ -175,7 +175,8 @@ class Bench:
         if reason:
             self.absent |= dict.fromkeys(names, reason)
             return
-        from polydraft.bench.llama_cpp import LlamaCpp, write_gguf
+        from polydraft.bench.gguf_file import write_gguf
+        from polydraft.bench.llama_cpp import LlamaCpp
 
         folder = Path(self._files.name)
 
