@@ -4,12 +4,12 @@ from typing import Any
 
 from polydraft import registry
 
-MARKS = {"<!-- every verifier -->": registry.VERIFIERS, "<!-- every drafter -->": registry.DRAFTERS}
+MARKS = {"<!-- every verifier -->": "verifier", "<!-- every drafter -->": "drafter"}
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """MkDocs calls it for every page."""
-    for mark, table in MARKS.items():
-        modules = dict.fromkeys(where.partition(":")[0] for where in table.values())
+    for mark, kind in MARKS.items():
+        modules = dict.fromkeys(where.partition(":")[0] for where in registry.places(kind).values())
         markdown = markdown.replace(mark, "\n\n".join(f"::: {module}" for module in modules))
     return markdown

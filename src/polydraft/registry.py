@@ -1,14 +1,14 @@
 """Every method by name: one line here makes it known to the engine, the command line, the tests and the docs.
 
-Other packages add theirs through the entry-point groups `polydraft.verifiers`, `polydraft.drafters`, `polydraft.heads` (drafters whose
-`checkpoint` says which folders it reads) and `polydraft.decoding`.
+Other packages add theirs through the entry points of `GROUPS`, and so does the wing of papers, which nothing in this package imports: its
+table, `papers/entry_points.txt`, travels with the source, so that the wing is there before anything is installed.
 """
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import Any
 
 from polydraft.errors import InvalidInputError, unknown_name
@@ -96,21 +96,26 @@ INDEXED = ("trigram", "retrieval")
 """Drafters with an option `index`: a file of `polydraft index build`, or a `drafters.text.text_index.TextIndex`."""
 
 
-TABLES = {"verifier": VERIFIERS, "drafter": DRAFTERS, "decoding": DECODINGS}
-"""Kinds of methods, and those that come with the package."""
-GROUPS = {"verifier": "polydraft.verifiers", "drafter": "polydraft.drafters", "decoding": "polydraft.decoding"}
-"""Entry-point groups of other packages' methods."""
+TABLES = {"verifier": VERIFIERS, "drafter": DRAFTERS, "decoding": DECODINGS, "recipe": RECIPES}
+"""Kinds of methods, and those that are listed here."""
+GROUPS = {
+    "verifier": "polydraft.verifiers",
+    "drafter": "polydraft.drafters",
+    "head": "polydraft.heads",
+    "decoding": "polydraft.decoding",
+    "recipe": "polydraft.recipes",
+    "command": "polydraft.commands",
+}
+"""Kind -> entry-point group, of the wing and of other packages. A head is a drafter whose `checkpoint` says which folders it reads.
+A command is a function for Typer; "group.name" stands in the group of that name."""
+WING = Path(__file__).parent / "papers"
 
 
-HEAD_GROUP = "polydraft.heads"
-"""Of drafters that are heads."""
-
-
-@lru_cache(maxsize=1)
-def _plugins() -> dict[str, dict[str, Any]]:
-    found = {kind: {e.name: e for e in entry_points(group=group)} for kind, group in GROUPS.items()}
-    heads = {e.name: e for e in entry_points(group=HEAD_GROUP)}
-    return {**found, "drafter": {**found["drafter"], **heads}, "head": heads}
+@lru_cache
+def _plugins(kind: str) -> dict[str, EntryPoint]:
+    group = GROUPS[kind]
+    points = [*Distribution.at(WING).entry_points.select(group=group), *entry_points(group=group)]
+    return {point.name: point for point in points} | (_plugins("head") if kind == "drafter" else {})
 
 
 def heads() -> list[str]:
@@ -120,17 +125,27 @@ def heads() -> list[str]:
         >>> "eagle" in heads()
         True
     """
-    return [*_plugins()["head"], *HEADS]
+    return [*_plugins("head"), *HEADS]
+
+
+def places(kind: str) -> dict[str, str]:
+    """Name -> "module:object" of all registered of a kind of `GROUPS`.
+
+    Example:
+        >>> places("verifier")["block"]
+        'polydraft.verifiers.block:block'
+    """
+    return {**TABLES.get(kind, {}), **{name: point.value for name, point in _plugins(kind).items()}}
 
 
 def names(kind: str) -> list[str]:
-    """All registered names of a kind, "verifier", "drafter" or "decoding", built in and plugged in.
+    """All registered names of a kind of `GROUPS`, built in and plugged in.
 
     Example:
         >>> "block" in names("verifier")
         True
     """
-    return [*TABLES[kind], *_plugins()[kind]]
+    return list(places(kind))
 
 
 def check_name(kind: str, name: str) -> None:
@@ -142,8 +157,8 @@ def check_name(kind: str, name: str) -> None:
     Example:
         >>> check_name("verifier", "block")
     """
-    if name not in TABLES[kind] and name not in _plugins()[kind]:
-        raise _unknown(kind, TABLES[kind], name)
+    if name not in places(kind):
+        raise _unknown(kind, name)
 
 
 def check_drafter(named: str) -> None:
@@ -161,23 +176,27 @@ def check_drafter(named: str) -> None:
         )
 
 
-def _load(kind: str, table: dict[str, str], name: str) -> Any:
-    plugins = _plugins().get(kind, {})
-    if name in table:
-        module, _, attribute = table[name].partition(":")
-        return getattr(import_module(module), attribute)
-    if name in plugins:
-        return plugins[name].load()
-    raise _unknown(kind, table, name)
+def load(kind: str, name: str) -> Any:
+    """What is registered under that name, imported now.
+
+    Raises:
+        UnknownNameError: with the nearest known name.
+
+    Example:
+        >>> load("verifier", "match").info.lossless
+        True
+    """
+    check_name(kind, name)
+    return EntryPoint(name, places(kind)[name], "").load()
 
 
-def _unknown(kind: str, table: dict[str, str], name: str) -> Exception:
+def _unknown(kind: str, name: str) -> Exception:
     if kind == "verifier" and name in MADE:
         return InvalidInputError(
             f"the rule {name!r} was asked for by name alone; expected an object, as it is made for one codebook. "
             f"Make it with {MADE[name].partition(':')[0]}, or for pictures with polydraft.engine.images.neighbourhoods."
         )
-    return unknown_name(kind, name, [*table, *_plugins().get(kind, {})])
+    return unknown_name("kind of drafter to train" if kind == "recipe" else kind, name, names(kind))
 
 
 def made_rules() -> list[Any]:
@@ -187,7 +206,7 @@ def made_rules() -> list[Any]:
         >>> made_rules()[0].lossless
         False
     """
-    return [_load("rule", MADE, name) for name in MADE]
+    return [EntryPoint(name, place, "").load() for name, place in MADE.items()]
 
 
 def verifier(name: str) -> Any:
@@ -200,7 +219,7 @@ def verifier(name: str) -> Any:
         >>> verifier("match").info.lossless
         True
     """
-    return _load("verifier", VERIFIERS, name)
+    return load("verifier", name)
 
 
 def drafter(name: str) -> Any:
@@ -209,7 +228,7 @@ def drafter(name: str) -> Any:
     Raises:
         UnknownNameError: with the nearest known name.
     """
-    return _load("drafter", DRAFTERS, name)
+    return load("drafter", name)
 
 
 def decoding(name: str) -> Any:
@@ -222,7 +241,7 @@ def decoding(name: str) -> Any:
         >>> decoding("contrastive").info.lossless_to
         'the contrastive distribution of target and amateur'
     """
-    return _load("decoding", DECODINGS, name)
+    return load("decoding", name)
 
 
 def build_decoding(name: str, parts: Any, options: Mapping[str, Any]) -> Any:
@@ -296,4 +315,4 @@ def recipe(kind: str) -> Any:
     Raises:
         UnknownNameError: with the nearest known kind.
     """
-    return _load("kind of drafter to train", RECIPES, kind)()
+    return load("recipe", kind)()

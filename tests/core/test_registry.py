@@ -11,7 +11,7 @@ from polydraft.errors import InvalidInputError, UnknownNameError
 from tests.heads import oracle
 
 
-@pytest.mark.parametrize("name", registry.VERIFIERS)
+@pytest.mark.parametrize("name", registry.names("verifier"))
 def test_every_registered_verifier_loads_and_is_declared_under_its_name(name):
     rule = registry.verifier(name)
     assert callable(rule)
@@ -21,7 +21,7 @@ def test_every_registered_verifier_loads_and_is_declared_under_its_name(name):
     assert rule.info.shapes
 
 
-@pytest.mark.parametrize("name", registry.DRAFTERS)
+@pytest.mark.parametrize("name", registry.names("drafter"))
 def test_every_registered_drafter_loads_and_makes_one_sibling_distribution_a_method(name):
     drafter = registry.drafter(name)
     assert all(callable(getattr(drafter, verb)) for verb in ("build", "start", "propose", "observe", "release"))

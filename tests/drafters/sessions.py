@@ -92,7 +92,7 @@ OPTIONS = {
     "peagle": peagle,
     "retrieval": retrieval_index,
     "several": another_model,
-} | {kind: trained(kind) for kind in registry.RECIPES if kind != "model"}
+} | {kind: trained(kind) for kind in registry.names("recipe") if kind != "model"}
 """What a drafter cannot be built or compared without, by name: a function of a folder to write into."""
 
 

@@ -42,7 +42,7 @@ def cell(rule, distribution, shape, counts, depth, drafts=None) -> str:
 
 def markdown() -> str:
     lines = ["| rule | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
-    for name in registry.VERIFIERS:
+    for name in registry.names("verifier"):
         rule = registry.verifier(name)
         if rule.info.shared_noise:
             continue

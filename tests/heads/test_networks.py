@@ -15,7 +15,7 @@ from polydraft.models import load, pair
 from polydraft.models.hf import HFTarget
 from polydraft.train.run import untrained
 
-HEADS = [kind for kind in registry.RECIPES if kind != "model"]
+HEADS = [kind for kind in registry.names("recipe") if kind != "model"]
 PROMPTS = ["def add(a, b):\n", "import os\n\nfor name in "]
 
 

@@ -12,7 +12,7 @@ from polydraft.cli.main import app
 from polydraft.train.run import TrainingOptions
 
 
-@pytest.mark.parametrize("kind", registry.RECIPES)
+@pytest.mark.parametrize("kind", registry.names("recipe"))
 def test_the_printed_command_drafts_with_the_trained_head(kind, written, tmp_path, monkeypatch):
     chosen = TrainingOptions.of
     monkeypatch.setattr(TrainingOptions, "of", lambda kind, **options: replace(chosen(kind, **options), max_steps=2))

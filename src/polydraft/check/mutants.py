@@ -111,7 +111,7 @@ def mutant(rule: str, *edits: Edit) -> Any:
         >>> wrong.emitted_probs(torch.tensor([[0.25, 0.75]]), None, torch.tensor([[1]])).tolist()
         [[0.75, 0.25]]
     """
-    module, _, attribute = registry.VERIFIERS[rule].partition(":")
+    module, _, attribute = registry.places("verifier")[rule].partition(":")
     names = [*dict.fromkeys(edit.module for edit in edits if edit.module != module), module]
     sources = {name: _changed(name, [edit for edit in edits if edit.module == name]) for name in names}
     shipped = {name: importlib.import_module(name) for name in names}

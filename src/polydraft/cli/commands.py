@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from polydraft import registry
 from polydraft.errors import InvalidInputError, PolydraftError
 
 __all__ = ["EXIT_STATUS", "Command", "CommandGroup", "Commands", "Group"]
@@ -62,11 +63,30 @@ class Command(_WithOptions, TyperCommand):
 
 
 class Group(TyperGroup):
-    """Commands, each with the first sentence of its help, whole."""
+    """Commands, each with the first sentence of its help, whole; those of other packages are imported when none of its own is asked for."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.commands:
+            self._plug_in(ctx)
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        self._plug_in(ctx)
+        return super().list_commands(ctx)
+
+    def _plug_in(self, ctx: Any) -> None:
+        above = f"{ctx.info_name}." if ctx.parent else ""
+        for full in registry.names("command"):
+            name = full.removeprefix(above)
+            if full == above + name and "." not in name and name not in self.commands:
+                alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+                alone.command(name, cls=Command)(registry.load("command", full))
+                self.add_command(typer.main.get_command(alone), name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, command.get_short_help_str(limit=200)) for name, command in self.commands.items()])
+            commands = ((name, self.commands[name]) for name in self.list_commands(ctx))
+            formatter.write_dl([(name, command.get_short_help_str(limit=200)) for name, command in commands])
 
 
 class CommandGroup(_WithOptions, Group):

@@ -115,7 +115,7 @@ def _options(folder: Path, texts: list[list[int]], tokenizer: Any, names: Sequen
 
 def _is_head(drafter: str) -> bool:
     """Whether a drafter is a network of its own for each target."""
-    return drafter in registry.RECIPES and "weights" in signature(registry.drafter(drafter).build).parameters
+    return drafter in registry.names("recipe") and "weights" in signature(registry.drafter(drafter).build).parameters
 
 
 def _infos() -> Iterator[Method]:
@@ -123,7 +123,7 @@ def _infos() -> Iterator[Method]:
     for name in registry.names("drafter"):
         drafter = registry.drafter(name)
         parameters = signature(drafter.build).parameters.values()
-        trained_elsewhere = any(p.name == "weights" for p in parameters) and name not in registry.RECIPES
+        trained_elsewhere = any(p.name == "weights" for p in parameters) and name not in registry.names("recipe")
         of_others = trained_elsewhere or name in [registry.decoding(method).info.drafter for method in registry.names("decoding")]
         if not of_others and not any(p.kind is Parameter.KEYWORD_ONLY and p.default is Parameter.empty for p in parameters):
             yield from drafter.methods

@@ -17,7 +17,6 @@ from polydraft.cli.commands import EXIT_STATUS, Command, Commands
 from polydraft.cli.demo import demo
 from polydraft.cli.doctor import doctor
 from polydraft.cli.generate import generate
-from polydraft.cli.images import images
 from polydraft.cli.index import app as index
 from polydraft.cli.launch import launch
 from polydraft.cli.methods import methods
@@ -37,7 +36,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, batch, chat, serve, launch, check, demo, tune, images, methods, train, doctor):
+for command in (generate, batch, chat, serve, launch, check, demo, tune, methods, train, doctor):
     app.command()(command)
 app.add_typer(bench, name="bench")
 app.add_typer(index, name="index")

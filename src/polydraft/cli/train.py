@@ -56,7 +56,7 @@ class TrainOptions(Config):
 
 @configured
 def train(
-    kind: Annotated[str, typer.Argument(help=f"Kind of drafter: {', '.join(registry.RECIPES)}.")],
+    kind: Annotated[str, typer.Argument(help=f"Kind of drafter: {', '.join(registry.names('recipe'))}.")],
     *,
     config: Annotated[EngineConfig, Only("model")],
     options: TrainOptions,

@@ -232,7 +232,7 @@ def train_drafter(
 ) -> dict[str, Any]:
     """Train a drafter for an engine's target and write it to `out`; returns its card. What `out` holds of an earlier run is taken up.
 
-    kind: a name of `registry.RECIPES`.  data: files of text; without them the target writes its own.  start: folder of a trained one to
+    kind: a recipe's name.  data: files of text; without them the target writes its own.  start: folder of a trained one to
         begin with, whose layers and draft vocabulary stay; default a fresh one.
 
     Raises:
