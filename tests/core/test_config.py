@@ -6,11 +6,9 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
 import polydraft
 from polydraft import config
-from polydraft.cli.main import app
 from polydraft.config import (
     BatchConfig,
     EngineConfig,
@@ -21,6 +19,7 @@ from polydraft.config import (
     SpeculationConfig,
 )
 from polydraft.errors import InvalidInputError, UnknownNameError
+from tests.support.commands import commands
 
 KINDS = [EngineConfig, SamplingConfig, ServerConfig, ReplicaConfig, BatchConfig]
 MOST_PARAMETERS = 12
@@ -76,8 +75,7 @@ def test_variables_of_the_environment_are_fields(monkeypatch):
 
 def options(command: str) -> dict[str, str]:
     """By option its help."""
-    found = get_command(app).commands[command]  # pyright: ignore[reportAttributeAccessIssue]
-    return {param.opts[0]: param.help for param in found.params if param.param_type_name == "option"}
+    return {param.opts[0]: param.help for param in commands()[command].params if param.param_type_name == "option"}
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "serve", "batch"])
@@ -94,9 +92,13 @@ def test_commands_have_the_engine_s_options_with_their_help(command):
 
 
 def test_help_is_a_noun_phrase_that_ends_with_a_full_stop():
-    group = get_command(app)
-    commands = [*group.commands.values(), *(c for g in group.commands.values() for c in getattr(g, "commands", {}).values())]  # pyright: ignore[reportAttributeAccessIssue]
-    helps = [(command.name, p.opts[0], p.help) for command in commands for p in command.params if getattr(p, "help", None)]
+    helps = [
+        (name, p.opts[0], p.help)
+        for name, command in commands().items()
+        if name
+        for p in command.params
+        if getattr(p, "help", None)
+    ]
     assert len(helps) > 150
     verbs = ("Write", "Print", "Measure ", "Show", "Draw", "Read", "Fetch", "Make", "Append", "Compile", "Go", "Keep", "Of ")
     assert [h for h in helps if h[2].startswith(verbs) or not h[2].endswith(".")] == []

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 from typer.testing import CliRunner
 
 from polydraft.bench.gguf_file import write_gguf
@@ -18,6 +17,7 @@ from polydraft.models.load import load_tokenizer
 from polydraft.papers import PAPERS
 from polydraft.server.starting import Starting
 from tests.docs import tables
+from tests.support.commands import commands as commands_offered
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -214,14 +214,9 @@ FOREIGN = {
 """Options of other programs on pages for users, and whose they are."""
 
 
-def options(command) -> set[str]:
-    """Of a command and all its commands."""
-    ours = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
-    return ours.union({"--help"}, *(options(inner) for inner in getattr(command, "commands", {}).values()))
-
-
 def test_every_option_on_a_page_for_users_exists():
-    known = options(get_command(app)) | FOREIGN.keys()
+    offered = {name for command in commands_offered().values() for p in command.params for name in (*p.opts, *p.secondary_opts)}
+    known = offered | {"--help"} | FOREIGN.keys()
     pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "use").glob("*.md")]
     for page in [*pages, *(ROOT / "docs" / "serve").glob("*.md")]:
         lines = page.read_text(encoding="utf-8").splitlines()
