@@ -11,6 +11,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
+import polydraft
 from polydraft.errors import InvalidInputError, unknown_name
 
 VERIFIERS: dict[str, str] = {
@@ -108,7 +109,7 @@ GROUPS = {
 }
 """Kind -> entry-point group, of the wing and of other packages. A head is a drafter whose `checkpoint` says which folders it reads.
 A command is a function for Typer; "group.name" stands in the group of that name."""
-WING = Path(__file__).parent / "papers"
+WING = Path(polydraft.__file__).parent / "papers"
 
 
 @lru_cache
