@@ -205,7 +205,7 @@ def test_the_states_enter_every_layer(folder, target, tmp_path):
     for layer in range(2):
         other = drafter_of(folder, target)
         state, _ = begun(other, target, ids)
-        other.model.net.memory.values[layer, :, :, :, : len(ids) - 1] = 0
+        other.model.net.model.memory.values[layer, :, :, :, : len(ids) - 1] = 0
         less = other.propose([state], CHAIN).probs
         assert (whole[0, 0] - less[0, 0]).abs().sum() > 0.01
 
@@ -226,7 +226,7 @@ def test_columns_after_rounds_are_those_of_a_fresh_reading(folder, target):
     other = drafter_of(folder, target)
     fresh = other.propose([begun(other, target, ids)[0]], CHAIN)
     draft = drafter.propose([state], CHAIN)
-    assert drafter.model.net.memory.lengths[state.slot] == len(ids) - 1
+    assert drafter.model.net.model.memory.lengths[state.slot] == len(ids) - 1
     assert draft.tree.tokens.tolist() == fresh.tree.tokens.tolist()
     torch.testing.assert_close(draft.probs, fresh.probs, atol=1e-5, rtol=1e-3)
 

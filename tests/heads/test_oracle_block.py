@@ -9,15 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from polydraft import Engine, SamplingParams, tree
+from polydraft import Engine, SamplingParams, registry, tree
 from polydraft.core import Budget, Request, TokenTree
-from polydraft.errors import IncompatibleError, ModelLoadError
+from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.heads.block import BlockDrafter
 from polydraft.heads.block.checkpoint import BlockCheckpoint
+from polydraft.heads.block.compiled import CompiledBlock
 from polydraft.heads.block.network import BlockModel
 from polydraft.heads.folders import kind_of
 from polydraft.heads.markov import confidence_logits
-from polydraft.heads.peagle.network import PeagleCheckpoint, PeagleModel
+from polydraft.heads.peagle.network import PeagleModel
 from tests.heads import oracle
 from tests.heads.oracle import SLOT
 
@@ -39,17 +40,24 @@ def assert_drafts(model, anchor, tokens, logits, confidence):
     return rows
 
 
-def model_of(kind):
+def model_of(kind, form="torch"):
     named = kind_of(oracle.folder(kind))
     assert named == ("peagle" if "peagle" in kind else "block")
-    made, network = {"peagle": (PeagleCheckpoint, PeagleModel), "block": (BlockCheckpoint, BlockModel)}[named]
-    checkpoint = made.load(oracle.folder(kind))
-    return checkpoint, network(checkpoint, oracle.target(kind))
+    drafter = registry.drafter(named)
+    checkpoint = drafter.checkpoint.load(oracle.folder(kind))
+    if form == "torch":
+        return checkpoint, {"peagle": PeagleModel, "block": BlockModel}[named](checkpoint, oracle.target(kind))
+    compiled = drafter.model_of(checkpoint, oracle.target(kind, "compiled"), quantization="float32")
+    assert isinstance(compiled, CompiledBlock)
+    return checkpoint, compiled
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_drafts_are_the_references(kind):
-    checkpoint, model = model_of(kind)
+FORMS = [(kind, form) for kind in KINDS for form in ("torch", "compiled") if form == "torch" or not ("gemma4" in kind or "peagle" in kind)]
+
+
+@pytest.mark.parametrize(("kind", "form"), FORMS)
+def test_drafts_are_the_references(kind, form):
+    checkpoint, model = model_of(kind, form)
     states = oracle.states(kind, checkpoint.layers)
     for r in oracle.rounds(kind):
         anchor, drafts = int(r["anchor"]), r["draft_tokens"][0].tolist()
@@ -64,19 +72,54 @@ def test_drafts_are_the_references(kind):
             assert_drafts(model, anchor, forced, r["forced_logits"], r.get("forced_confidence_logits"))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in oracle.TARGETS])
-def test_text_is_the_targets_with_a_head_that_its_folder_names(kind):
-    greedy, prompts, target = (
-        SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),
-        [[5, 6, 7, 8], [9, 10, 11]],
-        oracle.target(kind),
-    )
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [("dspark-qwen3-gated", "transformers"), ("speculators-peagle", "transformers"),
+     *((kind, "compiled") for kind in KINDS if kind not in oracle.TARGETS)],
+)  # fmt: skip
+def test_text_is_the_targets_with_a_head_that_its_folder_names(kind, backend):
+    greedy, prompts = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True), [[5, 6, 7, 8], [9, 10, 11]]
+    target = oracle.target(kind, backend)
     plain = Engine.of(target, drafter=None).generate(prompts, greedy)
     for name in ("auto", f"{kind_of(oracle.folder(kind))}:top_k"):
         engine = Engine.of(target, drafter=name, drafter_options={"weights": oracle.folder(kind)}, depth=3)
         drafted = engine.generate(prompts, greedy)
         assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]
         assert all(r.stats.drafter_error is None and r.stats.drafted_tokens > 0 for r in drafted)
+
+
+def known(kind, form, texts, **options):
+    """Logits by depth behind some texts of a case, in slots of their own, at once."""
+    checkpoint, states = BlockCheckpoint.load(oracle.folder(kind)), None
+    model = BlockModel(checkpoint, oracle.target(kind))
+    if form == "compiled":
+        model = CompiledBlock(checkpoint, oracle.target(kind, "compiled"), **options)
+    states, committed = oracle.states(kind, checkpoint.layers), oracle.arrays(kind)["committed"][0].tolist()
+    for slot, length in enumerate(texts):
+        model.inject(slot, 0, states[:length])
+        model.roots[slot] = committed[length]
+    model.know(range(len(texts)), torch.empty(len(texts), 0))
+    return torch.from_numpy(model.arrays.logits[: len(texts), :, : len(model.draft_ids)])
+
+
+@pytest.mark.parametrize("kind", ["dspark-qwen3-gated", "speculators-dflash-sliding"])
+def test_texts_of_several_lengths_are_drafted_for_at_once(kind):
+    expected = known(kind, "torch", (3, 17, 9))
+    oracle.assert_close(known(kind, "compiled", (3, 17, 9), quantization="float32"), expected[..., :: oracle.COLUMN])
+    alone = known(kind, "compiled", (17,), quantization="float32")
+    oracle.assert_close(alone, expected[1:2, :, :: oracle.COLUMN])
+
+
+def test_weights_of_eight_and_of_four_bits_draft_nearly_the_same():
+    expected = known("dspark-qwen3-gated", "torch", (17,))
+    errors = [
+        float((known("dspark-qwen3-gated", "compiled", (17,), quantization=bits) - expected).norm() / expected.norm())
+        for bits in ("int8", "int4")
+    ]
+    assert 1e-4 < errors[0] < 0.05 < errors[1] < 0.3
+    with pytest.raises(InvalidInputError, match=r"quantization='int3' was given for a draft head; expected one of .*int8, int4"):
+        options = {"weights": oracle.folder("dspark-qwen3-gated"), "quantization": "int3"}
+        Engine.of(oracle.target("dspark-qwen3-gated", "compiled"), drafter="block", drafter_options=options)
 
 
 def changed(tmp_path, kind, tensors=(), **settings):

@@ -26,7 +26,7 @@ from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadErro
 from polydraft.heads.fields import unknown_field
 from polydraft.heads.folders import kind_of
 from polydraft.heads.markov import Markov, markov
-from polydraft.models.checkpoint import rotary
+from polydraft.models.checkpoint import head_width, rotary
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.schema import HEAD, fault, read_json
 
@@ -35,6 +35,7 @@ __all__ = [
     "embeddings",
     "flat",
     "has_head_norms",
+    "has_whole_widths",
     "head_config",
     "head_folder",
     "kind_of",
@@ -271,6 +272,12 @@ def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 def has_head_norms(config: Any) -> bool:
     """Whether queries and keys of its layers are normed."""
     return getattr(config, "model_type", "llama") == "qwen3"
+
+
+def has_whole_widths(config: Any) -> bool:
+    """Whether compiled products take the widths of its layers, as of `CompiledLlama`."""
+    mixed = config.num_attention_heads * head_width(config)
+    return not any(width % 8 for width in (config.hidden_size, config.intermediate_size, mixed))
 
 
 def _draft_ids(tensors: Mapping[str, Tensor], vocab_size: int) -> np.ndarray:

@@ -12,9 +12,10 @@ from torch import Tensor
 from polydraft.core import Method, Needs, Request, Scores
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import KINDS, ModelDrafter, ModelState
-from polydraft.errors import unknown_name
+from polydraft.errors import InvalidInputError, unknown_name
 from polydraft.heads.checkpoint import HeadCheckpoint, head_folder
 from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.products import FORMATS
 from polydraft.models.slots import given_back_on_error
 
 __all__ = ["HeadDrafter", "HeadState"]
@@ -51,22 +52,35 @@ class HeadDrafter(ModelDrafter):
         return replace(own, name=name, draft_sampling=general.draft_sampling, shapes=general.shapes, ranked=general.ranked)
 
     @classmethod
-    def model_of(cls, head: Any, target: Any) -> Any:
-        """The head as a draft model: its compiled form for a compiled target where it has one, else its network."""
-        module, _, name = cls.forms[0 if isinstance(target, CompiledLlama) and head.compiles else 1].partition(":")
-        return getattr(import_module(module), name)(head, target)
+    def model_of(cls, head: Any, target: Any, quantization: str | None = None) -> Any:
+        """The head as a draft model: its compiled form for a compiled target where it has one, with weights of a format, else its network.
+
+        Raises:
+            InvalidInputError: a format that there is none of.
+        """
+        if quantization not in (None, *FORMATS):
+            raise InvalidInputError(
+                f"quantization={quantization!r} was given for a draft head; expected one of {', '.join(FORMATS)}, or None: int8."
+            )
+        compiles = isinstance(target, CompiledLlama) and head.compiles
+        module, _, name = cls.forms[0 if compiles else 1].partition(":")
+        options = {"quantization": quantization} if compiles and quantization else {}
+        return getattr(import_module(module), name)(head, target, **options)
 
     @classmethod
-    def build(cls, parts: Parts, *, weights: str | None = None, kind: str = "paths") -> "HeadDrafter":
+    def build(
+        cls, parts: Parts, *, weights: str | None = None, kind: str = "paths", quantization: str | None = None
+    ) -> "HeadDrafter":
         """For the engine. weights: a folder as `polydraft train` writes it, or of a published head; default the one that comes with the
-        package for this target.
+        package for this target.  quantization: of a compiled head's matrices, default int8.
 
         Raises:
             InvalidInputError: no weights.
             ModelLoadError, IncompatibleError: a folder that is none, or of another target.
         """
         head = cls.checkpoint.load(head_folder(cls.checkpoint.kind, parts.target, weights))
-        return cls(cls.model_of(head, parts.target), head.layers_of(parts.target), kind, stop_ids=parts.eos_token_ids)
+        model = cls.model_of(head, parts.target, quantization)
+        return cls(model, head.layers_of(parts.target), kind, stop_ids=parts.eos_token_ids)
 
     def sibling(self, kind: str) -> "HeadDrafter":
         """See `ModelDrafter.sibling`."""

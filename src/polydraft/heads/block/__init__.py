@@ -116,6 +116,7 @@ class BlockDrafter(CachingDrafter):
         kind: str = "paths",
         steps: int = STEPS,
         least_confidence: float = 0.0,
+        quantization: str | None = None,
     ) -> "BlockDrafter":
         """For the engine; see `HeadDrafter.build`. steps: passes of a draft in an order.  least_confidence: see the class."""
         head = BlockCheckpoint.load(head_folder("block", parts.target, weights))
@@ -125,7 +126,7 @@ class BlockDrafter(CachingDrafter):
                 "Use drafter='block', or train a head: polydraft train block."
             )
         return cls(
-            cls.model_of(head, parts.target),
+            cls.model_of(head, parts.target, quantization),
             head.layers,
             kind,
             steps=steps,

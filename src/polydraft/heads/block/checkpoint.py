@@ -18,10 +18,11 @@ from typing import Any
 from torch import Tensor
 
 from polydraft.core import Target
-from polydraft.heads.checkpoint import HeadCheckpoint, flat, has_head_norms, stored
+from polydraft.heads.checkpoint import HeadCheckpoint, flat, has_head_norms, has_whole_widths, stored
 from polydraft.heads.fields import words
 from polydraft.heads.markov import KINDS, Markov, markov, markov_shapes
 from polydraft.models.compiled.architectures import LLAMA
+from polydraft.models.compiled.workspace import CHUNK
 from polydraft.models.rotary import head_width
 
 __all__ = ["BlockCheckpoint"]
@@ -109,8 +110,8 @@ class BlockCheckpoint(HeadCheckpoint):
 
     @property
     def compiles(self) -> bool:
-        """Whether the compiled form runs it."""
-        return "mask" in self.tensors
+        """Whether the compiled form runs it: Llama's and Qwen's layers, and not more places than are in work at once."""
+        return self.config.model_type != GEMMA and self.config.slots <= CHUNK and has_whole_widths(self.config)
 
     @property
     def depths(self) -> int:

@@ -1,127 +1,220 @@
-"""A block diffusion drafter in compiled code: layers of the Llama family over [last token, masks], with the target's states in their caches.
+"""A block head in compiled code: layers over [last token, masks], with the target's states in their caches.
 
 Chen, Liang & Liu 2026, DFlash (arXiv 2602.06036); Christopher et al. 2024, SpecDiff (arXiv 2408.05636).
 
     columns    one for each committed token that the target has read: keys and values of every layer, made of norm(fc(its states there))
-    block      the last token, which sees the columns; behind it masks and revealed tokens, which see columns, last token and each other
-    distribution j      what is at the j-th place behind the last token, of the draft vocabulary; the mask is none of it
+    block      the last token, and behind it masks and revealed tokens; what its places see of the columns and of each other is a layer's own
+    place j    logits of the draft vocabulary; the mask is none of it
 
-It is a `layers` model: a pass over a block is a pass over a root with auxiliary rows. A block with all masks gives distributions by depth.
+Layers are parts of a program, see `heads.layers`, which the target's threads share. A layer's attention has rows of its own, which say what is seen there.
 """
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from polydraft.compile_time import inner
 from polydraft.compiled_code import njit
 from polydraft.heads.block.checkpoint import BlockCheckpoint
-from polydraft.heads.checkpoint import embeddings
 from polydraft.heads.depth_compiled import DepthDistributions
-from polydraft.models.checkpoint import EMBEDDING, HEAD, Checkpoint, head_width
-from polydraft.models.compiled.cache import new_memory, whole
-from polydraft.models.compiled.forward import compiled_pass
-from polydraft.models.compiled.kernels import rms_norm
-from polydraft.models.compiled.layers import model_arrays, multiply
-from polydraft.models.compiled.parts.attention import place_heads
-from polydraft.models.compiled.products import FORMATS, Packed, packed
-from polydraft.models.compiled.weights import packed_weights
-from polydraft.models.compiled.workspace import CHUNK, Sizes, workspace
+from polydraft.heads.layers import layer_parts, packed_embedding, packed_layers, packed_outputs, sizes_of
+from polydraft.heads.markov import place
+from polydraft.models.compiled.cache import SlotMemory, new_memory, whole
+from polydraft.models.compiled.kernels import copy_row, rms_norm
+from polydraft.models.compiled.layers import ModelArrays, Weights, head_part, product, run_head, run_layer
+from polydraft.models.compiled.parts.attention import Place, place_code
+from polydraft.models.compiled.parts.products import Norm, Rounding, norm_code, rounding_code
+from polydraft.models.compiled.products import FORMATS, Packed, output_row, packed
+from polydraft.models.compiled.program import Part, new_program, new_step
+from polydraft.models.compiled.vectors import PANEL, aligned
+from polydraft.models.compiled.workspace import CHUNK, ROW, Sizes, Workspace, cut_runs, workspace
 from polydraft.models.slots import TREE_ROOM
 
 __all__ = ["CompiledBlock"]
 
+ALL, CAUSAL, APART = range(3)
+SEES = {"all": ALL, "causal": CAUSAL, "apart": APART}
+MASK = -1
+"""Token of a masked place where the mask is a vector of its own."""
 
-class Injection(NamedTuple):
-    """What the target's states go through: to rows, and to keys and values of every layer; see `layers.Weights`."""
 
-    fc: Packed
-    gain: np.ndarray
-    qkv: Packed
-    bias: np.ndarray
-    q_norm: np.ndarray
-    k_norm: np.ndarray
-    cos: np.ndarray
-    sin: np.ndarray
+class BlockArrays(NamedTuple):
+    """model: its first layer turns states into columns, the others are the head's.  states: [CHUNK, F] of the target.  mask: [h] or nothing.
+    sights: [kinds, CHUNK] rows as the attention of a kind of layers reads them.  sees: [kinds] of `SEES`.  has_window: [kinds]."""
+
+    model: ModelArrays
+    states: np.ndarray
+    mask: np.ndarray
+    sights: np.ndarray
+    sees: np.ndarray
+    has_window: np.ndarray
 
 
 @njit(cache=True, nogil=True)
-def inject_states(model, weights, slot, begin, states):
+def inject_states(head, slot, begin, states):
     """Make the columns begin .. of a slot of the target's states [CHUNK or fewer, F]."""
-    sizes, memory, work = model.sizes, model.memory, model.work
-    rows, zero = len(states), np.int64(0)
-    multiply(states, weights.fc, 0, work.rounded, work.update, rows)
-    rms_norm(work.update, weights.gain, sizes.epsilon, work.normed, zero, rows)  # pyright: ignore[reportArgumentType]
-    for layer in range(len(weights.bias)):
-        multiply(work.normed, weights.qkv, layer, work.rounded, work.qkv, rows)
-        bias, q_norm, k_norm = weights.bias[layer], weights.q_norm[layer], weights.k_norm[layer]
-        for t in range(rows):
-            cos, sin = weights.cos[0, begin + t], weights.sin[0, begin + t]
-            place_heads(work.qkv[t], bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot, begin + t)
+    work, rows, zero = head.model.work, len(states), np.int64(0)
+    for t in range(rows):
+        copy_row(states[t], head.states[t])
+        row = work.rows[t]
+        row.slot, row.position, row.column = slot, begin + t, begin + t
+    run_layer(head.model, zero, rows, zero)
+
+
+@inner
+def _sight(row, n, length, places, sees, has_window):
+    """What place n of a block sees. A window is counted from the last column, whatever the place."""
+    row.column, row.length, row.position = length + n, length, length + n
+    row.num_seen = places
+    if has_window:
+        row.position = length - 1
+    if sees == CAUSAL:
+        row.num_seen = n + 1
+    elif sees == APART and n == 0:
+        row.num_seen = 1
+
+
+@njit(cache=True, nogil=True)
+def block_pass(head, slots, tokens, wanted, states, logits):
+    """One pass over blocks of tokens [B, N], the last token first.
+
+    wanted: places from this one on have logits, [B (N - wanted), D].  states: [B N, h] what they put out, behind the norm.
+    """
+    model, work = head.model, head.model.work
+    (B, N), zero, layers = tokens.shape, np.int64(0), len(model.program.layers) - 2
+    for b in range(B):
+        length = model.memory.lengths[slots[b]]
+        for n in range(N):
+            t = b * N + n
+            row, seen = work.rows[t], work.seen_columns[t]
+            row.token, row.slot, row.position, row.column, row.length = tokens[b, n], slots[b], length + n, length + n, length
+            for m in range(N):
+                seen[m] = length + m
+            for kind in range(len(head.sights)):
+                head.sights[kind, t].slot = slots[b]
+                _sight(head.sights[kind, t], n, length, N, head.sees[kind], head.has_window[kind])
+            if row.token < 0:
+                copy_row(head.mask, work.x[t])
+            else:
+                output_row(model.embed, zero, row.token, work.x[t])
+    rows = np.int64(B * N)
+    runs = cut_runs(work.rows, rows, work.runs)
+    for l in range(1, layers):
+        run_layer(model, l, rows, runs)
+    rms_norm(work.x, model.norm, model.sizes.epsilon, work.normed, zero, rows)  # pyright: ignore[reportArgumentType]
+    num_logits = zero
+    for t in range(rows):
+        copy_row(work.normed[t], states[t])
+        if t % N >= wanted:
+            copy_row(states[t], work.normed[num_logits])
+            num_logits += 1
+    run_head(model, num_logits, logits)
 
 
 class CompiledBlock(DepthDistributions):
-    """A block drafter as a draft model; see `DepthLaws`.
+    """A block head as a draft model; see `DepthDistributions`.
 
     quantization: of its matrices; it changes no distribution of the output.
 
     Raises:
-        IncompatibleError: a drafter of another target.
+        IncompatibleError: a head of another target.
     """
 
     def __init__(self, head: BlockCheckpoint, target: Any, *, quantization: str = "int8") -> None:
         head.check(target)
-        super().__init__(target, head.ids, head.depths, head.kind)
-        c, tensors, kind = head.config, head.tensors, FORMATS[quantization]
-        self.mask = target.vocab_size
-        read = {f"model.{name}": tensor for name, tensor in tensors.items()}
-        read |= {EMBEDDING: torch.cat([embeddings(target), tensors["mask"][None].bfloat16()]), HEAD: head.output(target)}
-        cpu, columns = torch.device("cpu"), whole(target.max_model_len + TREE_ROOM)
-        files = Checkpoint(c, None, read, read.__getitem__, False, cpu, torch.float32)
-        weights = packed_weights(files, columns, None if quantization == "float32" else quantization).weights
-        H, G, D = c.num_attention_heads, c.num_key_value_heads, head_width(c)
-        epsilon, scale = np.float32(c.rms_norm_eps), np.float32(D**-0.5)
-        sizes = Sizes(H, G, D, c.intermediate_size, self.arrays.sizes.outputs, epsilon, scale)
-        slots = target.max_num_seqs
-        memory = new_memory((c.num_hidden_layers, slots, G), D, columns, self._lengths)
+        super().__init__(target, head.ids, head.depths, head.kind, head.bias)
+        config, tensors, kind, self.pool = head.config, head.tensors, FORMATS[quantization], target.pool
+        self.num_places, self.mask = int(config.slots), target.vocab_size
+        own_mask = tensors.get("mask")
+        self._shown = MASK if own_mask is not None else int(config.mask_token_id)
+        columns, layers = whole(target.max_model_len + TREE_ROOM), config.num_hidden_layers
+        outputs = packed_outputs(head, target, len(self.draft_ids), kind)
+        weights = packed_layers(
+            tensors, [f"layers.{l}." for l in range(layers)], config, columns, kind, packed_embedding(head, target, kind), outputs
+        )
+        weights = weights._replace(windows=np.array([window or 0 for window in config.windows]))
+        fc, sizes = packed([tensors["fc.weight"].float()], kind), sizes_of(config, self.arrays.sizes.outputs)
+        memory = new_memory((layers, target.max_num_seqs, sizes.groups), sizes.width, columns, self._lengths)
         self.cache_bytes += memory.keys.nbytes + memory.values.nbytes
-        w, fc = weights, packed([tensors["fc.weight"].float()], kind)
-        gain = tensors["hidden_norm.weight"].float().numpy()
-        self.injection = Injection(fc, gain, w.qkv, w.bias, w.q_norm, w.k_norm, w.cos, w.sin)
-        self.weight_bytes = sum(x.nbytes for x in (w.qkv, w.out, w.gate_up, w.down, w.head, fc))
-        work = workspace(weights, sizes, columns, 1, tensors["fc.weight"].shape[1])
-        self.weights, self.net = weights, model_arrays(weights, sizes, memory, work)
+        self.weight_bytes = sum(x.nbytes for x in (weights.qkv, weights.out, weights.gate_up, weights.down, outputs, fc))
+        states = aligned(CHUNK, tensors["fc.weight"].shape[1])
+        work, step = workspace(weights, sizes, columns, target.num_threads, states.shape[1]), new_step()
+        looks = list(zip(config.sees, map(bool, config.windows), strict=True))
+        kinds = list(dict.fromkeys(looks))
+        sights = np.zeros((len(kinds), CHUNK), ROW)
+        works = [work._replace(rows=rows) for rows in sights]
+        program = new_program(
+            [
+                _injection(weights, sizes, memory, work, step, states, fc, tensors["hidden_norm.weight"].float().numpy()[None]),
+                *layer_parts(weights, sizes, memory, work, step, [works[kinds.index(look)] for look in looks]),
+                [(head_part(outputs, sizes.outputs, work, step), 0)],
+            ],
+            step,
+            target.num_threads,
+        )
+        model = ModelArrays(weights.embed, outputs, weights.norm, sizes, memory, work, program)
+        mask = np.zeros(0, np.float32) if own_mask is None else own_mask.float().numpy()
+        sees, has_window = np.array([SEES[sees] for sees, _ in kinds]), np.array([window for _, window in kinds])
+        self.net = BlockArrays(model, states, mask, sights, sees, has_window)
         self.roots = np.zeros(target.max_num_seqs, np.int64)
         """The last token of each slot."""
 
     def inject(self, slot: int, begin: int, states: Float[Tensor, "T F"], following: Sequence[int] = ()) -> None:
         """See `network.BlockModel.inject`."""
         rows = states.float().contiguous().numpy()
-        for i in range(0, len(rows), CHUNK):
-            inject_states(self.net, self.injection, slot, begin + i, rows[i : i + CHUNK])
+        with self.pool:
+            for i in range(0, len(rows), CHUNK):
+                inject_states(self.net, slot, begin + i, rows[i : i + CHUNK])
         self.filled(slot, begin + len(rows))
+
+    def _block(
+        self, slots: Sequence[int], blocks: Int[np.ndarray, "B X"]
+    ) -> tuple[Float[np.ndarray, "B N h"], Float[np.ndarray, "B K D"]]:
+        """States of all places, and logits of those that draft, of blocks of masks and revealed tokens behind the last token: one pass."""
+        tokens = np.concatenate([self.roots[list(slots)][:, None], np.where(blocks == self.mask, self._shown, blocks)], 1)
+        (B, N), most, wanted = tokens.shape, CHUNK // tokens.shape[1], tokens.shape[1] - self.depths
+        states = np.empty((B, N, len(self.net.model.norm)), np.float32)
+        logits = np.empty((B, N - wanted, self.arrays.sizes.outputs), np.float32)
+        with self.pool:
+            for i in range(0, B, most):
+                some = slice(i, i + most)
+                outputs = states[some].reshape(-1, states.shape[2]), logits[some].reshape(-1, logits.shape[2])
+                block_pass(self.net, np.array(slots[some]), tokens[some], wanted, *outputs)
+        self.passes += 1
+        return states, logits
 
     def denoise(self, slots: Sequence[int], blocks: Int[np.ndarray, "B X"]) -> Float[np.ndarray, "B X D"]:
         """Logits at every place of blocks of masks and revealed tokens: one pass."""
-        B, X = blocks.shape
-        block_logits, most = np.empty((B, X, self.arrays.sizes.outputs), np.float32), max(CHUNK // (1 + X), 1)
-        for i in range(0, B, most):
-            here, tokens = np.array(slots[i : i + most]), blocks[i : i + most]
-            n, places = len(here), np.broadcast_to(np.arange(1, X + 1), tokens.shape)
-            extra, mask = np.stack([tokens, places, np.zeros_like(places)], 1), np.ones((n, X, X), np.bool_)
-            parents, zeros, ones = np.full((n, 1), -1), np.zeros(n, np.int64), np.ones(n, np.int64)
-            untaken, hidden = np.full(len(self.weights.attention_norm) + 1, -1), np.empty((0, 0, 0), np.float32)
-            logits = np.empty((n * X, block_logits.shape[2]), np.float32)
-            compiled_pass(
-                self.net, here, self.roots[here][:, None], parents, zeros, ones, ones, logits, hidden, untaken, extra, mask
-            )
-            block_logits[i : i + most] = logits.reshape(n, X, -1)
-        self.passes += 1
-        return block_logits
+        return self._block(slots, blocks)[1]
 
     def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
         """One pass over a block of masks. The states are injected already."""
-        self.arrays.logits[list(slots)] = self.denoise(slots, np.full((len(slots), self.depths), self.mask))
+        outputs, self.arrays.logits[list(slots)] = self._block(slots, np.full((len(slots), self.num_places - 1), self.mask))
+        place(self.arrays.markov, list(slots), outputs, self.roots[list(slots)])
+
+
+def _injection(
+    weights: Weights,
+    sizes: Sizes,
+    memory: SlotMemory,
+    work: Workspace,
+    step: np.ndarray,
+    states: np.ndarray,
+    fc: Packed,
+    gain: np.ndarray,
+) -> list[tuple[Part, int]]:
+    """Parts that turn the target's states into rows, and those into keys and values of every layer."""
+    queries = sizes.heads * sizes.width
+    some, heads = (weights.qkv.behind(queries), 0) if queries % PANEL == 0 else (weights.qkv, sizes.heads)
+    placed = Place(step, sizes._replace(heads=heads), work.rows, work.qkv, weights.bias, weights.q_norm, weights.k_norm,
+                   weights.cos, weights.sin, weights.rotaries, memory)  # fmt: skip
+    rows = (
+        Part(rounding_code, Rounding(states, states.shape[1], fc.rounding, work.rounded)),
+        product(step, states, fc, work.update, work),
+        Part(norm_code, Norm(step, work.update, gain, sizes.epsilon, work.normed, some.rounding, work.rounded)),
+    )
+    columns = product(step, work.normed, some, work.qkv, work), Part(place_code, placed)
+    return [*((part, 0) for part in rows), *((part, l) for l in range(len(weights.windows)) for part in columns)]

@@ -29,16 +29,16 @@ class MtpDrafter(EagleDrafter):
     checkpoint = MtpCheckpoint
 
     @classmethod
-    def build(cls, parts: Parts, *, weights: str | None = None, kind: str = "paths") -> Any:
+    def build(cls, parts: Parts, *, weights: str | None = None, kind: str = "paths", quantization: str | None = None) -> Any:
         """See `HeadDrafter.build`; without weights the layer in the target's own files, where there is one."""
         own = OwnPredictor.of_target(parts.target) if weights is None else None
         if own is None:
-            return super().build(parts, weights=weights, kind=kind)
-        return cls(cls.model_of(own, parts.target), own.layers_of(parts.target), kind, stop_ids=parts.eos_token_ids)
+            return super().build(parts, weights=weights, kind=kind, quantization=quantization)
+        return cls(cls.model_of(own, parts.target, quantization), own.layers_of(parts.target), kind, stop_ids=parts.eos_token_ids)
 
     forms = "polydraft.heads.eagle.compiled:CompiledEagle", "polydraft.heads.mtp.network:MtpModel"
 
     @classmethod
-    def model_of(cls, head: Any, target: Any) -> Any:
+    def model_of(cls, head: Any, target: Any, quantization: str | None = None) -> Any:
         """The module as a draft model; those of others run in transformers."""
-        return MtpModule(head, target) if isinstance(head, PublishedMtp) else super().model_of(head, target)
+        return MtpModule(head, target) if isinstance(head, PublishedMtp) else super().model_of(head, target, quantization)

@@ -83,12 +83,15 @@ __all__ = [
     "Block",
     "ModelArrays",
     "Weights",
+    "around",
     "attention_block",
     "feed_forward_block",
     "finish_logits",
+    "head_part",
     "model_arrays",
     "multiply",
     "multiply_shared",
+    "product",
     "run_head",
     "run_layer",
     "with_head",
@@ -149,15 +152,17 @@ def product(step: np.ndarray, x: np.ndarray, w: Packed, y: np.ndarray, work: Wor
     return Part(product_code, Product(step, x, w, work.rounded, y), items)
 
 
-def attention_block(weights: Weights, sizes: Sizes, memory: SlotMemory, work: Workspace, step: np.ndarray) -> Block:
-    """Keys and values go to the slot's column, then every row attends to those that it sees."""
+def attention_block(
+    weights: Weights, sizes: Sizes, memory: SlotMemory, work: Workspace, step: np.ndarray, sight: Workspace | None = None
+) -> Block:
+    """Keys and values go to the slot's column, then every row attends to those that it sees. sight: whose rows say what they see, default work's."""
     heads = Place(step, sizes, work.rows, work.qkv, weights.bias, weights.q_norm, weights.k_norm,
                   weights.cos, weights.sin, weights.rotaries, memory)  # fmt: skip
     runs = Work(RUNS, sizes.groups, sizes.heads // sizes.groups, grain=1)
     parts = (
         product(step, work.normed, weights.qkv, work.qkv, work),
         Part(place_code, heads),
-        Part(attend_code, Attention(step, sizes, weights.windows, weights.sinks, memory, work), runs),
+        Part(attend_code, Attention(step, sizes, weights.windows, weights.sinks, memory, sight or work), runs),
         Part(rounding_code, Rounding(work.mixed, work.mixed.shape[1], weights.out.rounding, work.rounded)),
         product(step, work.mixed, weights.out, work.update, work),
     )
@@ -234,7 +239,7 @@ def experts_block(weights: ExpertWeights, sizes: Sizes, work: Workspace, step: n
     return Block(weights.gate_up.rounding, expert_parts(weights, sizes, work, step))
 
 
-def _head(head: Packed, outputs: int, work: Workspace, step: np.ndarray) -> Part:
+def head_part(head: Packed, outputs: int, work: Workspace, step: np.ndarray) -> Part:
     arguments = Head(step, work.normed, head, work.rounded, outputs)
     return Part(head_code, arguments, panel_work(head.panels, head.panel_bytes, len(work.queries)))
 
@@ -269,20 +274,24 @@ STATES: dict[str, Callable[[StateShape, np.ndarray], tuple[Any, StateKind]]] = {
 """By kind of recurrent layer: new memory of a shape for the slots whose folded tokens are counted, as its parts and as `RecurrentMemory` take it."""
 
 
+def around(
+    block: Block, sizes: Sizes, work: Workspace, step: np.ndarray, gain: np.ndarray, out_gain: np.ndarray, out_bias: np.ndarray
+) -> tuple[Part, Part]:
+    """The norm before a block, and the sum behind it."""
+    before = Norm(step, work.x, gain, sizes.epsilon, work.normed, block.rounding, work.rounded)
+    behind = Join(step, work.x, work.update, out_bias, out_gain, sizes.epsilon, sizes.residual_scale)
+    return Part(norm_code, before), Part(join_code, behind)
+
+
 def model_arrays(
     weights: Weights, sizes: Sizes, memory: SlotMemory, work: Workspace, states: Mapping[str, Any] = MappingProxyType({})
 ) -> ModelArrays:
     """A model whose layers each mix tokens in their way, and then have a gated feed-forward. states: memory of kinds other than attention."""
     step = new_step()
 
-    def around(block: Block, gain: np.ndarray, out_gain: np.ndarray, out_bias: np.ndarray) -> tuple[Part, Part]:
-        before = Norm(step, work.x, gain, sizes.epsilon, work.normed, block.rounding, work.rounded)
-        behind = Join(step, work.x, work.update, out_bias, out_gain, sizes.epsilon, sizes.residual_scale)
-        return Part(norm_code, before), Part(join_code, behind)
-
     def indexed(block: Block, gains: tuple[np.ndarray, ...], layer: int, index: int) -> list[tuple[Part, int]]:
         """Parts of a block with their index among the layers that have it; its norms are stacked over all layers."""
-        before, behind = ends[id(block)] = ends.get(id(block)) or around(block, *gains)
+        before, behind = ends[id(block)] = ends.get(id(block)) or around(block, sizes, work, step, *gains)
         return [(before, layer), *((part, index) for part in block.parts), (behind, layer)]
 
     ends: dict[int, tuple[Part, Part]] = {}
@@ -305,13 +314,13 @@ def model_arrays(
         + indexed(feed_forwards[kind], norms[1], l, is_sparse[:l].count(kind))
         for l, (mixer, kind) in enumerate(zip(mixers, is_sparse, strict=True))
     ]
-    program = new_program([*layers, [(_head(weights.head, sizes.outputs, work, step), 0)]], step, len(work.queries))
+    program = new_program([*layers, [(head_part(weights.head, sizes.outputs, work, step), 0)]], step, len(work.queries))
     return ModelArrays(weights.embed, weights.head, weights.norm, sizes, memory, work, program)
 
 
 def with_head(model: ModelArrays, head: Packed) -> ModelArrays:
     """The model with other outputs, which take the place of those that it had."""
-    replace_part(model.program, -1, _head(head, head.outputs, model.work, model.program.step))
+    replace_part(model.program, -1, head_part(head, head.outputs, model.work, model.program.step))
     return model._replace(head=head, sizes=model.sizes._replace(outputs=head.outputs))
 
 

@@ -265,6 +265,18 @@ class Packed(NamedTuple):
         segments[0, 1]["offset"] += others.data.ctypes.data - self.data.ctypes.data
         return self._replace(segments=segments, panels=panels + others.panels)
 
+    def behind(self, outputs: int) -> "Packed":
+        """Matrices of one format without their first outputs, whole panels of them, in the same memory.
+
+        Example:
+            >>> packed([torch.ones(3 * PANEL, 8)], FORMATS["float32"]).behind(PANEL).panels
+            2
+        """
+        segments, panels = self.segments.copy(), outputs // PANEL
+        segments["panels"] -= panels
+        segments["offset"] += panels * self.panel_bytes
+        return self._replace(segments=segments, panels=self.panels - panels)
+
     def matrix(self, k: int, outputs: int, inputs: int) -> Float[Tensor, "O I"]:
         """The k-th, in float32."""
         parts = range(int((self.segments[k]["panels"] > 0).sum()))
