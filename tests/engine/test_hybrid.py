@@ -7,6 +7,7 @@ import pytest
 
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
+from polydraft.heads.mtp import MtpDrafter
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.load import load_model
 
@@ -64,11 +65,18 @@ def test_a_seed_gives_the_same_text_with_drafts(name):
     assert texts(SAMPLED, **drafts) == texts(SAMPLED, drafter=None, verifier="race")
 
 
-@pytest.mark.parametrize("fields", [{}, {"depth": 3}, {"drafter": "mtp", "num_paths": 2, "depth": 2}, {"drafter": "mtp:chain"}])
-def test_a_layer_that_predicts_in_the_targets_own_file_drafts_by_default(fields):
-    cases = json.loads((FOLDER / "qwen35-mtp.json").read_text(encoding="utf-8"))["cases"]
-    engine = Engine.of(hybrid(name="qwen35-mtp"), **fields)
-    assert engine.drafter.info.name.partition(":")[0] == "mtp"
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("qwen35-mtp", fields)
+        for fields in ({}, {"depth": 3}, {"drafter": "mtp", "num_paths": 2, "depth": 2}, {"drafter": "mtp:chain"})
+    ]
+    + [("glm4moe", {"depth": 3})],
+)
+def test_a_layer_that_predicts_in_the_targets_own_file_drafts_by_default(name, fields):
+    cases = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))["cases"]
+    engine = Engine.of(hybrid(name=name), **fields)
+    assert isinstance(engine.drafter, MtpDrafter)
     results = engine.generate([case["prompt"] for case in cases], GREEDY)
     assert [r.token_ids for r in results] == [case["ids"] for case in cases]
     assert not fields or any(r.stats.drafted_tokens for r in results)

@@ -52,7 +52,12 @@ def model_of(kind, form="torch"):
     return checkpoint, compiled
 
 
-FORMS = [(kind, form) for kind in KINDS for form in ("torch", "compiled") if form == "torch" or not ("gemma4" in kind or "peagle" in kind)]
+FORMS = [
+    (kind, form)
+    for kind in KINDS
+    for form in ("torch", "compiled")
+    if form == "torch" or not ("gemma4" in kind or "peagle" in kind)
+]
 
 
 @pytest.mark.parametrize(("kind", "form"), FORMS)

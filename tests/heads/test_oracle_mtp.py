@@ -1,21 +1,30 @@
 """Published modules for multi-token prediction draft what their authors' code drafts, round by round."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import Needs, Outcome, TokenTree
 from polydraft.errors import IncompatibleError, ModelLoadError
+from polydraft.heads.eagle.compiled import CompiledEagle
+from polydraft.heads.finding import head_for
 from polydraft.heads.folders import kind_of
-from polydraft.heads.mtp.network import MtpCheckpoint
-from polydraft.heads.mtp.published import MtpModule
+from polydraft.heads.mtp import MtpDrafter
+from polydraft.heads.mtp.network import MtpCheckpoint, OwnPredictor
+from polydraft.heads.mtp.published import NAMES, MtpModule
+from polydraft.models.load import load_model
 from tests.heads import oracle
 from tests.heads.oracle import SLOT
+from tests.models.tree_rounds import small_model
+from tests.support.closeness import assert_close
 
+FILES = Path(__file__).parents[1] / "models" / "oracle_gguf"
 IN_TARGETS = ["mtp-qwen3.5", "mtp-deepseek-v3"]
 
 
@@ -36,10 +45,17 @@ class Ends:
         return states @ self.output.T
 
 
-def logits_along(model, tokens):
+def own_predictor(target):
+    """The compiled layer of a target's own files, in float32."""
+    own = OwnPredictor.of_target(target)
+    assert own is not None
+    return CompiledEagle(own, target, quantization="float32")
+
+
+def logits_along(model, tokens, slot=SLOT):
     """At the root and behind each token of a chain but the last."""
     chain = torch.tensor([tokens])
-    rows = [model.score([SLOT], TokenTree.chain(chain[:, : n + 1]), since=n).logits[0, 0] for n in range(len(tokens))]
+    rows = [model.score([slot], TokenTree.chain(chain[:, : n + 1]), since=n).logits[0, 0] for n in range(len(tokens))]
     return torch.stack(rows)
 
 
@@ -54,12 +70,89 @@ def test_drafts_are_the_references(kind):
         given = r["target_hidden"][0] if states is None else states[r["first"] : start]
         model.give(SLOT, given)
         if len(entries) > 1:
-            model.prefill([SLOT], [entries[:-1]])
+            model.prefill([SLOT], [[int(e) for e in entries[:-1]]])
         logits = logits_along(model, [entries[-1], *drafts[:-1]])
         oracle.assert_close(logits, r["draft_logits"])
         assert logits.argmax(-1).tolist() == drafts
         model.commit([SLOT], Outcome.of(np.empty((1, 0), np.int64), np.array([0]), np.array([0])))
         assert model.lengths[SLOT] == start
+
+
+@pytest.mark.parametrize("name", ["qwen35-mtp", "glm4moe"])
+def test_layers_in_files_of_llama_cpp_predict_as_the_reference(name):
+    target = load_model(str(FILES / f"{name}.gguf"), backend="compiled", max_num_seqs=1, max_model_len=96)
+    model = own_predictor(target)
+    told, last = json.loads((FILES / f"{name}.json").read_text(encoding="utf-8")), max(target.offers.hidden)
+    for case, expected in zip(told["cases"], told["mtp"], strict=True):
+        text = case["prompt"] + case["ids"]
+        states = target.prefill([0], [text], hidden=(last,)).hidden[last][0]
+        for step in (0, 1, 23):
+            read = text[1 : len(case["prompt"]) + step + 1]
+            model.give(0, states[: len(read)])
+            logits = model.prefill([0], [read]).logits[0, 0]
+            ids, log_probs = zip(*expected[step], strict=True)
+            row = logits.double().log_softmax(-1)[list(ids)]
+            assert (row - torch.tensor(log_probs)).abs().max() < 1e-3
+            model.release([0])
+        target.release([0])
+
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "pad_token_id": 0,
+}
+EXPERTS = {"moe_intermediate_size": 24, "num_experts_per_tok": 2}
+OF_EXPERTS = {
+    "mtp.": lambda layers: hf.Qwen3_5MoeTextConfig(
+        num_hidden_layers=layers, layer_types=["linear_attention", "full_attention"][-layers:], num_experts=6, mtp_num_hidden_layers=1,
+        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8,
+        shared_expert_intermediate_size=16, max_position_embeddings=512, **SIZES, **EXPERTS,
+    ),
+    "": lambda layers: hf.Glm4MoeConfig(
+        num_hidden_layers=layers, first_k_dense_replace=layers - 1, n_routed_experts=6, n_shared_experts=1, intermediate_size=48,
+        num_nextn_predict_layers=1, max_position_embeddings=512, use_qk_norm=True, **SIZES, **EXPERTS,
+    ),
+}  # fmt: skip
+"""By how their folders name the layer."""
+
+
+def folder_with_a_layer(prefix, folder):
+    """A tiny model's, and in it a layer that predicts, as published folders have it."""
+    small_model(OF_EXPERTS[prefix](2)).save_pretrained(folder)
+    tensors, names = load_file(folder / "model.safetensors"), NAMES[prefix]
+    layer = small_model(OF_EXPERTS[prefix](1), seed=1).state_dict()
+    prefix = prefix or "model.layers.2."
+    for name, weight in layer.items():
+        if name.startswith("model.layers.0."):
+            tensors[prefix + names.layer + name.removeprefix("model.layers.0.")] = weight.clone()
+    for name in names[1:4]:
+        tensors[f"{prefix}{name}.weight"] = 0.1 * torch.randn(32, generator=torch.Generator().manual_seed(2))
+    tensors[f"{prefix}{names.project}.weight"] = 0.2 * torch.randn(32, 64, generator=torch.Generator().manual_seed(3))
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("prefix", OF_EXPERTS)
+def test_a_layer_with_experts_in_a_folder_drafts_compiled_as_in_transformers(prefix, tmp_path):
+    folder_with_a_layer(prefix, tmp_path)
+    target = load_model(str(tmp_path), backend="compiled", max_num_seqs=1, max_model_len=96)
+    drafter = Engine.of(target).drafter
+    assert isinstance(drafter, MtpDrafter) and isinstance(drafter.model, CompiledEagle) and head_for(tmp_path, target) is None
+    forms = (
+        own_predictor(target),
+        MtpModule(MtpCheckpoint.load(tmp_path), target),
+    )
+    text, last = [5, 9, 3, 7, 1, 8, 2, 6], max(target.offers.hidden)
+    states = target.prefill([0], [text], hidden=(last,)).hidden[last][0]
+    rows = []
+    for model in forms:
+        model.give(0, states[:-1])
+        model.prefill([0], [text[1:-1]])
+        rows.append(logits_along(model, text[-1:], 0)[0])
+    assert_close(*rows)
 
 
 def test_text_is_the_targets_with_the_module_of_speculators():

@@ -173,7 +173,12 @@ def _of_owner(name: str) -> list[str]:
 
 
 def head_for(model: str | Path, target: Target) -> Path | None:
-    """The head that is taken for a model that nobody named one for; one line says which, or why none of those that were found."""
+    """The head that is taken for a model that nobody named one for; one line says which, or why none of those that were found.
+
+    None for a model whose own files have a layer that drafts without a line, see `heads.mtp`.
+    """
+    if getattr(target.checkpoint, "predictor", None) is not None:
+        return None
     if shipped(target) is not None or target.plain_reason is not None or not (target.offers.embeddings and target.offers.hidden):
         return None
     for head in candidates(model):

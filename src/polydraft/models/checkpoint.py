@@ -10,7 +10,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.errors import ModelLoadError
-from polydraft.models.compiled.architectures import ARCHITECTURES, LLAMA, LLAMA_FAMILY, Architecture, Stored, predictor
+from polydraft.models.compiled.architectures import (
+    ARCHITECTURES,
+    LLAMA,
+    LLAMA_FAMILY,
+    Architecture,
+    Mixture,
+    ModelSpec,
+    Stored,
+    predictor,
+)
+from polydraft.models.compiled.architectures.base import ATTENTION
 from polydraft.models.composites import COMPOSITES, language_model_config, name_in_text_model
 from polydraft.models.config import CheckpointConfig
 from polydraft.models.folder import check_folder, load_config
@@ -36,6 +46,7 @@ __all__ = [
     "EMBEDDING",
     "HEAD",
     "Checkpoint",
+    "PredictorCheckpoint",
     "files_of",
     "head_width",
     "of_file",
@@ -61,7 +72,7 @@ class Checkpoint:
     device, dtype: of the module; files are read to a CPU, to be used as float32.
     rope_factors: [half of a head] by what the configuration's rotary frequencies are divided, where a file says so.
     norm_offset: what is added to its norm weights.
-    predictor: tensors of the layer behind the model's that predicts a further token, by `heads.mtp`'s names, where there is one that is run.
+    predictor: the layer behind the model's that predicts a further token, where there is one that is run.
     blocks, rows, forget: of a GGUF file, see there: a weight's blocks; some rows of it in float32; they are not needed in memory any more.
     kinds: a weight's number format, where reading its blocks for that would take long.
     files: that weights are read from; none of a module.
@@ -76,7 +87,7 @@ class Checkpoint:
     dtype: torch.dtype
     rope_factors: Tensor | None = None
     norm_offset: float = 0.0
-    predictor: Callable[[], Mapping[str, Tensor]] | None = None
+    predictor: "PredictorCheckpoint | None" = None
     blocks: Callable[[str], tuple[str, np.ndarray]] | None = None
     rows: Callable[[str, slice], Tensor] | None = None
     forget: Callable[[Iterable[str], slice], None] = lambda names, rows: None
@@ -95,9 +106,42 @@ class Checkpoint:
         return ARCHITECTURES[getattr(self.config, "model_type", LLAMA.model_type)]
 
     @property
+    def spec(self) -> ModelSpec:
+        """What its layers compute."""
+        return self.architecture.spec(self.config)
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """Of its layers that are mixtures of experts, where there are any."""
+        return self.architecture.mixture_of(self.config)
+
+    @property
     def has_blocks(self) -> bool:
         """Whether a weight is stored as blocks of integer codes."""
         return self.blocks is not None and any(self.kind(name) not in NUMBERS for name in self.outlines)
+
+
+@dataclass(frozen=True)
+class PredictorCheckpoint(Checkpoint):
+    """A layer behind a model's own that predicts a further token, as a checkpoint of one layer; see `predictor`. config: the model's.
+    ends: what is around the layer, by the fields of `predictor.Layout`; norms multiply as they are.
+    """
+
+    ends: Callable[[], dict[str, Tensor]] = dict
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Of the model's last layer of attention."""
+        whole = super().spec
+        last = whole.layers(ATTENTION)[-1]
+        windows, rotaries = (numbers[last : last + 1] for numbers in (whole.windows, whole.rotary_of_layer))
+        return replace(whole, mixers=(ATTENTION,), states={}, windows=windows, rotary_of_layer=rotaries)
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """That of the model's last layer."""
+        mixture = super().mixture
+        return None if mixture is None else replace(mixture, layers=mixture.layers[-1:])
 
 
 def of_module(module: Any) -> Checkpoint:
@@ -221,24 +265,88 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
         norm_offset=_norm_offset(config),
         **offers,
         files=(folder / "config.json", *sorted(set(files.values()))),
-        predictor=_predictor(predictor.in_folder(files), lambda name: _whole(files[name], name).float(), _norm_offset(config)),
+        predictor=_predictor_of_folder(folder, config, files),
     )
 
 
-def _predictor(
-    names: Mapping[str, str] | None, read: Callable[[str], Tensor], offset: float = 0.0
-) -> Callable[[], Mapping[str, Tensor]] | None:
-    """Tensors of a layer that predicts. names: where they are."""
-    if names is None:
+def _predictor_shapes(config: Any) -> dict[str, tuple[int, ...]]:
+    """Of the weights of a layer like the model's last, but of attention."""
+    shapes = ARCHITECTURES[config.model_type].layer_shapes(config, layer=config.num_hidden_layers - 1)
+    return {predictor.LAYER + name: shape for name, shape in shapes.items()}
+
+
+def _predictor_of_folder(folder: Path, config: Any, files: Mapping[str, Path]) -> PredictorCheckpoint | None:
+    """The layer of a folder that predicts a further token; None where there is none, or one of other parts."""
+    found = predictor.in_folder(files, config.num_hidden_layers)
+    if found is None:
         return None
-    return lambda: {name: read(place) + (offset if read(place).ndim == 1 else 0.0) for name, place in names.items()}
+    shapes, offset = _predictor_shapes(config), _norm_offset(config)
+    try:
+        located = _located(config, shapes, found.layer)
+        places = {name: place._replace(name=found.layer[place.name]) for name, place in located.items()}
+        if {place.name for place in places.values()} != {*found.layer.values()}:
+            return None
+        outlines = _outlines(files, places, shapes, MxWeights({}, lambda name, index: torch.empty(0)))
+    except (KeyError, ValueError, ModelLoadError):
+        return None
+    reader = _Reader(files, places | {name: Stored(place) for name, place in found.ends.items()})
+
+    def ends() -> dict[str, Tensor]:
+        tensors = {name: reader.read(name).float() for name in found.ends}
+        return {name: tensor + offset if tensor.ndim == 1 else tensor for name, tensor in tensors.items()}
+
+    cpu, used = torch.device("cpu"), sorted({files[place.name] for place in places.values()})
+    return PredictorCheckpoint(
+        config,
+        None,
+        outlines,
+        reader.read,
+        False,
+        cpu,
+        torch.float32,
+        norm_offset=offset,
+        files=(folder / "config.json", *used),
+        ends=ends,
+    )
 
 
-def _whole(file: Path, name: str) -> Tensor:
-    from safetensors import safe_open
+def _predictor_of_file(file: GgufFile) -> PredictorCheckpoint | None:
+    """Likewise of a GGUF file."""
+    config = file.config
+    found = predictor.in_gguf(file.tensors, config.num_hidden_layers)
+    if found is None:
+        return None
+    shapes = _predictor_shapes(config)
 
-    with safe_open(file, "pt") as opened:
-        return opened.get_tensor(name)
+    def its(name: str) -> str:
+        return name.replace(predictor.LAYER, f"model.layers.{config.num_hidden_layers}.", 1)
+
+    try:
+        used = {file.own_name(its(name)) for name in shapes}
+    except ModelLoadError:
+        return None
+    if used != {*found.layer.values()} or any(file.shape(its(name)) != shape for name, shape in shapes.items()):
+        return None
+    outlines = {name: _outline_of_file(file, its(name), shape) for name, shape in shapes.items()}
+    return PredictorCheckpoint(
+        config,
+        None,
+        outlines,
+        lambda name: file.read(its(name)),
+        False,
+        torch.device("cpu"),
+        torch.float32,
+        file.rope_factors,
+        blocks=lambda name: file.blocks(its(name)),
+        rows=lambda name, rows: file.rows(its(name), rows),
+        forget=lambda names, rows: file.forget(map(its, names), rows),
+        files=tuple(parts_of(file.path)),
+        ends=lambda: {name: file.tensor(place) for name, place in found.ends.items()},
+    )
+
+
+def _outline_of_file(file: GgufFile, name: str, shape: tuple[int, ...]) -> Tensor:
+    return torch.empty(shape, dtype=NUMBERS.get(file.blocks(name)[0], torch.float32), device="meta")
 
 
 def of_file(file: GgufFile) -> Checkpoint | None:
@@ -261,17 +369,14 @@ def of_file(file: GgufFile) -> Checkpoint | None:
         if not cut_up and [size for size in found if size > 1] != [size for size in shape if size > 1]:
             told = f"its tensor {file.own_name(name)!r} has the shape {found} for {name!r}; expected {shape}"
             raise file.refusal(told, "Give another file of the model")
-    outlines = {
-        name: torch.empty(shape, dtype=NUMBERS.get(file.blocks(name)[0], torch.float32), device="meta")
-        for name, shape in shapes.items()
-    }
+    outlines = {name: _outline_of_file(file, name, shape) for name, shape in shapes.items()}
     tied, cpu = HEAD not in shapes, torch.device("cpu")
     offers: dict[str, Any] = {
         "blocks": file.blocks,
         "rows": file.rows,
         "forget": file.forget,
         "files": tuple(parts_of(file.path)),
-        "predictor": _predictor(predictor.in_gguf(file.tensors, config.num_hidden_layers), file.tensor),
+        "predictor": _predictor_of_file(file),
     }
     return Checkpoint(config, None, outlines, file.read, tied, cpu, torch.float32, file.rope_factors, **offers)
 

@@ -25,14 +25,17 @@ from polydraft.core import TokenTree
 from polydraft.heads.checkpoint import embeddings
 from polydraft.heads.compiled import HEADS, CompiledHead
 from polydraft.heads.eagle.network import EagleCheckpoint
-from polydraft.models.checkpoint import head_width, rotary
+from polydraft.models.checkpoint import head_width
+from polydraft.models.compiled.architectures.base import ATTENTION
 from polydraft.models.compiled.cache import SlotMemory, forget, move_columns, new_memory, token_bytes, whole
-from polydraft.models.compiled.kernels import add, copy_row, gate, norm_part, rms_norm
-from polydraft.models.compiled.layers import multiply_shared
+from polydraft.models.compiled.kernels import copy_row, norm_part, rms_norm
+from polydraft.models.compiled.layers import Weights, layer_parts, multiply_shared, product, run_layer
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.compiled.parts.attention import attend, place_heads
+from polydraft.models.compiled.parts.products import Rounding, rounding_code
 from polydraft.models.compiled.products import FORMATS, Packed, output_row, packed
+from polydraft.models.compiled.program import Part, Program, new_program, new_step
 from polydraft.models.compiled.vectors import PANEL, aligned
+from polydraft.models.compiled.weights import Ends, packed_weights
 from polydraft.models.compiled.workspace import CHUNK, ONE, Sizes, Workspace, cut_runs, workspace
 from polydraft.models.slots import TREE_ROOM
 
@@ -40,34 +43,24 @@ __all__ = ["CompiledEagle"]
 
 
 class EagleWeights(NamedTuple):
-    """As `layers.Weights`, of one layer; ids: [D] the draft vocabulary. Of an EAGLE-3 head project and attention_norm are empty, of an MTP
-    module fc."""
+    """Those around the layer. ids: [D] the draft vocabulary. Of an EAGLE-3 head project is empty, of an MTP module fc."""
 
     embed: Packed
     ids: np.ndarray
     input_norm: np.ndarray
     hidden_norm: np.ndarray
-    mlp_norm: np.ndarray
     norm: np.ndarray
-    attention_norm: np.ndarray
-    q_norm: np.ndarray
-    k_norm: np.ndarray
     state_norms: np.ndarray  # [parts of the target's states that are normed, width of one], no parts where none is
     fc: Packed
     project: Packed
-    qkv: Packed
-    out: Packed
-    gate_up: Packed
-    down: Packed
     head: Packed
-    cos: np.ndarray
-    sin: np.ndarray
 
 
 class EagleArrays(NamedTuple):
-    """target_states: [slots, TREE_ROOM, F] states of given rows.  counts: [slots] how many there are.  outputs: [slots, TREE_ROOM, h] what rows put out."""
+    """program: of the layer.  target_states: [slots, TREE_ROOM, F] states of given rows.  counts: [slots] how many there are.  outputs: [slots, TREE_ROOM, h] what rows put out."""
 
     weights: EagleWeights
+    program: Program
     sizes: Sizes
     memory: SlotMemory
     work: Workspace
@@ -91,7 +84,7 @@ def _norm_states(states, norms, epsilon, rows):
 @njit
 def _run(model, rows, logits, done):
     """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now."""
-    weights, sizes, memory, work = model.weights, model.sizes, model.memory, model.work
+    weights, sizes, work = model.weights, model.sizes, model.work
     zero: Any = np.int64(0)  # a literal 0 would compile everything below twice
     h, num_given = len(weights.norm), zero
     for t in range(rows):
@@ -122,27 +115,7 @@ def _run(model, rows, logits, done):
         multiply_shared(work, model.pairs, weights.project, 0, work.rounded, work.update, rows)
         for t in range(rows):
             copy_row(work.update[t], work.x[t])
-        rms_norm(work.x, weights.attention_norm, sizes.epsilon, work.normed, zero, rows)
-        multiply_shared(work, work.normed, weights.qkv, 0, work.rounded, work.qkv, rows)
-    else:
-        multiply_shared(work, model.pairs, weights.qkv, 0, work.rounded, work.qkv, rows)
-    nothing = np.empty(0, np.float32)
-    for t in range(rows):
-        row = work.rows[t]
-        cos, sin = weights.cos[row.position], weights.sin[row.position]
-        place_heads(work.qkv[t], nothing, weights.q_norm, weights.k_norm, sizes, cos, sin, memory, zero, row.slot, row.column)
-    runs = cut_runs(work.rows, rows, work.runs)
-    for run in range(runs):
-        for g in range(sizes.groups):
-            first, last, heads = work.runs[run], work.runs[run + 1], sizes.heads // sizes.groups
-            attend(sizes, memory, work, zero, zero, nothing, first, last, g, zero, heads, zero)
-    multiply_shared(work, work.mixed, weights.out, 0, work.rounded, work.update, rows)
-    add(work.x, work.update, ONE, zero, rows)
-    rms_norm(work.x, weights.mlp_norm, sizes.epsilon, work.normed, zero, rows)
-    multiply_shared(work, work.normed, weights.gate_up, 0, work.rounded, work.gate_up, rows)
-    gate(work.gate_up, sizes.inner, sizes.activation, work.act, zero, rows)
-    multiply_shared(work, work.act, weights.down, 0, work.rounded, work.update, rows)
-    add(work.x, work.update, ONE, zero, rows)
+    run_layer(model, zero, rows, cut_runs(work.rows, rows, work.runs))
     num_logits = zero
     if model.norm_output:
         rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, zero, rows)
@@ -163,6 +136,16 @@ def _run(model, rows, logits, done):
 HEADS[EagleArrays] = _run
 
 
+def _program(weights: Weights, sizes: Sizes, memory: SlotMemory, work: Workspace, pairs: np.ndarray | None) -> Program:
+    """The layer's. pairs: what its attention reads in the place of the normed rows, or None."""
+    step = new_step()
+    (parts,) = layer_parts(weights, sizes, {ATTENTION: memory}, work, step)
+    if pairs is not None:
+        rounding = Part(rounding_code, Rounding(pairs, pairs.shape[1], weights.qkv.rounding, work.rounded))
+        parts[:2] = (rounding, 0), (product(step, pairs, weights.qkv, work.qkv, work), 0)
+    return new_program([parts, []], step, len(work.queries))
+
+
 class CompiledEagle(CompiledHead):
     """A head as a draft model with slots; see `core.Target`. It reads tokens with the target's states before them, given by `give`.
 
@@ -180,15 +163,16 @@ class CompiledEagle(CompiledHead):
     ) -> None:
         head.check(target)
         self.target, self.pool = target, target.pool
-        config, tensors = head.config, head.tensors
+        config, tensors, layer = head.config, head.tensors, head.layer
         self.name, self.vocab_size, self.draft_ids = head.kind, target.vocab_size, head.ids[head.ids < target.vocab_size]
         h, width, H, G = config.hidden_size, head_width(config), config.num_attention_heads, config.num_key_value_heads
-        epsilon, scale = np.float32(config.rms_norm_eps), np.float32(width**-0.5)
-        rows = target.arrays if head.shares_rows else None
-        outputs = whole(len(self.draft_ids)) if rows is None else rows.head.outputs
-        sizes = Sizes(
-            H, G, width, config.intermediate_size, outputs, epsilon, scale, gated=bool(getattr(config, "output_gate", False))
-        )
+        rows, own_head = target.arrays if head.shares_rows else None, list[Packed]()
+        if rows is None:
+            own_head = [packed([head.output(target)[: len(self.draft_ids)]], FORMATS[quantization])]
+            epsilon, scale = np.float32(config.rms_norm_eps), np.float32(width**-0.5)
+            sizes = Sizes(H, G, width, config.intermediate_size, whole(len(self.draft_ids)), epsilon, scale)
+        else:
+            sizes = rows.sizes
         slots = max_num_seqs or target.max_num_seqs
         self.device, self.dtype, cpu = torch.device("cpu"), torch.float32, torch.device("cpu")
         bytes_per_token = token_bytes(G, width)
@@ -196,52 +180,47 @@ class CompiledEagle(CompiledHead):
             target.max_model_len, slots, context=0, bytes_per_token=bytes_per_token, device=cpu, multiple=PANEL
         )
         memory = new_memory((1, slots, G), width, columns, self._lengths)
-
-        def named(*names: str) -> Tensor:
-            return torch.cat([tensors[f"midlayer.{name}.weight"].float() for name in names])
-
+        own = tensors.get("embed_tokens.weight")
+        exact = own is not None and own.dtype == torch.float32 and quantization == "float32"
+        shared = own is None and isinstance(target, CompiledLlama) and target.arrays.sizes.embedding_scale == ONE
+        ends = Ends(
+            target.arrays.embed
+            if shared
+            else packed([embeddings(target) if own is None else own], FORMATS["float32" if exact else "bfloat16"]),
+            own_head[0] if rows is None else rows.head,
+            tensors["norm.weight"].float().numpy(),
+        )
+        stored, length = None if quantization == "float32" else quantization, target.max_model_len
+        of_layer = packed_weights(layer, columns, stored, length=length, ends=ends).weights
         nothing = torch.zeros(0, 2 * h)
-        matrices = {
-            "fc": tensors.get("fc.weight", nothing).float(),
-            "project": tensors.get("project.weight", nothing).float(),
-            "qkv": named("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            "out": named("self_attn.o_proj"),
-            "gate_up": named("mlp.gate_proj", "mlp.up_proj"),
-            "down": named("mlp.down_proj"),
+        first = {
+            name: packed([tensors.get(f"{name}.weight", nothing).float()], FORMATS[quantization]) for name in ("fc", "project")
         }
-        if rows is None:
-            matrices["head"] = head.output(target)[: len(self.draft_ids)]
-        packed_matrices: dict[str, Any] = {name: packed([matrix], FORMATS[quantization]) for name, matrix in matrices.items()}
-        self.weight_bytes = sum(matrix.nbytes for matrix in packed_matrices.values())
-        if rows is not None:
-            packed_matrices["head"] = rows.head
-        cos, sin = rotary(config, columns)
+        experts = () if of_layer.experts is None else of_layer.experts.matrices
+        matrices = *first.values(), *own_head, of_layer.qkv, of_layer.out, of_layer.gate_up, of_layer.down, *experts
+        self.weight_bytes = sum(matrix.nbytes for matrix in matrices)
         parts = [name for name in tensors if name.startswith("fc_norm.")] or [
             name for name in tensors if name == "input_norm.weight"
         ]
         norms = [tensors[name].float() for name in sorted(parts, key=lambda name: (len(name), name))]
-        own = tensors.get("embed_tokens.weight")
-        exact = own is not None and own.dtype == torch.float32 and quantization == "float32"
-        shared = own is None and isinstance(target, CompiledLlama) and target.arrays.sizes.embedding_scale == ONE
-        vectors = {"q_norm": "midlayer.self_attn.q_norm", "k_norm": "midlayer.self_attn.k_norm", "input_norm": "midlayer.input_layernorm", "hidden_norm": "midlayer.hidden_norm",
-                   "mlp_norm": "midlayer.post_attention_layernorm", "norm": "norm", "attention_norm": "midlayer.attention_norm"}  # fmt: skip
         weights = EagleWeights(
-            embed=target.arrays.embed
-            if shared
-            else packed([embeddings(target) if own is None else own], FORMATS["float32" if exact else "bfloat16"]),
+            embed=ends.embed,
+            head=ends.head,
+            norm=ends.norm,
             state_norms=torch.stack(norms).numpy() if norms else np.empty((0, 0), np.float32),
             ids=self.draft_ids,
-            **{name: tensors.get(f"{where}.weight", torch.zeros(0)).float().numpy() for name, where in vectors.items()},
-            **packed_matrices,
-            cos=cos.numpy(),
-            sin=sin.numpy(),
+            input_norm=tensors["midlayer.input_layernorm.weight"].float().numpy(),
+            hidden_norm=tensors["midlayer.hidden_norm.weight"].float().numpy(),
+            **first,
         )
-        F = matrices["fc"].shape[1] if len(matrices["fc"]) else h
-        work = workspace(weights, sizes, columns, target.num_threads, max(F, 2 * h))
+        F = tensors["fc.weight"].shape[1] if "fc.weight" in tensors else h
+        work = workspace(of_layer, sizes, columns, target.num_threads, max(F, 2 * h))
+        pairs = aligned(CHUNK, 2 * h)
+        program = _program(of_layer, sizes, memory, work, None if head.projects else pairs)
         target_rooms = aligned(slots, TREE_ROOM, F), np.zeros(slots, np.int64)
-        rooms = aligned(slots, TREE_ROOM, h), aligned(CHUNK, F), aligned(CHUNK, 2 * h)
+        rooms = aligned(slots, TREE_ROOM, h), aligned(CHUNK, F), pairs
         self.arrays = EagleArrays(
-            weights, sizes, memory, work, *target_rooms, *rooms, head.norm_before_residual, head.says("norm_output")
+            weights, program, sizes, memory, work, *target_rooms, *rooms, head.norm_before_residual, head.says("norm_output")
         )
         self._left: dict[int, Float[Tensor, "T F"]] = {}
 

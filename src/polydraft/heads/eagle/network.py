@@ -24,6 +24,7 @@ norms of its states, of what it chains, and further layers, and of DeepSpec, who
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -37,13 +38,32 @@ from polydraft.heads.checkpoint import HeadCheckpoint, flat, has_head_norms, sto
 from polydraft.heads.fields import words
 from polydraft.heads.network import HeadModel, HeadNetwork, Material
 from polydraft.heads.recipe import Batch, Figures, Recipe, fresh_config, unrolled
-from polydraft.models.compiled.architectures import LLAMA
+from polydraft.models.checkpoint import Checkpoint
+from polydraft.models.compiled.architectures import LLAMA, QWEN3, Architecture, ModelSpec
+from polydraft.models.compiled.architectures.base import ATTENTION
 from polydraft.models.llama_layer import KeyValues, LlamaLayer, Norm, attend
 from polydraft.models.rotary import head_width, rope_parameters
 from polydraft.models.slots import TREE_ROOM
 from polydraft.models.tree_attention import node_mask
 
 __all__ = ["EagleCheckpoint", "EagleHead", "EagleModel", "EagleRecipe"]
+
+
+@dataclass(frozen=True)
+class HeadLayer(Checkpoint):
+    """A Llama layer of a head, as a checkpoint of one layer."""
+
+    @property
+    def architecture(self) -> Architecture:
+        """Llama's, with norms of queries and keys where there are any."""
+        return QWEN3
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Of one layer that sees everything."""
+        config = self.config
+        numbers = {"windows": (0,), "rotary_of_layer": (0,), "attention_scale": head_width(config) ** -0.5}
+        return ModelSpec(config.rms_norm_eps, (ATTENTION,), {}, rotaries=(rope_parameters(config),), **numbers)
 
 
 class EagleCheckpoint(HeadCheckpoint):
@@ -84,6 +104,14 @@ class EagleCheckpoint(HeadCheckpoint):
     def norm_before_residual(self) -> bool:
         """Whether the layer adds to the normed state, as speculators may."""
         return self.says("norm_before_residual")
+
+    @property
+    def layer(self) -> Checkpoint:
+        """Its first layer as a checkpoint of one layer, as the compiled form packs it."""
+        tensors = {name.removeprefix("midlayer."): x for name, x in self.tensors.items() if name.startswith("midlayer.")}
+        norm = {"input_layernorm.weight": tensors["attention_norm.weight"]} if self.projects else {}
+        weights = {f"model.layers.0.{name}": x.float() for name, x in (tensors | norm).items()}
+        return HeadLayer(self.config, None, weights, weights.__getitem__, False, torch.device("cpu"), torch.float32)
 
     @property
     def compiles(self) -> bool:

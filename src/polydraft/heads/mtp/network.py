@@ -13,6 +13,7 @@ On disk it is an EAGLE-3 head, but for what its layer reads.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -24,16 +25,20 @@ from torch import Tensor, nn
 from polydraft.heads.eagle.network import EagleCheckpoint, EagleHead, EagleModel, EagleRecipe
 from polydraft.heads.folders import settings_of
 from polydraft.heads.mtp.published import PublishedMtp, reads
+from polydraft.models.checkpoint import Checkpoint, PredictorCheckpoint
 from polydraft.models.llama_layer import LlamaLayer, Norm
-from polydraft.models.rotary import rope_parameters
 
 __all__ = ["MtpCheckpoint", "MtpHead", "MtpModel", "MtpRecipe", "OwnPredictor"]
 
-SHARED = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
-    *("rms_norm_eps", "max_position_embeddings"),
-)
+SHARED = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 """Settings that a target's own layer has of the target."""
+ENDS = {
+    "project": "project.weight",
+    "embedding_norm": "midlayer.input_layernorm.weight",
+    "state_norm": "midlayer.hidden_norm.weight",
+    "norm": "norm.weight",
+}
+"""Fields of `predictor.Layout` -> names here."""
 
 
 class MtpCheckpoint(EagleCheckpoint):
@@ -53,21 +58,34 @@ class MtpCheckpoint(EagleCheckpoint):
         return super().load(folder) if "polydraft_head" in settings_of(folder) else PublishedMtp.load(folder)
 
 
+@dataclass(frozen=True)
 class OwnPredictor(MtpCheckpoint):
     """The layer in a target's own files that predicts a further token; embeddings and output rows are the target's."""
 
     shares_rows = True
+    own: PredictorCheckpoint | None = None
 
     @classmethod
     def of_target(cls, target: Any) -> "OwnPredictor | None":
         """That of a target, where it has one that is run."""
-        files = getattr(target, "checkpoint", None)
-        if files is None or files.predictor is None:
+        own = getattr(getattr(target, "checkpoint", None), "predictor", None)
+        if own is None:
             return None
-        settings = {name: getattr(files.config, name) for name in SHARED}
-        more = {"num_hidden_layers": 1, "norm_output": True, "output_gate": files.architecture.output_gate}
-        config = SimpleNamespace(**settings, **more, rope_parameters=rope_parameters(files.config))
-        return cls(config, (), files.predictor(), np.empty(0, np.int64))
+        ends = own.ends()
+        tensors = {ours: ends[field] for field, ours in ENDS.items()}
+        settings = {name: getattr(own.config, name) for name in SHARED}
+        return cls(SimpleNamespace(**settings, norm_output=True), (), tensors, np.empty(0, np.int64), own)
+
+    @property
+    def layer(self) -> Checkpoint:
+        """One of the target's architecture."""
+        assert self.own is not None
+        return self.own
+
+    @property
+    def compiles(self) -> bool:
+        """As the target does."""
+        return True
 
     def check(self, target: Any) -> None:
         """It is of no other target."""

@@ -31,17 +31,18 @@ from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.checkpoint import flat, probe
 from polydraft.heads.folders import settings_of
 from polydraft.models.checkpoint import files_of
+from polydraft.models.compiled.architectures.predictor import BEHIND, OF_QWEN, Layout
 from polydraft.models.hf import HFTarget
 from polydraft.models.slots import TREE_ROOM
 
 __all__ = ["MtpModule", "PublishedMtp", "reads"]
 
 NAMES = {
-    "mtp.": ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "layers.0."),
-    "mtp_layers.0.": ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm", ""),
-    "": ("eh_proj", "enorm", "hnorm", "shared_head.norm", ""),
+    "mtp.": OF_QWEN,
+    "mtp_layers.0.": Layout("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"),
+    "": BEHIND,
 }
-"""By prefix: the projection, the norms of the embedding, of the state and of what is put out, and what the layer's own names begin with."""
+"""By prefix."""
 UNREAD = ("embed_tokens.weight", "shared_head.head.weight", "verifier_lm_head.weight")
 """Copies of the target's."""
 PROVED = 64

@@ -88,6 +88,7 @@ __all__ = [
     "feed_forward_block",
     "finish_logits",
     "head_part",
+    "layer_parts",
     "model_arrays",
     "multiply",
     "multiply_shared",
@@ -283,11 +284,10 @@ def around(
     return Part(norm_code, before), Part(join_code, behind)
 
 
-def model_arrays(
-    weights: Weights, sizes: Sizes, memory: SlotMemory, work: Workspace, states: Mapping[str, Any] = MappingProxyType({})
-) -> ModelArrays:
-    """A model whose layers each mix tokens in their way, and then have a gated feed-forward. states: memory of kinds other than attention."""
-    step = new_step()
+def layer_parts(
+    weights: Weights, sizes: Sizes, memories: Mapping[str, Any], work: Workspace, step: np.ndarray
+) -> list[list[tuple[Part, int]]]:
+    """Of layers that each mix tokens in their way, and then have a feed-forward. memories: by kind of mixer."""
 
     def indexed(block: Block, gains: tuple[np.ndarray, ...], layer: int, index: int) -> list[tuple[Part, int]]:
         """Parts of a block with their index among the layers that have it; its norms are stacked over all layers."""
@@ -297,8 +297,8 @@ def model_arrays(
     ends: dict[int, tuple[Part, Part]] = {}
     num_layers = len(weights.attention_norm)
     none = np.zeros((num_layers, 0), np.float32)
-    mixers, memories = weights.mixers or (ATTENTION,) * num_layers, {ATTENTION: memory, **states}
-    memories |= {mixer: [memories[kind] for kind in SIDE_BY_SIDE[mixer]] for mixer in SIDE_BY_SIDE if mixer in mixers}
+    mixers = weights.mixers or (ATTENTION,) * num_layers
+    memories = {**memories, **{mixer: [memories[k] for k in SIDE_BY_SIDE[mixer]] for mixer in SIDE_BY_SIDE if mixer in mixers}}
     blocks = {kind: MIXER_BLOCKS[kind](weights, sizes, memories[kind], work, step) for kind in dict.fromkeys(mixers)}
     biases = dict.fromkeys(mixers, none) | {ATTENTION: weights.out_bias}
     norms = (weights.attention_norm, weights.attention_out_norm), (weights.mlp_norm, weights.mlp_out_norm, none)
@@ -309,11 +309,19 @@ def model_arrays(
         else feed_forward_block(weights, sizes, work, step)
         for kind in {*is_sparse}
     }
-    layers = [
+    return [
         indexed(blocks[mixer], (*norms[0], biases[mixer]), l, mixers[:l].count(mixer))
         + indexed(feed_forwards[kind], norms[1], l, is_sparse[:l].count(kind))
         for l, (mixer, kind) in enumerate(zip(mixers, is_sparse, strict=True))
     ]
+
+
+def model_arrays(
+    weights: Weights, sizes: Sizes, memory: SlotMemory, work: Workspace, states: Mapping[str, Any] = MappingProxyType({})
+) -> ModelArrays:
+    """A model of such layers. states: memory of kinds of mixers other than attention."""
+    step = new_step()
+    layers = layer_parts(weights, sizes, {ATTENTION: memory, **states}, work, step)
     program = new_program([*layers, [(head_part(weights.head, sizes.outputs, work, step), 0)]], step, len(work.queries))
     return ModelArrays(weights.embed, weights.head, weights.norm, sizes, memory, work, program)
 

@@ -222,17 +222,15 @@ class CompiledLlama(CompiledSlots):
             return reason
         if model.device.type != "cpu" or model.dtype != torch.float32:
             return f"it is {model.dtype} on {model.device}, and the compiled path is float32 on a CPU"
-        activation = ARCHITECTURES[config.model_type].spec(config).activation
+        architecture = ARCHITECTURES[config.model_type]
+        activation = architecture.spec(config).activation
         if activation not in ACTIVATIONS or getattr(config, "mlp_bias", False):
             return "its feed-forward is not a plain gate of SiLU or tanh GELU"
-        if (
-            not ARCHITECTURES[config.model_type].out_bias
-            and "model.layers.0.self_attn.o_proj.bias" in _checkpoint_of(model).outlines
-        ):
+        if not architecture.out_bias and "model.layers.0.self_attn.o_proj.bias" in _checkpoint_of(model).outlines:
             return "its attention output has a bias"
         if config.num_attention_heads % config.num_key_value_heads:
             return f"its {config.num_attention_heads} heads are no multiple of its {config.num_key_value_heads} groups of keys and values"
-        sizes = (config.hidden_size, config.intermediate_size, config.num_attention_heads * head_width(config))
+        sizes = (config.hidden_size, architecture.inner_width(config), config.num_attention_heads * head_width(config))
         if any(size % 8 for size in sizes):
             return f"its widths {sizes} are not all multiples of 8"
         return None

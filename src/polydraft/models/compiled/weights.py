@@ -28,7 +28,7 @@ from polydraft.models.memory import available_bytes
 from polydraft.progress import report
 from polydraft.threads import usable_cores
 
-__all__ = ["PackedModel", "packed_weights"]
+__all__ = ["Ends", "PackedModel", "packed_weights"]
 
 
 SLICE = 256 * PANEL
@@ -184,19 +184,32 @@ def _exact(model: Checkpoint, names: Iterable[str]) -> bool:
     )
 
 
+class Ends(NamedTuple):
+    """What is around the layers, see `layers.Weights`."""
+
+    embed: Packed
+    head: Packed
+    norm: np.ndarray
+
+
 def packed_weights(
-    model: Checkpoint, columns: int, quantization: str | None, *, integers: bool = True, length: int | None = None
+    model: Checkpoint,
+    columns: int,
+    quantization: str | None,
+    *,
+    integers: bool = True,
+    length: int | None = None,
+    ends: Ends | None = None,
 ) -> PackedModel:
     """Pack a model's weights.
 
     columns: positions to prepare the rotation for.  integers: whether products with blocks take activations rounded to eight bits.
-    length: of the longest text, which some kinds of rotation depend on, see `models.rotary`.
+    length: of the longest text, which some kinds of rotation depend on, see `models.rotary`.  ends: of a checkpoint that has layers alone.
 
     Raises:
         CapacityError: less memory is free than the weights take.
     """
-    architecture = model.architecture
-    spec, mixture = architecture.spec(model.config), architecture.mixture_of(model.config)
+    architecture, spec, mixture = model.architecture, model.spec, model.mixture
     everywhere, of_kind = range(len(spec.mixers)), {kind: spec.layers(kind) for kind in MIXERS}
     is_sparse = (False,) * len(everywhere) if mixture is None else mixture.layers
     sparse, dense = ([l for l in everywhere if is_sparse[l] == kind] for kind in (True, False))
@@ -206,7 +219,8 @@ def packed_weights(
         name: [[f"{_layer(l)}{module}.weight" for module in modules] for l in layers_of[name]]
         for name, modules in architecture.matrices.items()
     }
-    names["head"] = [[EMBEDDING if model.tied else HEAD]]
+    if ends is None:
+        names["head"] = [[EMBEDDING if model.tied else HEAD]]
     _check_memory(model, quantization)
     packer = _Packer(model, quantization, integers)
     of_experts = {} if mixture is None else expert_matrices(mixture, [*map(_layer, sparse)])
@@ -235,16 +249,21 @@ def packed_weights(
         return np.array([numbers[l] for l in of_kind[ATTENTION]], np.int64)
 
     matrices = {part: packer.packed(layers) for part, layers in names.items()}
-    embed = _embedding(model, packer, matrices["head"])
+    embed = None if ends is not None else _embedding(model, packer, matrices["head"])
     experts = None if mixture is None else _experts(model, packer, mixture, [*map(_layer, sparse)], of_experts)
     packed_matrices = *matrices.values(), *(() if experts is None else experts.matrices)
     stored = ", ".join(sorted(set().union(*(w.formats for w in packed_matrices))))
     error = _fill(model, packer)
     tables = [rotary(model.config, columns, model.rope_factors, rope, length) for rope in spec.rotaries]
     cos, sin = (torch.stack(parts).numpy() for parts in zip(*tables, strict=True))
+    if embed is not None:
+        norm_before_head = (model.read(f"{architecture.final_norm}.weight").float() + model.norm_offset).numpy()
+        ends = Ends(embed, matrices.pop("head"), norm_before_head)
+    assert ends is not None
     weights = Weights(
-        embed=embed,
-        norm=(model.read(f"{architecture.final_norm}.weight").float() + model.norm_offset).numpy(),
+        embed=ends.embed,
+        head=ends.head,
+        norm=ends.norm,
         attention_norm=norm("attention_norm"),
         attention_out_norm=norm("attention_out_norm"),
         mlp_norm=norm("mlp_norm"),
@@ -254,7 +273,7 @@ def packed_weights(
         k_norm=head_norm(1),
         out_bias=stacked([f"{name}.bias" for name in architecture.matrices["out"]]),
         sinks=stacked(["self_attn.sinks"], of_kind[ATTENTION]),
-        **{name: matrices.pop(name) for name in ("head", *MIXERS[ATTENTION].matrices, *FEED_FORWARD)},
+        **{name: matrices.pop(name) for name in (*MIXERS[ATTENTION].matrices, *FEED_FORWARD)},
         cos=cos,
         sin=sin,
         rotaries=of_attention(spec.rotary_of_layer),

@@ -23,7 +23,7 @@ from polydraft.models.compiled.architectures.qwen3_moe import QWEN3_MOE
 from polydraft.models.compiled.architectures.qwen3_next import QWEN3_NEXT
 from polydraft.models.compiled.architectures.smollm3 import SMOLLM3
 
-__all__ = ["ARCHITECTURES", "LLAMA", "LLAMA_FAMILY", "Architecture", "Mixture", "ModelSpec", "Stored"]
+__all__ = ["ARCHITECTURES", "LLAMA", "LLAMA_FAMILY", "QWEN3", "Architecture", "Mixture", "ModelSpec", "Stored"]
 
 ALL = (
     LLAMA,

@@ -1,56 +1,66 @@
-"""A layer behind the model's own that predicts the token after the next one: what its tensors are called in both kinds of files.
+"""A layer behind a model's own that predicts the token after the next one: what its tensors are called in folders and in GGUF files.
 
-DeepSeek-AI 2024, DeepSeek-V3, section 2.2 (arXiv 2412.19437). Its file calls it multi-token prediction, or next-n; `heads.mtp` drafts with it. Its input
-is a projection of the next token's embedding and the model's last state, both normed; embeddings and output rows are the model's.
+DeepSeek-AI 2024, DeepSeek-V3, section 2.2 (arXiv 2412.19437). Its file calls it multi-token prediction, or next-n; `heads.mtp` drafts with it. It is a
+layer of attention of the model's architecture, with its experts and gates, behind a projection of the next token's embedding and the model's last
+state, both normed; embeddings and output rows are the model's.
+
+    Qwen3-Next, Qwen3.5          mtp.fc, mtp.pre_fc_norm_embedding, mtp.pre_fc_norm_hidden, mtp.norm, and the layer as mtp.layers.0.*
+    DeepSeek-V3, GLM             model.layers.N.{eh_proj, enorm, hnorm, shared_head.norm}, N behind the model's layers, and the layer beside them
+    GGUF files                   blk.N.nextn.{eh_proj, enorm, hnorm, shared_head_norm}, and the layer beside them
 """
 
 from collections.abc import Collection
+from typing import NamedTuple
 
-__all__ = ["FOLDER_NAMES", "GGUF_NAMES", "in_folder", "in_gguf"]
+__all__ = ["BEHIND", "LAYER", "OF_QWEN", "Layout", "in_folder", "in_gguf"]
 
-LAYER_NAMES = {
-    "attention_norm": "input_layernorm",
-    "post_attention_layernorm": "post_attention_layernorm",
-    **{name: name for part in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm") for name in [f"self_attn.{part}"]},
-    **{name: name for part in ("gate_proj", "up_proj", "down_proj") for name in [f"mlp.{part}"]},
-}
-FOLDER_NAMES = {
-    "project": "mtp.fc",
-    "midlayer.input_layernorm": "mtp.pre_fc_norm_embedding",
-    "midlayer.hidden_norm": "mtp.pre_fc_norm_hidden",
-    "norm": "mtp.norm",
-    **{f"midlayer.{ours}": f"mtp.layers.0.{theirs}" for ours, theirs in LAYER_NAMES.items()},
-}
-"""`heads.mtp`'s names -> those of folders."""
-GGUF_NAMES = {
-    "project": "nextn.eh_proj",
-    "midlayer.input_layernorm": "nextn.enorm",
-    "midlayer.hidden_norm": "nextn.hnorm",
-    "norm": "nextn.shared_head_norm",
-    "midlayer.attention_norm": "attn_norm",
-    "midlayer.post_attention_layernorm": "post_attention_norm",
-    "midlayer.self_attn.o_proj": "attn_output",
-    **{f"midlayer.self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
-    **{f"midlayer.self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"},
-    **{f"midlayer.mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
-}
-"""The same -> those of GGUF files, without the block."""
+LAYER = "model.layers.0."
+"""How names of the layer's own weights begin, among those of `Found.layer`."""
 
 
-def in_folder(tensors: Collection[str]) -> dict[str, str] | None:
-    """Where the tensors of the layer are, by `heads.mtp`'s names; None where there is none, or one of other parts.
+class Layout(NamedTuple):
+    """Names behind a prefix: of the projection, of the norms of the embedding, of the state and of what is put out; how the layer's own begin."""
+
+    project: str
+    embedding_norm: str
+    state_norm: str
+    norm: str
+    layer: str = ""
+
+
+OF_QWEN = Layout("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "layers.0.")
+BEHIND = Layout("eh_proj", "enorm", "hnorm", "shared_head.norm")
+IN_GGUF = Layout("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm")
+COPIES = ("embed_tokens.weight", "shared_head.head.weight", "nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
+"""Of the model's embeddings and output rows."""
+
+
+class Found(NamedTuple):
+    """Where tensors are. ends: of what is around the layer, by `Layout`'s fields.  layer: the file's name by the one in a model's first layer."""
+
+    ends: dict[str, str]
+    layer: dict[str, str]
+
+
+def in_folder(tensors: Collection[str], num_layers: int) -> Found | None:
+    """Where a folder has such a layer; None where there is none. num_layers: of the model.
 
     Example:
-        >>> in_folder(["mtp.fc.weight"]) is None
+        >>> in_folder(["mtp.fc.weight"], 2) is None
         True
     """
-    names = {f"{ours}.weight": f"{theirs}.weight" for ours, theirs in FOLDER_NAMES.items()}
-    parts = {name for name in tensors if name.startswith("mtp.")}
-    return names if parts == {*names.values()} else None
+    return _found(tensors, "mtp.", OF_QWEN) or _found(tensors, f"model.layers.{num_layers}.", BEHIND)
 
 
-def in_gguf(tensors: Collection[str], block: int) -> dict[str, str] | None:
-    """Likewise for a GGUF file, whose layer is this block."""
-    names = {f"{ours}.weight": f"blk.{block}.{theirs}.weight" for ours, theirs in GGUF_NAMES.items()}
-    parts = {name for name in tensors if name.startswith(f"blk.{block}.")}
-    return names if parts == {*names.values()} else None
+def in_gguf(tensors: Collection[str], num_layers: int) -> Found | None:
+    """Likewise for a GGUF file."""
+    return _found(tensors, f"blk.{num_layers}.", IN_GGUF)
+
+
+def _found(tensors: Collection[str], prefix: str, layout: Layout) -> Found | None:
+    names = {name.removeprefix(prefix): name for name in tensors if name.startswith(prefix) and not name.endswith(COPIES)}
+    ends = {field: f"{getattr(layout, field)}.weight" for field in Layout._fields[:-1]}
+    if not names.keys() >= {*ends.values()}:
+        return None
+    layer = {LAYER + name.removeprefix(layout.layer): names[name] for name in names.keys() - {*ends.values()}}
+    return Found({field: names[name] for field, name in ends.items()}, layer)
