@@ -10,6 +10,7 @@ from polydraft.core import Budget, Draft
 from polydraft.drafters.base import interleaved
 from polydraft.errors import InvalidInputError
 from polydraft.policy.profile import Profile
+from tests.engine.tables import TableModel
 from tests.policy.planning import costs
 
 PROMPTS = ["def area(r):\n", "import os\n", "x = 1\n" * 9, "return", '{"x": ["a"]}\n' * 4]
@@ -96,3 +97,13 @@ def test_drafters_of_one_draft_model_take_their_slots_from_one_place():
     assert engine.menu.find("model:coupled").drafter.slots is engine.drafter.sources[1].slots
     with pytest.raises(InvalidInputError, match="expected one such"):
         Engine.embedded(drafter="mixture:model:top_k,model:chain")
+
+
+def test_requests_that_are_decoded_plainly_share_a_forward_pass():
+    engine = Engine.of(TableModel(seed=0), draft_model=TableModel(seed=1))
+    for number in range(3):
+        engine.add_request(Request(str(number), (1, 2), SamplingParams(max_tokens=9), number, drafter="none"))
+    engine.step()
+    before = engine.target.passes
+    engine.step()
+    assert engine.target.passes == before + 1

@@ -4,7 +4,7 @@ import json
 import shutil
 import warnings
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import count, pairwise
 from random import Random
 
 import numpy as np
@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from polydraft import Engine, FixedPolicy, tree
 from polydraft.core import Budget, Request, SamplingParams
+from polydraft.engine.arrivals import Arrivals
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.checkpoint import head_config, kind_of
 from polydraft.heads.eagle import EagleDrafter
@@ -373,13 +374,17 @@ def test_an_engine_with_a_head_keeps_beginnings_and_says_the_same(folder, target
 class Alone(FixedPolicy):
     """Drafts that pay for one sequence."""
 
-    def opens(self, s, num_sequences):
+    def expect(self, num_sequences, riding):
+        """Nothing is learnt from it."""
+
+    def opens(self, s, num_sequences, *, again=False):
         return num_sequences == 1
 
 
 def test_a_head_reads_no_prompt_in_a_batch_where_drafts_do_not_pay_and_drafts_when_it_is_alone_again(folder, target):
     prompts, greedy = [text(target, 20 + n) for n in range(2)], SamplingParams(temperature=0, max_tokens=4)
     engine = Engine.of(target, drafter=drafter_of(folder, target), policy=Alone(Budget.fixed(tree.chain(2))))
+    engine._arrivals = Arrivals(count().__next__)  # a step takes a second, after which who left is not expected back
     results = engine.generate(prompts, [greedy.with_(max_tokens=24), greedy])
     assert results[0].stats.drafted_tokens > 0 == results[1].stats.drafted_tokens
     expected = Engine.of(target, drafter=None).generate(prompts, [greedy.with_(max_tokens=24), greedy])

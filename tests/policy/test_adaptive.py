@@ -199,6 +199,18 @@ def test_a_new_request_opens_with_drafts_alone_or_where_they_pay():
     assert dear.opens(seeded, 8)  # its text does not depend on what runs beside it
 
 
+def test_a_text_that_takes_longer_to_read_than_drafts_save_on_its_answer_is_not_drafted_for():
+    policy = made(costs(0.02, 0.1))
+    (short,), (whole,), (long,) = (sequences(length=n, max_tokens=m) for n, m in ((10, 20), (400, 300), (400, 8)))
+    assert policy.opens(short, 1) and policy.opens(whole, 1) and not policy.opens(long, 1)
+    short.token_ids = [1] * 28  # two tokens are left of its answer
+    assert policy.opens(short, 1) and not policy.opens(short, 1, again=True)
+    policy._reads, policy._num_unread = True, lambda ids: len(ids)
+    assert not policy.budgets([long])[0].max_depth and policy.budgets([whole])[0].max_depth
+    policy._num_unread = lambda ids: 0
+    assert policy.opens(long, 1)  # as its draft model has read the text before
+
+
 def test_drafting_comes_back_when_drafts_fit_again():
     (s,) = sequences()
     policy = made(costs(0.05, 0.1))

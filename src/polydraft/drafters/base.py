@@ -129,6 +129,10 @@ class ReadingAhead(Protocol):
         """Read at most so many more tokens of a text, for `start` to find; whether that would read no more than as many."""
         ...
 
+    def num_unread(self, token_ids: Sequence[int]) -> int:
+        """Tokens of a text that `start` would read."""
+        ...
+
 
 @runtime_checkable
 class Reporting(Protocol):

@@ -29,6 +29,7 @@ from polydraft.compile_time import working
 from polydraft.core import BlockCopying, Decoding, EncoderDecoder, Request, SecondSequenceDecoding, Target
 from polydraft.engine import drafting
 from polydraft.engine.admission import Admission
+from polydraft.engine.arrivals import Arrivals
 from polydraft.engine.embedding import PIECE, Embedding, Embeddings
 from polydraft.engine.filling import Filling, RoundTime
 from polydraft.engine.output import StepOutput, emit
@@ -105,7 +106,7 @@ class Loop:
         self._slots, self._teaching, self.decoding = Slots(target), teaching, decoding
         self._second = Second(decoding, target, self._slots) if isinstance(decoding, SecondSequenceDecoding) else None
         self._admission = Admission(target, tokenizer, self.eos_token_ids, self.menu, decoding, self._second)
-        self._filling = Filling(target, self._clock)
+        self._filling, self._arrivals, self._expected = Filling(target, self._clock), Arrivals(self._clock), 1
         shared = self._second is not None and self._second.model is target
         self._room = Room(target, self._slots, 2 if shared else 1)
         self._keeps = keep_prefixes and self._second is None and target.rolls_back and not isinstance(target, EncoderDecoder)
@@ -289,7 +290,6 @@ class Loop:
         Returns how many tokens of which are left to the pass of this step's first round.
         """
         running, joining = any(not s.filling for s in self._running), list[Sequence]()
-        num_sequences = len(self._running) + min(len(self._waiting), self._slots.num_free)
         while self._waiting and self._slots.num_free and (self._second is None or self._second.has_room):
             s = next((s for s in self._waiting if not self._awaits_drafts(s)), None)
             if s is None or not self._room.admits(s, self._running):
@@ -307,7 +307,7 @@ class Loop:
                 s.sample.stats.seconds_waiting = perf_counter() - s.sample.stats.arrival
             if self._keeps:
                 self._slots.holds(s.slot, s.token_ids)
-            self._postpone(s, num_sequences)
+            self._postpone(s)
             drafting.join(self.target, s.speculation.drafter, s)
             s.sample.stats.cached_tokens = int(self.target.lengths[s.slot]) if self._keeps else 0
             if self._second is not None:
@@ -380,8 +380,8 @@ class Loop:
                 *parts, lambda: step_overhead(self.target, stopped), (slot, second), stopped, sample_ids(self.tokenizer)
             )
 
-    def _postpone(self, s: Sequence, num_sequences: int) -> None:
-        """Join a batch of so many without drafts where those would not pay, so that no drafter reads the prompt for nothing."""
+    def _postpone(self, s: Sequence) -> None:
+        """Join without drafts where those would not pay in the batch that is expected, so that no drafter reads the prompt for nothing."""
         drafter, policy = s.speculation.drafter, s.speculation.policy
         if s.postponed or s.held:
             s.drafting, s.postponed, s.held = True, 0, False
@@ -389,8 +389,8 @@ class Loop:
             s.drafting, s.held = False, True
             return
         if drafter is not None and drafter.needs.hidden and s.drafting and isinstance(policy, Opening):
-            s.drafting = policy.opens(s, num_sequences)
-            s.postponed = 0 if s.drafting else num_sequences
+            s.drafting = policy.opens(s, self._expected)
+            s.postponed = 0 if s.drafting else self._expected
 
     def _compiling(self, s: Sequence) -> bool:
         """Whether a request is to begin without drafts, whose code is being compiled."""
@@ -403,14 +403,13 @@ class Loop:
         return depends and (self._compiling(s) or (self._follows_costs(s) and self.menu.is_compiling))
 
     def _resume(self) -> None:
-        """Draft for what began before its drafts were compiled, and for what joined a batch that was twice as large, where it pays now."""
+        """Draft for what began before its drafts were compiled, and for what joined a batch twice as large, where it pays to read it once more."""
         for s in [s for s in self._running if s.held and not s.filling and not self._compiling(s)]:
-            s.drafting, s.held = True, False
-            if s.speculation.drafter is not None and s.speculation.drafter.needs.hidden:
-                drafting.resume(self.target, s)
-        for s in [s for s in self._running if s.postponed >= 2 * len(self._running) and not s.filling]:
-            policy = s.speculation.policy
-            if isinstance(policy, Opening) and policy.opens(s, len(self._running)):
+            reads_states = s.speculation.drafter is not None and s.speculation.drafter.needs.hidden
+            s.drafting, s.held, s.postponed = not reads_states, False, 2 * self._expected if reads_states else 0
+        for s in [s for s in self._running if s.postponed >= 2 * max(self._expected, 1) and not s.filling]:
+            policy, s.postponed = s.speculation.policy, self._expected
+            if not isinstance(policy, Opening) or policy.opens(s, self._expected, again=True):
                 drafting.resume(self.target, s)
 
     def step(self) -> list[StepOutput]:
@@ -419,6 +418,7 @@ class Loop:
             self._take_in()
             try:
                 self._preempt()
+                self._expected = self._arrivals.expect(len(self._running) + min(len(self._waiting), self._slots.num_free))
                 self._resume()
                 riding, took = self._admit(), list[RoundTime]()
                 for chosen, group in _alike([s for s in self._running if not s.filling]):
@@ -499,6 +499,8 @@ class Loop:
     def _round(self, chosen: Speculation, sequences: list[Sequence], riding: Mapping[Sequence, int]) -> RoundTime:
         """One round of sequences that are drafted for alike, with pieces of new ones in its pass."""
         timed, began = chosen.timed, self._pricing() if chosen.timed else 0.0
+        if isinstance(chosen.policy, Opening):
+            chosen.policy.expect(self._expected, sum(riding.values()))
         done = self._stepper(chosen)(sequences, riding)
         start = self._clock()
         failed = list(done.failed)

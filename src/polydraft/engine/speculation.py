@@ -157,9 +157,7 @@ class Menu:
         if name not in self._drafters:
             raise unknown_name("drafter of this engine", name, self._drafters)
         source = self._drafters[name]
-        if source is None:
-            return Speculation(None, choose_verifier(rule, source), PLAIN.policy)
-        policy = self._make_policy(source) if self._make_policy else self.default.policy
+        policy = PLAIN.policy if source is None else self._make_policy(source) if self._make_policy else self.default.policy
         chosen = choose_verifier(rule, source, policy)
         with self._lock:
             key = name, chosen.info.name

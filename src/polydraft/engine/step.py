@@ -150,23 +150,23 @@ class Stepper:
     def _softened(self) -> bool:
         return self.decoding is not None and not self.decoding.gives_logits
 
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """Whose states the drafter or the decoding method needs."""
-        needed = (part.needs.hidden for part in (self.drafter, self.decoding) if part is not None)
-        return tuple(sorted({layer for layers in needed for layer in layers}))
+    def _layers(self, sequences: Seq[Sequence]) -> tuple[int, ...]:
+        """Whose states the decoding method needs, and the drafter where it drafts for any of these."""
+        parts = self.decoding, self.drafter if any(s.drafting for s in sequences) else None
+        return tuple(sorted({layer for part in parts if part is not None for layer in part.needs.hidden}))
 
     def _score(
         self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, extra: AuxRows | None, riding: Mapping[Sequence, int]
     ) -> Scores:
+        layers = self._layers(sequences)
         if riding and extra is None and isinstance(self.target, Mixing):
-            return drafting.score_mixed(self.target, sequences, unique.tree, self.layers, riding)
+            return drafting.score_mixed(self.target, sequences, unique.tree, layers, riding)
         for s, count in riding.items():  # whose pass has other rows
             drafting.read_on(self.target, s, count)
         aux = None if extra is None else _hung(unique, extra)
         if self.second is not None:
-            return self.second.score(sequences, draft, unique, hidden=self.layers, aux=aux)
-        return self.target.score([s.slot for s in sequences if s.slot is not None], unique.tree, hidden=self.layers, aux=aux)
+            return self.second.score(sequences, draft, unique, hidden=layers, aux=aux)
+        return self.target.score([s.slot for s in sequences if s.slot is not None], unique.tree, hidden=layers, aux=aux)
 
     def _budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         """One each; none where nothing is to be drafted."""

@@ -379,6 +379,11 @@ class Slots:
             raise
         return slot
 
+    def num_kept(self, token_ids: Sequence[object]) -> int:
+        """Tokens of the text's beginning that `take` would find read: of free slots and of the prefix cache."""
+        lengths = [common_length(kept, token_ids) for slot, kept in self._kept.items() if self._model.lengths[slot] == len(kept)]
+        return max([*lengths, 0 if self.prefix_cache is None else self.prefix_cache.length(token_ids)], default=0)
+
     def make_room(self, num_tokens: int, but: int | None = None) -> None:
         """Give back memory of free slots, the oldest first, until what slots hold leaves room for so many tokens more. but: one that is to be taken."""
         model = self._model

@@ -19,7 +19,7 @@ from polydraft import tree
 from polydraft.budget import Stop
 from polydraft.confidence import BINS
 from polydraft.core import Budget, Draft, Drafter, DraftSampling, Method, Outcome, Target, TreeShape, Verifier
-from polydraft.drafters.base import Confident, ModelBased
+from polydraft.drafters.base import Confident, ModelBased, ReadingAhead
 from polydraft.policy.acceptance import FIRST, NEXT, SPARE, Acceptance
 from polydraft.policy.costs import Costs, LiveCosts, Overhead, no_overhead
 from polydraft.policy.fixed import RunningSequence
@@ -50,6 +50,8 @@ CHEAP_ROW = 0.05
 """Forward passes of one row that a further row may cost, on the mean of 16, where a greedy request is drafted a tree. Where the fifth row cost .09, .12
 and .17 (SmolLM2 and its head, the Qwen pair, the embedded pair; timed on an AMD EPYC) chains were 2, 4 to 20 and 12% faster; at .03 and .012 trees were 5
 and 16% faster (the Qwen pair, by prices). By the fifth row alone noise grew trees of the Qwen pair on two threads: .84 of a chain of three."""
+FORESEEN = 512
+"""Tokens that a request may still emit, at most, where drafts have to bring back the reading of its text."""
 MOST_COPIED = 16
 """Tokens of the text that are verified at once, at most."""
 NOTHING = Budget.fixed((-1,))
@@ -112,6 +114,7 @@ class AdaptivePolicy:
         self.given, self._copying = profile, copying
         self.open(profile or Profile.assumed())
         self._ranked, self._greedy_trees, self._spares, self._confident, self._copies = False, False, False, True, False
+        self._num_unread, self._reads, self._expected, self._riding = len, False, 1, 0
 
     def open(self, profile: Profile) -> None:
         """Start from this."""
@@ -135,6 +138,8 @@ class AdaptivePolicy:
         self._greedy_trees = isinstance(drafter, Confident) and drafter.greedy_trees and verifier.info.lossless
         self._spares = isinstance(drafter, Confident) and drafter.spares and takes_spares(verifier.info)
         model_based = isinstance(drafter, ModelBased) and drafter.model is not None
+        self._reads = isinstance(drafter, ReadingAhead)
+        self._num_unread = drafter.num_unread if isinstance(drafter, ReadingAhead) else len
         needs, rule = drafter.needs, verifier.info
         self._copying = (
             self._copying and model_based and rule.lossless and not (needs.aux or needs.every_round or rule.shared_noise)
@@ -172,15 +177,26 @@ class AdaptivePolicy:
             course = self._courses[s] = Course(acceptance, self.profile.costs if stored else None, Repeats(s.request))
         return course
 
-    def opens(self, s: RunningSequence, num_sequences: int) -> bool:
-        """Whether drafts for a new request pay in a batch of so many that all draft: as before, or of one token. Alone each is tried."""
-        params = s.request.params
-        if num_sequences == 1 or params.seed is not None:
+    def expect(self, num_sequences: int, riding: int) -> None:
+        """See `fixed.Opening`."""
+        self._expected, self._riding = num_sequences, riding
+
+    def opens(self, s: RunningSequence, num_sequences: int, *, again: bool = False) -> bool:
+        """Whether drafts for a request bring back what its text takes to be read for them, in a batch of so many that all draft: as before, of one
+        token, or, alone, of one that is accepted for sure."""
+        params, costs, number = s.request.params, self.live.costs, max(num_sequences, 1)
+        if params.seed is not None:
             return True
-        seen, costs = self.seen[params.greedy], self.live.costs
-        drafts = seen.expected, Expected(1.0 + seen.rates[FIRST], 1.0, 1.0)
-        plain = speed_of([], num_sequences, costs)
-        return any(speed_of([draft] * num_sequences, num_sequences, costs) > plain for draft in drafts)
+        seen, plain = self.seen[params.greedy], speed_of([], number, costs)
+        drafts = [seen.expected, Expected(1.0 + seen.rates[FIRST], 1.0, 1.0)]
+        if number == 1:
+            drafts.append(CERTAIN)
+        fastest = max(speed_of([draft] * number, number, costs) for draft in drafts)
+        emitted = len(s.token_ids) - len(s.request.prompt_token_ids)
+        tokens_left = min(FORESEEN, (params.max_tokens or FORESEEN + emitted) - emitted)
+        unread = self._num_unread(s.token_ids)
+        reading = costs.draft_step * costs.breadth(unread) if unread else 0.0
+        return tokens_left * (1.0 / plain - 1.0 / fastest) > reading + (costs.rows(len(s.token_ids)) if again else 0.0)
 
     def budgets(self, sequences: Seq[RunningSequence]) -> list[Budget]:
         """One each."""
@@ -200,6 +216,9 @@ class AdaptivePolicy:
             return Budget.copying(copied)
         if course.left:
             course.left -= 1
+            return NOTHING
+        if self._reads and s.state is None and not self.opens(s, max(self._expected, len(sequences))):
+            course.left = FIRST_PAUSE - 1
             return NOTHING
         if course.age < HELD and course.budget is not NOTHING and course.seen.steps >= SURE:
             course.age += 1

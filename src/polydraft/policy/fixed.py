@@ -51,9 +51,15 @@ class Timed(Protocol):
 
 @runtime_checkable
 class Opening(Protocol):
-    """A policy that says whether a new request is drafted for at once, in a batch of so many: only then a drafter of hidden states reads its prompt."""
+    """A policy that says whether a request is drafted for at all, in a batch of so many: only then a drafter reads its text."""
 
-    def opens(self, s: Any, num_sequences: int) -> bool: ...
+    def expect(self, num_sequences: int, riding: int) -> None:
+        """Before each step: how many sequences the next ones have, see `engine.arrivals`, and the prompt tokens in the forward pass of this one."""
+        ...
+
+    def opens(self, s: Any, num_sequences: int, *, again: bool = False) -> bool:
+        """again: whether the target reads the text once more for it."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -168,6 +168,10 @@ class ModelDrafter:
             self.slots.give_back(slot, unread[: int(self.model.lengths[slot])])
         return len(unread) - end <= count
 
+    def num_unread(self, token_ids: Sequence[int]) -> int:
+        """See `drafters.base.ReadingAhead`."""
+        return len(token_ids) - self.slots.num_kept(self._shared(tuple(token_ids)))
+
     def release(self, states: Sequence[ModelState]) -> None:
         """Give the slots back; each keeps what it has read for texts that begin alike."""
         for state in states:
@@ -319,6 +323,10 @@ class Guest(ModelDrafter):
     def read_ahead(self, token_ids: Sequence[int], count: int) -> bool:
         """Nothing is read."""
         return True
+
+    def num_unread(self, token_ids: Sequence[int]) -> int:
+        """None."""
+        return 0
 
     def start(self, requests: Sequence[Request]) -> list[ModelState]:
         """Nothing is read: whose slots they are did.
