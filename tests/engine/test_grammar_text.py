@@ -2,6 +2,7 @@
 
 import json
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def test_outputs_that_spell_the_end_of_text_neither_stop_nor_fail(drafter):
 
 def tokenizer_with(normalizer=None):
     """The embedded pair's, with more added tokens."""
-    made = load.load_tokenizer(str(pair.target_folder()))
+    made: Any = load.load_tokenizer(str(pair.target_folder()))
     made.backend_tokenizer.add_tokens([AddedToken(name, special=name.startswith("<|")) for name in NAMES])
     made.backend_tokenizer.normalizer = normalizer
     return made
@@ -58,6 +59,18 @@ def written(tokenizer, form, choose=min):
         allowed = set(np.flatnonzero(grammar.allowed(output, [0], [-1])[0]).tolist())
         output.append(choose(allowed - {0} or allowed))
     return output[:-1]
+
+
+def test_ids_behind_those_that_may_be_written_are_never_written():
+    tokenizer = tokenizer_with()
+    for vocab_size in (2000, 2048):  # the added ones begin at 2048
+        grammar = Grammars(tokenizer, vocab_size, [0]).compiled(StructuredOutputs(choice=["a[NAME] b"])).constraint(0)
+        output = list[int]()
+        while 0 not in output:
+            (rows,) = grammar.allowed(output, [0], [-1])
+            assert len(rows) == vocab_size
+            output.append(int(np.flatnonzero(rows)[-1]))
+        assert tokenizer.decode(output[:-1]) == "a[NAME] b"
 
 
 @pytest.mark.parametrize("choose", [min, max])

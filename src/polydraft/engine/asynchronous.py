@@ -280,13 +280,17 @@ class AsyncEngine:
             )
 
     def _run(self) -> None:
+        answered = False
         try:
             while not self._closing or self.engine.has_unfinished_requests:
                 self.engine.measure(lambda: self._closing)
+                if answered and not self._closing:
+                    self.engine.prepare_grammars()
                 self._asked.wait()
                 self._asked.clear()
                 while self.engine.has_unfinished_requests:
                     self._step()
+                answered = True
         finally:
             self._closing = True
             for mailbox in list(self._mailboxes):

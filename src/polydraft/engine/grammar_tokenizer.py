@@ -8,31 +8,35 @@ users are (`models.encoding.Cuts`). A grammar in Lark's notation names an added 
 import re
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 __all__ = ["GrammarTokenizer"]
 
 
 class GrammarTokenizer:
-    """A `TokenizerWrapper` of llguidance. tokenizer_json: as `tokenizers` writes it.  stop_ids: that end a text.
+    """A `TokenizerWrapper` of llguidance. backend: of the `tokenizers` library.  stop_ids: that end a text.
+
+    vocab_size: ids that may be written; those behind them, such as padding that a file has names for, spell nothing.
 
     Example:
         >>> from polydraft.models import load, pair
         >>> tokenizer = load.load_tokenizer(str(pair.target_folder()))
-        >>> whole = GrammarTokenizer(tokenizer.backend_tokenizer.to_str(), len(tokenizer), [0])
+        >>> whole = GrammarTokenizer(tokenizer.backend_tokenizer, len(tokenizer), [0])
         >>> tokenizer("<|endoftext|>")["input_ids"], tokenizer.decode(whole("<|endoftext|>")), 0 in whole("<|endoftext|>")
         ([0], '<|endoftext|>', False)
     """
 
     is_tokenizer_wrapper, bos_token_id = True, None
 
-    def __init__(self, tokenizer_json: str, vocab_size: int, stop_ids: Sequence[int]) -> None:
+    def __init__(self, backend: Any, vocab_size: int, stop_ids: Sequence[int]) -> None:
         from llguidance import LLTokenizer
 
-        self._whole, self.eos_token_id = LLTokenizer(tokenizer_json, vocab_size, list(stop_ids), slices=[]), stop_ids[0]
+        num_ids = max(vocab_size, 1 + max(backend.get_vocab(with_added_tokens=True).values()))
+        self._whole, self.eos_token_id = LLTokenizer(backend.to_str(), num_ids, list(stop_ids), slices=[]), stop_ids[0]
         self.tokens = [self._whole.decode_bytes([token]) for token in range(vocab_size)]
         self.special_token_ids = [token for token in range(vocab_size) if self._whole.is_special_token(token)]
-        self._special = frozenset(self.special_token_ids)
-        names = {self.tokens[token].decode(errors="replace") for token in self._special} - {""}
+        self._unwritten = frozenset([*self.special_token_ids, *range(vocab_size, num_ids)])
+        names = {self._whole.decode_bytes([token]).decode(errors="replace") for token in self._unwritten} - {""}
         self._names = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True)))) if names else None
 
     def __call__(self, text: str) -> list[int]:
@@ -40,5 +44,6 @@ class GrammarTokenizer:
         ends = [name.start() + 1 for name in self._names.finditer(text)] if self._names else []
         parts = [text[start:end] for start, end in pairwise([0, *ends, len(text)])]
         ids = [token for part in parts for token in self._whole.tokenize_str(part)]
-        spelled = b"".join(self.tokens[token] for token in ids)
-        return ids if spelled == text.encode() and self._special.isdisjoint(ids) else self._whole.greedy_tokenize(text)
+        if self._unwritten.isdisjoint(ids) and b"".join(self.tokens[token] for token in ids) == text.encode():
+            return ids
+        return [token for part in parts for token in self._whole.greedy_tokenize(part)]

@@ -191,6 +191,15 @@ class Loop:
         """
         return self._admission.grammars().compiled(wanted, keep=keep)
 
+    def prepare_grammars(self) -> None:
+        """Make what all grammars need of the tokenizer: of a large vocabulary 2 s in which no other thread runs; call it while nobody waits.
+
+        Where requests run, or no grammar can be followed here, it does nothing.
+        """
+        if not self.has_unfinished_requests:
+            with suppress(IncompatibleError):
+                self._admission.grammars()
+
     def embed(self, token_ids: Seq[int]) -> "Future[Embedding]":
         """Queue a text, from any thread; steps read it in pieces, and give the mean of the target's last states, after the final norm, of all tokens.
 

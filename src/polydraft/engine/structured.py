@@ -209,7 +209,7 @@ class Grammars:
         whole = copy(backend)
         whole.no_padding()
         whole.no_truncation()
-        made: Any = GrammarTokenizer(whole.to_str(), vocab_size, stop_ids)
+        made: Any = GrammarTokenizer(whole, vocab_size, stop_ids)
         self._tokenizer = LLTokenizer(made, eos_token=list(stop_ids))
         self._vocab_size, self._stop_ids = vocab_size, tuple(stop_ids)
         self._cached: OrderedDict[str, CompiledGrammar] = OrderedDict()
