@@ -83,8 +83,9 @@ RECIPES: dict[str, str] = {
     "mtp": "polydraft.heads.mtp.network:MtpRecipe",
     "model": "polydraft.train.small_model:ModelRecipe",
     "block": "polydraft.heads.block.network:BlockRecipe",
+    "dspark": "polydraft.heads.block.dspark:DSparkRecipe",
 }
-"""kind -> "module:object", a `heads.recipe.Recipe`: what `polydraft train` can train."""
+"""kind -> "module:object", a `heads.recipe.Recipe`: what `polydraft train` can train; its checkpoint says which drafter reads it."""
 
 DECODINGS: dict[str, str] = {
     "contrastive": "polydraft.decoding.contrastive:Contrastive",

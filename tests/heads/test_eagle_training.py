@@ -6,6 +6,7 @@ import torch
 
 from polydraft.heads.checkpoint import head_config
 from polydraft.heads.eagle.network import EagleHead, EagleRecipe
+from polydraft.heads.losses import KL
 from polydraft.heads.recipe import Batch, Material
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
@@ -51,12 +52,12 @@ def test_the_loss_is_least_where_the_head_has_the_targets_distribution():
         states = head.step(tokens[:, 1:8], head.fc(features[:, :7]), [])
         distributions = torch.zeros(1, 9, 24)
         distributions[:, 1:8] = head.logits(states).softmax(-1)
-        loss, kept, agreed = EagleRecipe().loss(head, Batch(tokens, features, distributions, counted), steps=1, tv_weight=0)
+        loss, kept, agreed = EagleRecipe().loss(head, Batch(tokens, features, distributions, counted), steps=1, loss=KL)
         entropy = -(distributions[:, 1:8] * distributions[:, 1:8].log()).sum(-1).mean()
         assert kept[0] == pytest.approx(1)
         assert agreed[0] == 1
         assert float(loss) == pytest.approx(float(entropy), rel=1e-4)
         other = Batch(tokens, features, torch.full_like(distributions, 1 / 24), counted)
-        flat, worse, _ = EagleRecipe().loss(head, other, steps=1, tv_weight=0)
+        flat, worse, _ = EagleRecipe().loss(head, other, steps=1, loss=KL)
         assert worse[0] < 0.9
         assert float(flat) > float(torch.tensor(24.0).log())

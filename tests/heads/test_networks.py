@@ -33,7 +33,8 @@ def bound(kind, target, folder, tokenizer=None, **options):
     """An engine with an untrained head, whose weights are random but for what the target begins it with."""
     torch.manual_seed(0)
     weights = untrained(kind, target, folder / kind)
-    return Engine.of(target, tokenizer=tokenizer, drafter=kind, drafter_options={"weights": weights}, **options)
+    drafter = registry.recipe(kind).checkpoint.kind
+    return Engine.of(target, tokenizer=tokenizer, drafter=drafter, drafter_options={"weights": weights}, **options)
 
 
 @pytest.mark.parametrize("kind", HEADS)

@@ -23,7 +23,7 @@ def test_the_printed_command_drafts_with_the_trained_head(kind, written, tmp_pat
     result = CliRunner().invoke(app, [command, *arguments, "--json", "--max-tokens", "8", "--depth", "2"], input="def add(a, b):")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
-    assert report["engine"]["drafter"] == kind
+    assert report["engine"]["drafter"] == registry.recipe(kind).checkpoint.kind
     assert report["statistics"]["drafted_tokens"] > 0
 
 

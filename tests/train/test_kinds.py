@@ -45,3 +45,19 @@ def test_an_exit_behind_the_last_layer_is_refused(engine, written, tmp_path):
     )
     with pytest.raises(InvalidInputError, match=f"expected one of 1 to {last - 1}"):
         Engine.of(engine.target, drafter="early-exit", drafter_options={"weights": tmp_path})
+
+
+def test_a_trained_head_foretells_more_drafts_losslessly_and_its_confidence_is_calibrated(engine, written, tmp_path):
+    cards = {}
+    for name, steps in (("fresh", 1), ("trained", 40)):
+        small = {"sizes": {"layers": 1, "block": 2, "rank": 8}, "minutes": 5, "draft_vocab": 256, "batch": 8, "window": 48}
+        options = TrainingOptions.of("dspark", **small, loss="lk", max_steps=steps)
+        cards[name] = train_drafter(engine, "dspark", tmp_path / name, options, data=[written], report=lambda _: None)
+    fresh, trained = (cards[name]["acceptance"] for name in ("fresh", "trained"))
+    assert trained[0] > fresh[0] + 0.05 and trained[1] > fresh[1] + 0.02, (fresh, trained)
+    confidence = cards["fresh"]["confidence"]
+    assert confidence["calibration_error"] < confidence["calibration_error_before"]
+    drafted = Engine.of(engine.target, tokenizer=engine.tokenizer, drafter_options={"weights": tmp_path / "trained"}, depth=2)
+    result = drafted.generate("def add(a, b):\n", SamplingParams(temperature=0, max_tokens=32))[0]
+    assert result.token_ids == engine.generate("def add(a, b):\n", SamplingParams(temperature=0, max_tokens=32))[0].token_ids
+    assert result.stats.accepted_tokens > 0 and result.stats.drafter_error is None

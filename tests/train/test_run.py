@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -57,11 +57,12 @@ def test_reading_ends_by_half_of_the_time(engine, written, tmp_path, monkeypatch
     monkeypatch.setattr(
         engine.target, "prefill", lambda slots, *texts, **asked: (read.append(0), prefill(slots, *texts, **asked))[1]
     )
-    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: float(len(read))))
     options = TrainingOptions.of("medusa", **QUICK | {"minutes": 1}, max_steps=1)
-    first = train_drafter(engine, "medusa", tmp_path, options, data=[written] * 5, report=said.append)
+    first = train_drafter(
+        engine, "medusa", tmp_path, options, data=[written] * 5, report=said.append, clock=lambda: float(len(read))
+    )
     assert any("shards are left" in line for line in said)
-    again = train_drafter(engine, "medusa", tmp_path, options, data=[written] * 5)
+    again = train_drafter(engine, "medusa", tmp_path, options, data=[written] * 5, clock=lambda: float(len(read)))
     assert (first["tokens"], again["tokens"]) == (2 * 16 * 97, 4 * 16 * 97)
 
 
@@ -91,6 +92,32 @@ def test_the_draft_vocabulary_is_the_most_frequent_tokens():
 def test_what_cannot_be_trained_is_refused(engine, written, tmp_path, options, error, said):
     with pytest.raises(error, match=said):
         train_drafter(engine, "eagle", tmp_path, options, data=[written])
+
+
+def test_a_training_in_pieces_goes_on_where_the_last_one_ended(engine, written, tmp_path):
+    """By a clock of ten seconds a step: six pieces of a minute are one training of which no step is made twice."""
+    ticks, said = count(0, 5.0), list[str]()
+    options = TrainingOptions.of("medusa", **QUICK | {"minutes": 3}, piece=1)
+    seen, rates = list[int](), list[float]()
+    while not seen or "a piece is over" in said[-1]:
+        said.clear()
+        card = train_drafter(engine, "medusa", tmp_path, options, data=[written], report=said.append, clock=lambda: next(ticks))
+        seen.append(card["tokens_seen"])
+        rates = [
+            group["lr"] for o in torch.load(tmp_path / "work" / "checkpoint.pt")["optimizers"] for group in o["param_groups"]
+        ]
+    assert len(seen) > 2 and seen == sorted(set(seen))
+    assert max(rates) < 0.02 * 0.2, "the last steps are small ones: there is one schedule"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [({"loss": "klm"}, UnknownNameError, "unknown loss 'klm'; did you mean 'kl'"), ({"decay": 0.0}, InvalidInputError, "decay=0.0 was given"),
+     ({"decay": 1.5}, InvalidInputError, "at most 1"), ({"piece": 0.5}, InvalidInputError, "piece=0.5 minutes were given")],
+)  # fmt: skip
+def test_losses_weights_and_pieces_that_cannot_be_are_refused(options, error, said):
+    with pytest.raises(error, match=said):
+        TrainingOptions.of("dspark", **options)
 
 
 @pytest.mark.parametrize(

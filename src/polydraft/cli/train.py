@@ -20,7 +20,7 @@ from polydraft.config import Config, EngineConfig, setting
 from polydraft.errors import InvalidInputError
 from polydraft.models.pair import EMBEDDED
 
-__all__ = ["train"]
+__all__ = ["keep_memory", "train"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,13 @@ class TrainOptions(Config):
     draft_vocab: int | None = setting("Maximum number of tokens that can be drafted", int, unset="the kind's own")
     sizes: dict[str, Any] | None = setting(
         "Size of a fresh network, NAME=NUMBER; may be repeated", dict, flag="--size", unset="the kind's own"
+    )
+    loss: str = setting(
+        "Loss; mixed is kl, and in the second half tv with it", str, "mixed", choices=("ce", "kl", "lk", "mixed", "tv")
+    )
+    decay: float | None = setting("Weight of a depth in the loss over that of the one before", float, unset="the kind's own")
+    piece: float | None = setting(
+        "Duration after which a run ends; --resume trains the next piece", float, unset="everything at once", unit="minutes"
     )
     max_model_len: int = setting("Maximum length of a text", int, 1024, unit="tokens")
     quantization: str | None = setting(
@@ -77,13 +84,13 @@ def train(
             raise InvalidInputError(f"--data {str(path)!r} is no file. Name text files, or folders of them.")
     sizes = {name: _whole(name, number) for name, number in (options.sizes or {}).items()}
     use_threads()
-    _keep_memory()
+    keep_memory()
     from polydraft.train.conversations import check_file
     from polydraft.train.run import TrainingOptions, train_drafter
 
     for path in files:
         check_file(path)
-    chosen = {name: getattr(options, name) for name in ("minutes", "unroll", "draft_vocab", "seed")}
+    chosen = {name: getattr(options, name) for name in ("minutes", "unroll", "draft_vocab", "seed", "loss", "decay", "piece")}
     training = TrainingOptions.of(kind, sizes=sizes, **chosen)
     agree_on_downloads([config.with_(drafter=None)])
     with Preparation(f"loading {config.model or 'the embedded model'} ..."):
@@ -116,7 +123,7 @@ def _whole(name: str, number: Any) -> int:
     return number
 
 
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """Have glibc keep what is given back: a step's tables are as large as the last one's, and clearing new pages for them takes a tenth of it."""
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
         no_maps, no_trim = (-4, 0), (-1, 2**31 - 1)

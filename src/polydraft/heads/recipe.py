@@ -8,16 +8,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from polydraft.heads.checkpoint import HeadCheckpoint, head_config, save_head
+from polydraft.heads.losses import DECAY, Figures, Loss, unrolled
 from polydraft.heads.network import Material
 
-ROWS = 128
-
-__all__ = ["Batch", "Figures", "Material", "Recipe", "fresh_config", "unrolled"]
+__all__ = ["Batch", "Figures", "Loss", "Material", "Recipe", "fresh_config", "unrolled"]
 
 
 class Batch(NamedTuple):
@@ -31,16 +29,6 @@ class Batch(NamedTuple):
     counted: Bool[Tensor, "B T"]
 
 
-class Figures(NamedTuple):
-    """loss: in nats, with a gradient.  acceptance: sum min(p, q) by depth, means over what counts.  agreement: how often the most likely
-    tokens are the same.
-    """
-
-    loss: Tensor
-    acceptance: list[float]
-    agreement: list[float]
-
-
 class Recipe(ABC):
     """One kind. A network is a module of torch; what is not trained of it are buffers that are not persistent."""
 
@@ -52,6 +40,8 @@ class Recipe(ABC):
     """Of `run.Options`, where they are others than those."""
     sizes: ClassVar[Mapping[str, int]] = {}
     """Numbers that the user may choose of a fresh network, with their defaults."""
+    decay: ClassVar[float] = DECAY
+    """Weight of a depth in the loss over that of the one before, where the user gives none."""
     option: ClassVar[str] = "--head"
     """By which commands take what it wrote."""
 
@@ -68,8 +58,12 @@ class Recipe(ABC):
         return self.network.of(first, material)
 
     @abstractmethod
-    def loss(self, network: Any, batch: Batch, *, steps: int, tv_weight: float) -> Figures:
+    def loss(self, network: Any, batch: Batch, *, steps: int, loss: Loss) -> Figures:
         """Of the first so many depths, or of all where it has fewer."""
+
+    def finish(self, network: Any, held: Iterable[Batch]) -> dict[str, Any]:
+        """What is done with held-out text once training is over; its figures go into the card."""
+        return {}
 
     settings: ClassVar[tuple[str, ...]] = ()
     """What `export` writes of a network's configuration."""
@@ -94,60 +88,3 @@ def fresh_config(h: int, **settings: Any) -> Any:
     heads, inner = h // width, -(-8 * h // 24) * 8
     sizes = {"hidden_size": h, "intermediate_size": inner, "num_attention_heads": heads, "head_dim": width}
     return head_config({**sizes, "rms_norm_eps": 1e-5, "rope_theta": 1e5, **settings})
-
-
-def unrolled(
-    depths: Iterable[tuple[Float[Tensor, "n D"], Float[Tensor, "n D"]]], *, decay: float = 0.8, tv_weight: float = 0.0
-) -> Figures:
-    """Figures of logits and the target's distributions by depth: the loss is the sum over k of decay^(k-1) times -sum_v p(v) ln q_k(v).
-
-    tv_weight: share of 1 - sum min(p, q) in the loss.
-
-    Example:
-        >>> distribution = torch.tensor([[0.75, 0.25]])
-        >>> unrolled([(distribution.log(), distribution)]).acceptance
-        [1.0]
-    """
-    total, accepted, agreed = torch.zeros(()), list[float](), list[float]()
-    for k, (logits, p) in enumerate(depths):
-        loss, overlap, agreement = _Distance.apply(logits, p, tv_weight)
-        total = total + decay**k * loss
-        accepted.append(float(overlap))
-        agreed.append(float(agreement))
-    return Figures(total, accepted, agreed)
-
-
-class _Distance(torch.autograd.Function):
-    """(1 - tv_weight) of the cross-entropy less tv_weight of the overlap, a mean over rows; the overlap; how often the most likely tokens are the same.
-
-    The gradient is made with the loss, ROWS rows at a time: rows of a whole vocabulary that stay in the caches are not written and read ten times.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, logits: Float[Tensor, "n D"], p: Float[Tensor, "n D"], tv_weight: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        gradient, sums = torch.empty_like(logits), torch.zeros(3, dtype=torch.float64)
-        for x, distribution, slope in zip(logits.split(ROWS), p.split(ROWS), gradient.split(ROWS), strict=True):
-            log_q = x.float().log_softmax(-1)
-            agreed = ((log_q == log_q.amax(-1, True)) & (distribution == distribution.amax(-1, True))).any(-1).sum()
-            entropy = -torch.linalg.vecdot(distribution, log_q).sum()
-            q = log_q.exp_()
-            overlap = torch.minimum(distribution, q).sum()
-            sums += torch.stack([entropy.double(), overlap.double(), agreed.double()]).cpu()
-            if not ctx.needs_input_grad[0]:
-                continue
-            step = (1 - tv_weight) * (distribution.sum(-1, keepdim=True) * q - distribution)
-            if tv_weight:
-                below = q * (q < distribution)
-                step -= tv_weight * (below - below.sum(-1, keepdim=True) * q)
-            slope.copy_(step)
-        entropy, overlap, agreed = sums / len(logits)
-        ctx.save_for_backward(gradient)
-        ctx.mark_non_differentiable(overlap, agreed)
-        return ((1 - tv_weight) * entropy - tv_weight * overlap).float(), overlap, agreed
-
-    @staticmethod
-    def backward(ctx: Any, *wanted: Any) -> Any:
-        (gradient,) = ctx.saved_tensors
-        return gradient * (wanted[0] / len(gradient)).to(gradient), None, None

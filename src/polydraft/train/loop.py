@@ -51,11 +51,11 @@ class Muon(torch.optim.Optimizer):
 
 
 def _is_hidden(name: str, parameter: Tensor) -> bool:
-    return parameter.ndim == 2 and not name.startswith(("lm_head", "model.embed_tokens"))
+    return parameter.ndim == 2 and not name.startswith(("lm_head", "model.embed_tokens", "markov_head", "confidence_head"))
 
 
 def optimizers_for(model: nn.Module, *, muon_lr: float, adam_lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices between embedding and output, AdamW for those two and the norms; neither where there are none."""
+    """Muon for the matrices between embedding and output, AdamW for what has a row for each token and the norms; neither where there are none."""
     hidden = [p for n, p in model.named_parameters() if _is_hidden(n, p)]
     rest = [p for n, p in model.named_parameters() if not _is_hidden(n, p)]
     muon = [Muon(hidden, lr=muon_lr, weight_decay=0.02)] if hidden else []

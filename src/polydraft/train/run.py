@@ -21,8 +21,9 @@ from polydraft import registry
 from polydraft.atomic import replacing
 from polydraft.core import Target
 from polydraft.engine.api import Engine
-from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
 from polydraft.heads.checkpoint import embeddings, output_rows
+from polydraft.heads.losses import DECAY, LOSSES, loss_at
 from polydraft.heads.recipe import Batch, Material, Recipe
 from polydraft.train import conversations
 from polydraft.train.conversations import TrainingText
@@ -45,7 +46,8 @@ class TrainingOptions:
     """minutes: of everything; a third of it writes texts where none are given, and by half of it they are read.  unroll: depths that are trained.
     draft_vocab: most tokens that can be drafted.  batch: texts.  window: most tokens of each.  layers: whose states are read; default the
     kind's choice.  max_steps: that training ends at, where the minutes are not over.  lr: Muon's, of which one that was trained before
-    gets half.  sizes: of what the kind lets choose.
+    gets half.  sizes: of what the kind lets choose.  loss: of `heads.losses`.  decay: weight of a depth in it over that of the one before, in (0, 1].
+    piece: minutes after which a run ends that one with `resume` goes on with; default all.
     """
 
     minutes: float = 10.0
@@ -58,11 +60,22 @@ class TrainingOptions:
     lr: float = 0.02
     seed: int = 0
     sizes: Mapping[str, int] = field(default_factory=dict)
+    loss: str = "mixed"
+    decay: float = DECAY
+    piece: float = math.inf
 
     def __post_init__(self) -> None:
         if not 1 <= self.minutes < math.inf:
             raise InvalidInputError(
                 f"minutes={self.minutes} were given; expected at least 1, which writes, trains and looks once."
+            )
+        if self.piece < 1 or math.isnan(self.piece):
+            raise InvalidInputError(f"piece={self.piece} minutes were given; expected at least 1, or none: all at once.")
+        if self.loss not in LOSSES:
+            raise unknown_name("loss", self.loss, LOSSES)
+        if not 0 < self.decay <= 1:
+            raise InvalidInputError(
+                f"decay={self.decay} was given; expected more than 0, and at most 1: all depths weigh the same."
             )
         whole = {name: getattr(self, name) for name in ("unroll", "draft_vocab", "batch", "window", "max_steps")} | dict(
             self.sizes
@@ -87,7 +100,7 @@ class TrainingOptions:
             raise InvalidInputError(
                 f"{unknown[0]}={sizes[unknown[0]]} was given; {kind!r} lets choose {', '.join(recipe.sizes) or 'no sizes'}."
             )
-        chosen = {**recipe.defaults, **{name: value for name, value in given.items() if value is not None}}
+        chosen = {"decay": recipe.decay, **recipe.defaults, **{name: value for name, value in given.items() if value is not None}}
         return cls(**chosen, sizes={**recipe.sizes, **sizes})
 
 
@@ -118,14 +131,14 @@ def _layers(target: Target, recipe: Recipe, wanted: tuple[int, ...] | None) -> t
 
 
 def _texts(
-    engine: Engine, data: Sequence[Path], folder: Path, until: float, seed: int, report: Callable[[str], None]
+    engine: Engine, data: Sequence[Path], folder: Path, goes_on: Callable[[], bool], seed: int, report: Callable[[str], None]
 ) -> list[list[TrainingText]]:
-    """Texts of files, or of the target until the clock says `until`: at least one shard, and those that were there before."""
+    """Texts of files, or of the target while there is time: at least one shard, and those that were there before."""
     if data:
         return [conversations.from_file(path, engine) for path in data]
     folder.mkdir(parents=True, exist_ok=True)
     shards, known_texts = [conversations.read_shard(path) for path in sorted(folder.glob("[0-9]*.npz"))], set[str]()
-    while not shards or time.monotonic() < until:
+    while not shards or goes_on():
         began = time.monotonic()
         shard = conversations.write_shard(engine, len(shards), seed=seed, count=32, known=known_texts)
         conversations.save_shard(folder / f"{len(shards):05d}.npz", shard)
@@ -141,12 +154,13 @@ def _texts(
 def _examples(
     engine: Engine, texts: Sequence[TrainingText], folder: Path, number: int, layers: Sequence[int], last: int
 ) -> list[Example]:
-    """The target's states along texts, from the file where they are kept, or made now."""
+    """The target's states along texts, mapped from the files where they are kept, or made now: several trainings read the same pages."""
     stored = tuple(sorted({*layers, last}))
-    path = folder / f"{number:05d}-{'-'.join(map(str, stored))}.npz"
+    name = f"{number:05d}-{'-'.join(map(str, stored))}"
+    paths = {part: folder / f"{name}.{part}.npy" for part in ("states", "totals")}
     text_ends = np.cumsum([len(t.tokens) for t in texts])
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+    if not all(path.exists() for path in paths.values()):
+        folder.mkdir(parents=True, exist_ok=True)
         rows, totals = list[Tensor](), list[Tensor]()
         for text in texts:
             engine.target.release([0])
@@ -154,10 +168,12 @@ def _examples(
             rows.append(torch.cat([loaded[layer][0] for layer in stored], -1).bfloat16())
             totals.append(torch.cat([engine.target.head(x).float().logsumexp(-1) for x in loaded[last][0].split(64)]))  # pyright: ignore
         engine.target.release([0])
-        with replacing(path) as file:
-            np.savez(file, states=torch.cat(rows).cpu().view(torch.int16).numpy(), totals=torch.cat(totals).cpu().numpy())
-    with np.load(path, allow_pickle=False) as loaded:
-        states, totals = torch.from_numpy(loaded["states"]).view(torch.bfloat16), torch.from_numpy(loaded["totals"])
+        parts = {"states": torch.cat(rows).cpu().view(torch.int16), "totals": torch.cat(totals).cpu()}
+        for part, values in parts.items():
+            with replacing(paths[part]) as file:
+                np.save(file, values.numpy())
+    states, totals = (torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False)) for path in paths.values())
+    states = states.view(torch.bfloat16)
     width = states.shape[1] // len(stored)
     read, last_states = states[:, : len(layers) * width], states[:, -width:]
     pieces = zip(np.split(np.arange(len(totals)), text_ends[:-1]), texts, strict=True)
@@ -229,25 +245,26 @@ def train_drafter(
     start: Path | None = None,
     command: str = "",
     report: Callable[[str], None] = print,
+    clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Any]:
     """Train a drafter for an engine's target and write it to `out`; returns its card. What `out` holds of an earlier run is taken up.
 
     kind: a recipe's name.  data: files of text; without them the target writes its own.  start: folder of a trained one to
-        begin with, whose layers and draft vocabulary stay; default a fresh one.
+        begin with, whose layers and draft vocabulary stay; default a fresh one.  clock: whose minutes these are, in seconds.
 
     Raises:
         UnknownNameError: no such kind.
         InvalidInputError: layers that are not there, or files without text.
         IncompatibleError: a target whose hidden states cannot be had, or a start for another one.
     """
-    began, recipe = time.monotonic(), registry.recipe(kind)
+    began, recipe = clock(), registry.recipe(kind)
     o = options or TrainingOptions.of(kind)
     target, first = engine.target, None if start is None else recipe.checkpoint.load(start)
     layers, last = _layers(target, recipe, o.layers if first is None else first.layers_of(target))
     if first is not None:
         first.check(target)
     work = out / "work"
-    shards = _texts(engine, data, work / "texts", began + 20 * o.minutes, o.seed, report)
+    shards = _texts(engine, data, work / "texts", lambda: clock() - began < 20 * o.minutes, o.seed, report)
     shards = [[t for t in shard if len(t.tokens) > o.unroll + 8] for shard in shards]
     rows, vectors = embeddings(target), len({*layers, last})
     size = sum(len(t.tokens) for shard in shards for t in shard) * vectors * rows.shape[1] * 2
@@ -256,7 +273,7 @@ def train_drafter(
     )
     examples, half = list[Example](), began + 30 * o.minutes
     for i, shard in enumerate(shards):
-        if examples and time.monotonic() > half:
+        if examples and clock() > half:
             report(
                 f"half of the time is over: {len(shards) - i} of {len(shards)} shards are left for a longer run, or one that resumes"
             )
@@ -275,7 +292,7 @@ def train_drafter(
     batches = Batches(material.output, o.window, rng, "cuda" if torch.cuda.is_available() else "cpu")
     o = o if first is None else replace(o, lr=o.lr / 2)
     figures = _fit(
-        recipe, network.to(batches.device), batches, trained, [examples[i] for i in sorted(held)], work, began, o, report
+        recipe, network.to(batches.device), batches, trained, [examples[i] for i in sorted(held)], work, o, report, clock, began
     )
     recipe.export(network, material, out)
     card = {"command": command, "kind": kind, "options": asdict(o), "tokens": sum(len(e.totals) for e in examples),
@@ -292,14 +309,15 @@ def _fit(
     examples: Sequence[Example],
     held: Sequence[Example],
     work: Path,
-    began: float,
     o: TrainingOptions,
     report: Callable[[str], None],
+    clock: Callable[[], float],
+    began: float,
 ) -> dict[str, Any]:
-    """Train until the minutes are over. Returns held-out figures by depth, seconds and tokens."""
+    """Train until the minutes, or the piece of them, are over. Returns held-out figures by depth, seconds and tokens."""
     optimizers = optimizers_for(network, muon_lr=o.lr, adam_lr=1e-3)
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    base, saved, checkpoint = [group["lr"] for group in groups], time.monotonic(), work / "checkpoint.pt"
+    base, saved, checkpoint = [group["lr"] for group in groups], clock(), work / "checkpoint.pt"
     spent, steps, num_tokens, recent = 0.0, 0, 0, list[float]()
     best, worse = (-1.0, dict[str, Tensor]()), 0
     """Held-out acceptance of all depths together with its weights, and looks since."""
@@ -309,8 +327,9 @@ def _fit(
         for optimizer, optimizer_state in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(optimizer_state)
         spent, steps, num_tokens, best = state["seconds"], state["steps"], state["seen"], state.get("best", best)
-    seconds_left, start = max(30.0, 60 * o.minutes - (time.monotonic() - began) - spent), time.monotonic()
-    reported = start
+        batch.rng = np.random.default_rng((o.seed, steps))
+    seconds_left, start = max(30.0, 60 * o.minutes - (clock() - began) - spent), clock()
+    reported, whole, piece_end = start, spent + seconds_left, max(start + 30, began + 60 * o.piece)
 
     some = held[:: -(-len(held) // LOOKED_AT)]
 
@@ -320,25 +339,28 @@ def _fit(
         )  # places in the texts, at every look
         with torch.no_grad(), torch.autocast(batch.device, torch.bfloat16):
             losses = [
-                recipe.loss(network, same(held[i : i + 8]), steps=o.unroll + 1, tv_weight=0.0) for i in range(0, len(held), 8)
+                recipe.loss(network, same(held[i : i + 8]), steps=o.unroll + 1, loss=LOSSES["kl"]) for i in range(0, len(held), 8)
             ]
         return {name: np.nanmean([getattr(f, name) for f in losses], 0).round(3).tolist() for name in ("acceptance", "agreement")}
 
     def save() -> None:
         state = {"network": network.state_dict(), "optimizers": [optimizer.state_dict() for optimizer in optimizers]}
-        counted = {"seconds": spent + time.monotonic() - start, "steps": steps, "seen": num_tokens, "best": best}
+        counted = {"seconds": spent + clock() - start, "steps": steps, "seen": num_tokens, "best": best}
         save_atomically(state | counted, checkpoint)
 
     for examples_now in _epochs(examples, o.batch, batch.rng):
-        done = max((time.monotonic() - start) / seconds_left, steps / o.max_steps)
+        done = max((spent + clock() - start) / whole, steps / o.max_steps)
         if done >= 1:
+            break
+        if clock() > piece_end:
+            report(f"a piece is over, {done:.0%} of the training is done: --resume goes on with it")
             break
         factor = min(1.0, (steps + 1) / 50) * min(1.0, 2.04 - 2 * done)
         for group, lr in zip(groups, base, strict=True):
             group["lr"] = lr * factor
         inputs = batch(examples_now)
         with torch.autocast(batch.device, torch.bfloat16):
-            loss, acceptance, _ = recipe.loss(network, inputs, steps=o.unroll, tv_weight=0.5 if done > 0.5 else 0.0)
+            loss, acceptance, _ = recipe.loss(network, inputs, steps=o.unroll, loss=loss_at(o.loss, done, o.decay))
         loss.backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         with torch.autocast(batch.device, torch.bfloat16):
@@ -347,7 +369,7 @@ def _fit(
                 optimizer.zero_grad(set_to_none=True)
         steps, num_tokens = steps + 1, num_tokens + int(inputs.counted.sum())
         recent.append(acceptance[0])
-        now = time.monotonic()
+        now = clock()
         if now - reported > 20:
             report(
                 f"step {steps}, {num_tokens / (spent + now - start):.0f} tokens/s, first drafts kept {np.mean(recent):.3f}, {(seconds_left - now + start) / 60:.1f} min left"
@@ -361,11 +383,13 @@ def _fit(
             if better:
                 best = sum(figures["acceptance"]), {name: x.clone() for name, x in network.state_dict().items()}
             save()
-            saved = time.monotonic()
+            saved = clock()
             if worse == PATIENCE:
                 report(f"what is held out was better {worse} looks ago: training ends")
                 break
     save()
     if sum(evaluate(some)["acceptance"]) < best[0]:
         network.load_state_dict(best[1])
-    return {"training_seconds": round(spent + time.monotonic() - start, 1), "tokens_seen": num_tokens, **evaluate(held)}
+    seconds = round(spent + clock() - start, 1)
+    finished = recipe.finish(network, (batch(held[i : i + 8]) for i in range(0, len(held), 8)))
+    return {"training_seconds": seconds, "tokens_seen": num_tokens, **evaluate(held), **finished}

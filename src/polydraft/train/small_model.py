@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint
-from polydraft.heads.recipe import Batch, Figures, Material, Recipe, unrolled
+from polydraft.heads.recipe import Batch, Figures, Loss, Material, Recipe, unrolled
 from polydraft.models.folder import load_config
 
 __all__ = ["DraftFolder", "ModelRecipe"]
@@ -102,11 +102,11 @@ class ModelRecipe(Recipe):
 
         return AutoModelForCausalLM.from_pretrained(first.config.name_or_path, dtype=torch.float32)
 
-    def loss(self, network: Any, batch: Batch, *, steps: int, tv_weight: float) -> Figures:
+    def loss(self, network: Any, batch: Batch, *, steps: int, loss: Loss) -> Figures:
         """Of all depths, which are one: it reads what it drafted as it reads what the target wrote."""
         counted = batch.counted[:, 1:]
         states = network.model(batch.tokens[:, :-1], use_cache=False).last_hidden_state[counted]
-        figures = unrolled([(network.lm_head(states), batch.distributions[:, :-1][counted])], tv_weight=tv_weight)
+        figures = unrolled([(network.lm_head(states), batch.distributions[:, :-1][counted])], loss)
         return Figures(figures.loss, figures.acceptance * steps, figures.agreement * steps)
 
     def export(self, network: Any, material: Material, folder: Path) -> None:

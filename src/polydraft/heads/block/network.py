@@ -28,7 +28,7 @@ from polydraft.heads.block.gemma import GemmaLayer
 from polydraft.heads.checkpoint import has_head_norms
 from polydraft.heads.markov import place
 from polydraft.heads.network import DepthModel, HeadNetwork, Material, embedded, own_embeddings
-from polydraft.heads.recipe import Batch, Figures, Recipe, fresh_config, unrolled
+from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config, unrolled
 from polydraft.models.llama_layer import KeyValues, LlamaLayer, Norm
 from polydraft.models.slots import TREE_ROOM
 
@@ -185,7 +185,7 @@ class BlockRecipe(Recipe):
             config.num_key_value_heads = config.num_attention_heads // 3
         return BlockNet(config, material)
 
-    def loss(self, network: BlockNet, batch: Batch, *, steps: int, tv_weight: float) -> Figures:
+    def loss(self, network: BlockNet, batch: Batch, *, steps: int, loss: Loss) -> Figures:
         """Of all places: those of blocks of masks, whose figures these are, and time-sampled."""
         X, T = network.num_depths, batch.tokens.shape[1]
         at = torch.arange(int(torch.randint(EVERY, ())), T - 1 - X, EVERY, device=batch.tokens.device)
@@ -198,9 +198,7 @@ class BlockRecipe(Recipe):
         masked = torch.ones_like(blocks, dtype=torch.bool)
         masked[..., 0] = False
         logits = network.logits(batch.states, blocks, masked, at)
-        whole = unrolled(
-            ((logits[:, :, k][counted[:, :, k]], distributions[:, :, k][counted[:, :, k]]) for k in range(X)), tv_weight=tv_weight
-        )
+        whole = unrolled(((logits[:, :, k][counted[:, :, k]], distributions[:, :, k][counted[:, :, k]]) for k in range(X)), loss)
         if not torch.is_grad_enabled():
             return whole
         times = torch.rand(*blocks.shape[:2], 1, device=at.device).clamp(min=LEAST)

@@ -37,7 +37,7 @@ from polydraft.core import Scores, Target, TokenTree
 from polydraft.heads.checkpoint import HeadCheckpoint, flat, has_head_norms, stored
 from polydraft.heads.fields import words
 from polydraft.heads.network import HeadModel, HeadNetwork, Material
-from polydraft.heads.recipe import Batch, Figures, Recipe, fresh_config, unrolled
+from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config, unrolled
 from polydraft.models.checkpoint import Checkpoint
 from polydraft.models.compiled.architectures import LLAMA, QWEN3, Architecture, ModelSpec
 from polydraft.models.compiled.architectures.base import ATTENTION
@@ -335,8 +335,6 @@ class EagleRecipe(Recipe):
     """See the module."""
 
     checkpoint, network = EagleCheckpoint, EagleHead
-    decay: ClassVar[float] = 0.8
-    """Of the weights of the steps in the loss."""
     settings = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps")
     published: ClassVar[dict[str, Any]] = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
     """What other engines ask for in a configuration."""
@@ -349,9 +347,9 @@ class EagleRecipe(Recipe):
         """A head of its target's widths."""
         return self.network(fresh_config(material.hidden_size), material)
 
-    def loss(self, network: EagleHead, batch: Batch, *, steps: int, tv_weight: float) -> Figures:
+    def loss(self, network: EagleHead, batch: Batch, *, steps: int, loss: Loss) -> Figures:
         """Of as many steps over the head's own output."""
-        return unrolled(network.depths(batch, steps), decay=self.decay, tv_weight=tv_weight)
+        return unrolled(network.depths(batch, steps), loss)
 
     def more(self, network: Any) -> dict[str, Any]:
         """The rotation, and what other engines ask for."""

@@ -28,7 +28,7 @@ from polydraft.core import Scores, Target, TokenTree
 from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint
 from polydraft.heads.network import HeadModel, HeadNetwork, Material, TargetSlots, llama_checkpoint
-from polydraft.heads.recipe import Batch, Figures, Recipe, fresh_config, unrolled
+from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config, unrolled
 from polydraft.models.llama_layer import FeedForward, KeyValues, Norm, rms_norm, target_layer
 from polydraft.models.slots import TREE_ROOM
 from polydraft.models.tree_attention import node_mask
@@ -150,9 +150,9 @@ class ExitRecipe(Recipe):
             exit_.norm.weight.data.copy_(checkpoint.read(norm))
         return exit_
 
-    def loss(self, network: ExitHead, batch: Batch, *, steps: int, tv_weight: float) -> Figures:
+    def loss(self, network: ExitHead, batch: Batch, *, steps: int, loss: Loss) -> Figures:
         """Of all depths, which are one."""
         counted = batch.counted[:, 1:]
         logits, distributions = network(batch.states[:, :-1][counted].float()), batch.distributions[:, :-1][counted]
-        figures = unrolled([(logits, distributions)], tv_weight=tv_weight)
+        figures = unrolled([(logits, distributions)], loss)
         return Figures(figures.loss, figures.acceptance * steps, figures.agreement * steps)

@@ -28,7 +28,7 @@ from polydraft.core import Target
 from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint, head_config
 from polydraft.heads.network import DepthModel, HeadNetwork, Material, llama_checkpoint
-from polydraft.heads.recipe import Batch, Figures, Recipe, unrolled
+from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, unrolled
 from polydraft.models.llama_layer import KeyValues, rms_norm, target_layer
 
 __all__ = ["TransferCheckpoint", "TransferModel", "TransferNet", "TransferRecipe"]
@@ -155,6 +155,6 @@ class TransferRecipe(Recipe):
         """Maps that change nothing."""
         return TransferNet(head_config({"hidden_size": material.hidden_size}), material)
 
-    def loss(self, network: TransferNet, batch: Batch, *, steps: int, tv_weight: float) -> Figures:
+    def loss(self, network: TransferNet, batch: Batch, *, steps: int, loss: Loss) -> Figures:
         """Of all rows."""
-        return unrolled(network.depths(batch), tv_weight=tv_weight)
+        return unrolled(network.depths(batch), loss)

@@ -31,7 +31,7 @@ from torch.nn.functional import silu
 from polydraft.errors import IncompatibleError
 from polydraft.heads.checkpoint import HeadCheckpoint, head_config, stored
 from polydraft.heads.network import DepthModel, HeadNetwork, Material
-from polydraft.heads.recipe import Batch, Figures, Recipe, unrolled
+from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, unrolled
 
 __all__ = ["MedusaCheckpoint", "MedusaHeads", "MedusaModel", "MedusaRecipe"]
 
@@ -166,6 +166,6 @@ class MedusaRecipe(Recipe):
             )
         return MedusaHeads.of(first, material)
 
-    def loss(self, network: MedusaHeads, batch: Batch, *, steps: int, tv_weight: float) -> Figures:
+    def loss(self, network: MedusaHeads, batch: Batch, *, steps: int, loss: Loss) -> Figures:
         """Of as many depths as there are heads."""
-        return unrolled(network.depths(batch), tv_weight=tv_weight)
+        return unrolled(network.depths(batch), loss)

@@ -1,0 +1,202 @@
+"""`python -m studies.equal_training`: draft heads of several kinds, sizes and losses at equal CPU time, on text that a target wrote itself.
+
+    train     every contender for so many seconds of the process's CPU time (neighbours do not matter), on one thread; the target's states are read once
+    measure   each on questions that none has seen: chains of DEPTH drafts at temperature 0 and 1, token by token (`speculative`)
+    page      the table of what is stored
+
+Of a chain that is verified token by token, its first k drafts are what a chain of k is: one run gives the tokens per step of all shorter chains.
+What is there is not made again, so that a cut-off run goes on.
+"""
+
+import csv
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+
+from polydraft.cli.start import build
+from polydraft.config import EngineConfig
+from polydraft.core import SamplingParams
+from polydraft.engine.api import Engine
+from polydraft.heads.checkpoint import shipped
+from polydraft.train.conversations import read_shard
+from polydraft.train.run import TrainingOptions, train_drafter
+from studies.options import Quick
+
+__all__ = ["CONTENDERS", "Contender", "Measured", "main", "measure", "page", "questions"]
+
+TEXTS = Path(__file__).parent / "chat_head"
+HIDDEN, DEPTH = "00000.npz", 4
+CSV = "equal-training.csv"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """kind and sizes as of `polydraft train`."""
+
+    kind: str
+    loss: str
+    layers: int = 1
+
+    @property
+    def name(self) -> str:
+        """Of its folder and its row."""
+        return f"{self.kind}-{self.layers}-{self.loss}"
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What `polydraft train --size` takes."""
+        return {} if self.kind == "eagle" else {"layers": self.layers, "block": DEPTH}
+
+
+CONTENDERS = (
+    Contender("eagle", "kl"),
+    Contender("dspark", "lk", 2),
+    Contender("dspark", "kl", 2),
+    Contender("dspark", "tv", 2),
+    Contender("dspark", "ce", 2),
+    Contender("dspark", "lk", 1),
+    Contender("dspark", "lk", 3),
+    Contender("eagle", "lk"),
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A head at one temperature. cpu_seconds: of its training, or -1.  first: share of first drafts that are accepted.  tokens_1 .. tokens_4: per step
+    of a chain of so many.  held_out: first drafts accepted, in expectation, along texts like those of training that it has not seen; at temperature 0 how often
+    the most likely tokens are the same.  calibration_error: of its confidence, or -1.
+    """
+
+    head: str
+    temperature: float
+    cpu_seconds: float
+    tokens_seen: int
+    parameters: int
+    first: float
+    tokens_1: float
+    tokens_2: float
+    tokens_3: float
+    tokens_4: float
+    held_out: float
+    calibration_error: float
+    questions: int
+    max_tokens: int
+
+
+def questions(file: Path, count: int) -> list[list[int]]:
+    """Prompts of so many conversations of a shard: up to where the answer begins, which is three tokens behind the last beginning of a turn."""
+    prompts = list[list[int]]()
+    for text in read_shard(file):
+        turns = np.flatnonzero(text.tokens == text.tokens[0])
+        if len(turns) > 1 and turns[-1] + 3 < len(text.tokens):
+            prompts.append(text.tokens[: turns[-1] + 3].tolist())
+    return prompts[:: max(1, len(prompts) // count)][:count]
+
+
+def measure(engine: Engine, name: str, folder: Path, prompts: Sequence[list[int]], max_tokens: int) -> list[Measured]:
+    """A head at both temperatures."""
+    card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    options = {"drafter_options": {"weights": folder}, "depth": DEPTH, "verifier": "speculative"}
+    drafted, rows = Engine.of(engine.target, tokenizer=engine.tokenizer, **options), list[Measured]()
+    parameters = card.get("parameters") or (folder / "model.safetensors").stat().st_size // 2
+    for temperature in (0.0, 1.0):
+        params = [SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=i) for i in range(len(prompts))]
+        stats = [result.stats for result in drafted.generate(list(prompts), params)]
+        by_depth = np.zeros((2, DEPTH))
+        for s in stats:
+            for row, counts in zip(by_depth, (s.accepted_by_depth, s.drafted_by_depth), strict=True):
+                row[: len(counts)] += counts
+        accepted = by_depth[0] / max(by_depth[1, 0], 1)
+        chains = (1 + accepted.cumsum()).round(3).tolist()
+        error = card.get("confidence", {}).get("calibration_error", -1)
+        seen = card["training_seconds"], card["tokens_seen"], parameters
+        along = card["acceptance" if temperature else "agreement"][0]
+        first = round(float(accepted[0]), 3)
+        rows.append(Measured(name, temperature, *seen, first, *chains, along, error, len(prompts), max_tokens))
+    return rows
+
+
+def page(rows: Sequence[Measured], folder: Path) -> str:
+    """Write the figures and the table into a folder; returns the table."""
+    with (folder / CSV).open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(Measured.__dataclass_fields__), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(map(asdict, rows))
+    lines = [
+        "| head | CPU seconds | tokens seen | million weights | held out, T = 0 | T = 1 | first draft, T = 0 | T = 1 | tokens per step, T = 0 | T = 1 "
+        "| confidence's error |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for cold in (row for row in rows if row.temperature == 0):
+        (hot,) = (row for row in rows if row.head == cold.head and row.temperature == 1)
+        error = f"{cold.calibration_error:.3f}" if cold.calibration_error >= 0 else "-"
+        lines.append(
+            f"| {cold.head} | {cold.cpu_seconds:.0f} | {cold.tokens_seen:,} | {cold.parameters / 1e6:.1f} | {cold.held_out:.2f} | {hot.held_out:.2f} "
+            f"| {cold.first:.2f} | {hot.first:.2f} "
+            f"| {cold.tokens_4:.2f} | {hot.tokens_4:.2f} | {error} |"
+        )
+    (folder / "equal-training.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return "\n".join(lines)
+
+
+def _trained(engine: Engine, contender: Contender, out: Path, data: Sequence[Path], options: dict[str, Any]) -> Path:
+    """The folder of a contender, trained if it is not there."""
+    folder = out / contender.name
+    if not (folder / "card.json").exists():
+        states = folder / "work" / "features"
+        states.parent.mkdir(parents=True, exist_ok=True)
+        if not states.is_symlink():
+            states.symlink_to((out / "states").resolve())
+        chosen = TrainingOptions.of(contender.kind, loss=contender.loss, sizes=contender.sizes, unroll=DEPTH - 1, **options)
+        report = lambda line: typer.echo(f"{contender.name}: {line}", err=True)  # noqa: E731
+        train_drafter(engine, contender.kind, folder, chosen, data=data, report=report, clock=time.process_time)
+    return folder
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Folder of heads, states and figures; what it holds is not made again.")] = Path(
+        "build/equal_training"
+    ),
+    seconds: Annotated[float, typer.Option(min=60, help="CPU seconds of each training.")] = 480,
+    shards: Annotated[int, typer.Option(min=1, help="Shards of text that are trained on, from the last.")] = 25,
+    draft_vocab: Annotated[int, typer.Option(help="Tokens that can be drafted.")] = 8192,
+    batch: Annotated[int, typer.Option(help="Texts of a step.")] = 6,
+    asked: Annotated[int, typer.Option(min=1, help="Hidden questions.")] = 16,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 64,
+    head: Annotated[list[Path] | None, typer.Option(help="Folder of a further head to measure; may be repeated.")] = None,
+    model: Annotated[str, typer.Option(help="The target.")] = "smollm2-135m-instruct",
+    quick: Quick = False,
+) -> None:
+    """Train, measure, write `equal-training.csv` and `equal-training.md`."""
+    from polydraft.cli.train import keep_memory
+
+    torch.set_num_threads(1)
+    keep_memory()
+    (out / "states").mkdir(parents=True, exist_ok=True)
+    engine = build(EngineConfig(model=model, drafter=None, max_num_seqs=16, max_model_len=1024, quantization="int8"))
+    data, options = (
+        sorted(TEXTS.glob("*.npz"))[:0:-1][:shards],
+        {"minutes": seconds / 60, "draft_vocab": draft_vocab, "batch": batch},
+    )
+    prompts = questions(TEXTS / HIDDEN, 2 if quick else asked)
+    contenders, stored = CONTENDERS[:2] if quick else CONTENDERS, out / "measured.json"
+    rows = [Measured(**row) for row in json.loads(stored.read_text())] if stored.exists() else list[Measured]()
+    folders = {"shipped": shipped(engine.target)} | {folder.name: folder for folder in head or []}
+    for name, source in [*folders.items(), *((contender.name, contender) for contender in contenders)]:
+        if source is None or name in {row.head for row in rows}:
+            continue
+        folder = _trained(engine, source, out, data, options) if isinstance(source, Contender) else source
+        rows += measure(engine, name, folder, prompts, 16 if quick else max_tokens)
+        stored.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
+        typer.echo(page(rows, out))
+
+
+if __name__ == "__main__":
+    typer.run(main)
