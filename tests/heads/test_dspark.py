@@ -1,10 +1,13 @@
 """Training block heads with a Markov and a confidence part: what is trained is what drafts, and steps begin where they begin when drafting."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 from polydraft.heads.block.checkpoint import BlockCheckpoint
+from polydraft.heads.block.compiled import CompiledBlock
 from polydraft.heads.block.dspark import DSparkRecipe, Places, accepted_depths
 from polydraft.heads.block.network import BlockModel
 from polydraft.heads.checkpoint import embeddings, output_rows
@@ -54,11 +57,12 @@ def trained_places(net, batch, at):
     return net.places(batch, text, torch.zeros(1, dtype=torch.long), torch.tensor([at]))
 
 
+@pytest.mark.parametrize("form", [BlockModel, partial(CompiledBlock, quantization="float32")], ids=["torch", "compiled"])
 @torch.no_grad()
-def test_a_saved_head_drafts_and_is_sure_as_the_network_in_training(net, batch, target, material, tmp_path):
+def test_a_saved_head_drafts_and_is_sure_as_the_network_in_training(net, batch, target, material, tmp_path, form):
     DSparkRecipe().export(net, material, tmp_path)
     checkpoint, at = BlockCheckpoint.load(tmp_path), 9
-    model, tokens = BlockModel(checkpoint, target), batch.tokens[0].tolist()
+    model, tokens = form(checkpoint, target), batch.tokens[0].tolist()
     model.inject(0, 0, batch.states[0, : at + 1], tokens[1 : at + 2])
     model.roots[0] = tokens[at + 1]
     model.know([0], batch.states[:, at])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
@@ -211,6 +212,6 @@ def test_a_target_without_hidden_states_is_refused(engine, tmp_path):
 
     from polydraft.core import Needs
 
-    blind = SimpleNamespace(target=SimpleNamespace(offers=Needs(), name="blind"))
+    blind: Any = SimpleNamespace(target=SimpleNamespace(offers=Needs(), name="blind"))
     with pytest.raises(IncompatibleError, match="blind"):
         train_drafter(blind, "eagle", tmp_path, TrainingOptions())
