@@ -58,7 +58,7 @@ def test_a_head_that_runs_its_targets_layers_refuses_those_of_another_family(kin
 
 
 def test_networks_draft_on_a_device():
-    if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"):
+    if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"):  # pyright: ignore[reportAttributeAccessIssue]
         pytest.skip("this torch has no devices made in Python")
     options = ["-p", "no:cacheprovider", "-o", "addopts=--strict-markers --import-mode=importlib"]
     rounds = str(Path(__file__).with_name("far_rounds.py"))
