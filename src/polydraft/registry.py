@@ -34,24 +34,15 @@ VERIFIERS: dict[str, str] = {
     "traversal": "polydraft.verifiers.traversal:traversal",
     "traversal_merged": "polydraft.verifiers.traversal:traversal_merged",
     "race": "polydraft.verifiers.race:race",
-    "typical": "polydraft.verifiers.lossy.typical:typical",
-    "top_beta": "polydraft.verifiers.lossy.top_beta:top_beta",
-    "lenient": "polydraft.verifiers.lossy.lenient:lenient",
     "list_race": "polydraft.verifiers.list_race:list_race",
 }
 """name -> "module:object", an instance of `core.Verifier`."""
 
-MADE: dict[str, str] = {"latent": "polydraft.verifiers.lossy.latent:INFO"}
-"""name -> "module:object", the `core.Method` of a rule that is made for a model's own data, such as a codebook, and not by its name alone."""
-
 DRAFTERS: dict[str, str] = {
     "model": "polydraft.drafters.model.paths:ModelDrafter",
-    "amusd": "polydraft.drafters.amusd.drafter:AmusdDrafter",
     "eagle": "polydraft.heads.eagle:EagleDrafter",
     "peagle": "polydraft.heads.peagle:PeagleDrafter",
-    "early-exit": "polydraft.heads.early_exit:EarlyExitDrafter",
     "medusa": "polydraft.heads.medusa:MedusaDrafter",
-    "hidden-transfer": "polydraft.heads.hidden_transfer:TransferDrafter",
     "mtp": "polydraft.heads.mtp:MtpDrafter",
     "block": "polydraft.heads.block:BlockDrafter",
     "mask-query": "polydraft.heads.mask_query:MaskQueryDrafter",
@@ -62,9 +53,6 @@ DRAFTERS: dict[str, str] = {
     "trigram": "polydraft.drafters.text.trigram:TrigramDrafter",
     "suffix": "polydraft.drafters.text.suffix:SuffixDrafter",
     "retrieval": "polydraft.drafters.text.retrieval:RetrievalDrafter",
-    "nest": "polydraft.drafters.text.spans:SpanDrafter",
-    "lookahead": "polydraft.drafters.text.lookahead:LookaheadDrafter",
-    "phrases": "polydraft.drafters.text.phrases:PhraseDrafter",
     "mixture": "polydraft.drafters.mixture:MixtureDrafter",
 }
 """name -> "module:object", a class whose instances are `core.Drafter` and whose `methods` attribute lists what it can make."""
@@ -72,14 +60,12 @@ DRAFTERS: dict[str, str] = {
 OF_MODELS = ("several", "tli", "slem")
 """Drafters that declare what they draw once they have their models."""
 
-HEADS = ("eagle", "peagle", "block", "mtp", "medusa", "early-exit", "hidden-transfer")
+HEADS = ("eagle", "peagle", "block", "mtp", "medusa")
 """Drafters that read a folder of a head's weights, in the order in which they are asked whether it is theirs."""
 
 RECIPES: dict[str, str] = {
     "eagle": "polydraft.heads.eagle.network:EagleRecipe",
-    "early-exit": "polydraft.heads.early_exit.network:ExitRecipe",
     "medusa": "polydraft.heads.medusa.network:MedusaRecipe",
-    "hidden-transfer": "polydraft.heads.hidden_transfer.network:TransferRecipe",
     "mtp": "polydraft.heads.mtp.network:MtpRecipe",
     "model": "polydraft.train.small_model:ModelRecipe",
     "block": "polydraft.heads.block.network:BlockRecipe",
@@ -90,7 +76,6 @@ RECIPES: dict[str, str] = {
 DECODINGS: dict[str, str] = {
     "contrastive": "polydraft.decoding.contrastive:Contrastive",
     "guidance": "polydraft.decoding.guidance:Guidance",
-    "nest": "polydraft.decoding.nearest:Nearest",
 }
 """name -> "module:object", a class whose instances are `core.Decoding`, with `info`, a `core.DecodingMethod`, and `build(parts, **options)`."""
 
@@ -98,7 +83,10 @@ INDEXED = ("trigram", "retrieval")
 """Drafters with an option `index`: a file of `polydraft index build`, or a `drafters.text.text_index.TextIndex`."""
 
 
-TABLES = {"verifier": VERIFIERS, "drafter": DRAFTERS, "decoding": DECODINGS, "recipe": RECIPES}
+INDEXES: dict[str, str] = {"text": "polydraft.cli.index:build_text"}
+"""kind -> "module:object", a function as `cli.index.build_text`: what `polydraft index build` can build."""
+
+TABLES = {"verifier": VERIFIERS, "drafter": DRAFTERS, "decoding": DECODINGS, "recipe": RECIPES, "index": INDEXES}
 """Kinds of methods, and those that are listed here."""
 GROUPS = {
     "verifier": "polydraft.verifiers",
@@ -107,9 +95,12 @@ GROUPS = {
     "decoding": "polydraft.decoding",
     "recipe": "polydraft.recipes",
     "command": "polydraft.commands",
+    "index": "polydraft.indexes",
+    "made verifier": "polydraft.made_verifiers",
 }
 """Kind -> entry-point group, of the wing and of other packages. A head is a drafter whose `checkpoint` says which folders it reads.
-A command is a function for Typer; "group.name" stands in the group of that name."""
+A command is a function for Typer; "group.name" stands in the group of that name. A made verifier is the `core.Method` of one that is made
+for a model's own data, such as a codebook, and not by its name alone."""
 WING = Path(polydraft.__file__).parent / "papers"
 
 
@@ -193,22 +184,23 @@ def load(kind: str, name: str) -> Any:
 
 
 def _unknown(kind: str, name: str) -> Exception:
-    if kind == "verifier" and name in MADE:
+    if kind == "verifier" and (place := places("made verifier").get(name)):
         return InvalidInputError(
-            f"the rule {name!r} was asked for by name alone; expected an object, as it is made for one codebook. "
-            f"Make it with {MADE[name].partition(':')[0]}, or for pictures with polydraft.engine.images.neighbourhoods."
+            f"the verifier {name!r} was asked for by name alone; expected an object, as it is made for one model's data. "
+            f"Make it with the module {place.partition(':')[0]}."
         )
-    return unknown_name("kind of drafter to train" if kind == "recipe" else kind, name, names(kind))
+    words = {"recipe": "kind of drafter to train", "index": "kind of index"}
+    return unknown_name(words.get(kind, kind), name, names(kind))
 
 
 def made_rules() -> list[Any]:
-    """What the rules of `MADE` declare.
+    """What verifiers declare that are made for a model's own data.
 
     Example:
         >>> made_rules()[0].lossless
         False
     """
-    return [EntryPoint(name, place, "").load() for name, place in MADE.items()]
+    return [load("made verifier", name) for name in names("made verifier")]
 
 
 def verifier(name: str) -> Any:

@@ -158,5 +158,5 @@ def test_a_table_of_another_codebook_is_refused():
 
 
 def test_the_rule_is_not_had_by_name_alone():
-    with pytest.raises(InvalidInputError, match="made for one codebook"):
+    with pytest.raises(InvalidInputError, match=r"made for one model's data. Make it with the module .*latent"):
         registry.verifier("latent")

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from polydraft import registry
 from polydraft.cli.commands import Group
 from polydraft.cli.files import check_output
 from polydraft.cli.progress import bars
 from polydraft.cli.start import quiet
-from polydraft.errors import InvalidInputError, unknown_name
+from polydraft.errors import InvalidInputError
 
 app = typer.Typer(cls=Group, help="Index files for retrieval-based drafting.", no_args_is_help=True)
 
@@ -45,14 +46,21 @@ def build(
     """Build an index of a corpus for `--drafter trigram`, `--drafter retrieval`, a mixture of both, or `--decoding nest`."""
     check_output("--out", out)
     quiet()
-    if kind == "passages":
-        _passages(corpus, out, model, append, skip_unreadable)
-        return
-    if kind != "text":
-        raise unknown_name("kind of index", kind, ("text", "passages"))
+    options = {"model": model, "append": append, "tokenizer": tokenizer, "skip_unreadable": skip_unreadable}
+    registry.load("index", kind)(corpus, out, **options)
+
+
+def build_text(
+    corpus: list[Path], out: Path, *, model: str | None, append: bool, tokenizer: str | None, skip_unreadable: bool
+) -> None:
+    """A text index.
+
+    Raises:
+        InvalidInputError: options of another kind.
+    """
     if model is not None or append:
         raise InvalidInputError(
-            f"--model or --append was given for --kind {kind}; expected them with --kind passages. Leave them out."
+            "--model or --append was given for --kind text; expected them with --kind passages. Leave them out."
         )
     from polydraft.drafters.text.corpus import Corpus
     from polydraft.drafters.text.index_file import fingerprint
@@ -70,11 +78,10 @@ def build(
             done=lambda _: step(len(texts.files)),
         )
         TextIndex.build(documents, vocab_size, tokens_of=fingerprint(words)).save(out)
-    _say(skipped)
+    say_skipped(skipped)
     typer.echo(f"{out}: text index of {texts.num_read:,} files, {out.stat().st_size:,} bytes{texts.left_out}")
 
 
-@app.command()
 def delete(
     file: Annotated[Path, typer.Argument(help="File of `polydraft index build --kind passages`.")],
     source: Annotated[str, typer.Argument(help="Name of the document, as its quotations show it.")],
@@ -103,8 +110,10 @@ def _target(model: str | None) -> tuple[Any, Any]:
     return target, words
 
 
-def _passages(corpus: list[Path], out: Path, model: str | None, append: bool, skip_unreadable: bool) -> None:
-    """In one transaction, into the file that is there, or into a new one that takes its name."""
+def build_passages(
+    corpus: list[Path], out: Path, *, model: str | None, append: bool, tokenizer: str | None, skip_unreadable: bool
+) -> None:
+    """In one transaction, into the file that is there, or into a new one that takes its name. The tokenizer is the model's."""
     target, tokenizer = _target(model)
     from polydraft.decoding.passages import Passages
     from polydraft.drafters.text.corpus import Corpus
@@ -134,11 +143,11 @@ def _passages(corpus: list[Path], out: Path, model: str | None, append: bool, sk
         store.close()
         if not append:
             place.unlink(missing_ok=True)
-    _say(skipped)
+    say_skipped(skipped)
     typer.echo(f"{out}: {count} passages of {texts.num_read:,} files added, {out.stat().st_size:,} bytes{texts.left_out}")
 
 
-def _say(skipped: list[warnings.WarningMessage]) -> None:
+def say_skipped(skipped: list[warnings.WarningMessage]) -> None:
     for warning in skipped:
         if issubclass(warning.category, UserWarning):
             print(f"warning: {warning.message}", file=sys.stderr)

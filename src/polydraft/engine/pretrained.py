@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 from polydraft.config import EngineConfig, ModelConfig
 from polydraft.core import Target
 from polydraft.drafters import by_name
-from polydraft.drafters.amusd.drafter import cores
 from polydraft.engine import parts
 from polydraft.models import load
 from polydraft.models.catalogue import default_draft
 from polydraft.models.hub import located
+from polydraft.threads import usable_cores
 
 
 class Models(NamedTuple):
@@ -27,7 +27,7 @@ class Models(NamedTuple):
 def load_models(config: EngineConfig) -> Models:
     """Target, draft model and the models of the decoding method; errors as of `Engine.from_pretrained`."""
     name = str(config.model)
-    if config.asynchronous and config.threads is None and len(cores()) <= 2:
+    if config.asynchronous and config.threads is None and usable_cores() <= 2:
         config = config.with_(threads=1)  # the other core is the draft's
     located(name)  # what is not here is fetched once, and first
     with ThreadPoolExecutor(1) as beside:
