@@ -18,6 +18,7 @@ from polydraft.heads.block.compiled import CompiledBlock
 from polydraft.heads.block.network import BlockModel
 from polydraft.heads.folders import kind_of
 from polydraft.heads.markov import confidence_logits
+from polydraft.heads.peagle.compiled import CompiledPeagle
 from polydraft.heads.peagle.network import PeagleModel
 from tests.heads import oracle
 from tests.heads.oracle import SLOT
@@ -40,24 +41,19 @@ def assert_drafts(model, anchor, tokens, logits, confidence):
     return rows
 
 
-def model_of(kind, form="torch"):
+def model_of(kind, form="torch", quantization="float32"):
     named = kind_of(oracle.folder(kind))
     assert named == ("peagle" if "peagle" in kind else "block")
     drafter = registry.drafter(named)
     checkpoint = drafter.checkpoint.load(oracle.folder(kind))
     if form == "torch":
         return checkpoint, {"peagle": PeagleModel, "block": BlockModel}[named](checkpoint, oracle.target(kind))
-    compiled = drafter.model_of(checkpoint, oracle.target(kind, "compiled"), quantization="float32")
-    assert isinstance(compiled, CompiledBlock)
+    compiled = drafter.model_of(checkpoint, oracle.target(kind, "compiled"), quantization)
+    assert isinstance(compiled, (CompiledBlock, CompiledPeagle))
     return checkpoint, compiled
 
 
-FORMS = [
-    (kind, form)
-    for kind in KINDS
-    for form in ("torch", "compiled")
-    if form == "torch" or not ("gemma4" in kind or "peagle" in kind)
-]
+FORMS = [(kind, form) for kind in KINDS for form in ("torch", "compiled") if form == "torch" or "gemma4" not in kind]
 
 
 @pytest.mark.parametrize(("kind", "form"), FORMS)
@@ -95,24 +91,20 @@ def test_text_is_the_targets_with_a_head_that_its_folder_names(kind, backend):
 
 def known(kind, form, texts, **options):
     """Logits by depth behind some texts of a case, in slots of their own, at once."""
-    checkpoint, states = BlockCheckpoint.load(oracle.folder(kind)), None
-    model = BlockModel(checkpoint, oracle.target(kind))
-    if form == "compiled":
-        model = CompiledBlock(checkpoint, oracle.target(kind, "compiled"), **options)
+    checkpoint, model = model_of(kind, form, **options)
     states, committed = oracle.states(kind, checkpoint.layers), oracle.arrays(kind)["committed"][0].tolist()
     for slot, length in enumerate(texts):
-        model.inject(slot, 0, states[:length])
+        model.inject(slot, 0, states[:length], committed[1 : length + 1])
         model.roots[slot] = committed[length]
     model.know(range(len(texts)), torch.empty(len(texts), 0))
     return torch.from_numpy(model.arrays.logits[: len(texts), :, : len(model.draft_ids)])
 
 
-@pytest.mark.parametrize("kind", ["dspark-qwen3-gated", "speculators-dflash-sliding"])
+@pytest.mark.parametrize("kind", ["dspark-qwen3-gated", "speculators-dflash-sliding", "speculators-peagle"])
 def test_texts_of_several_lengths_are_drafted_for_at_once(kind):
     expected = known(kind, "torch", (3, 17, 9))
-    oracle.assert_close(known(kind, "compiled", (3, 17, 9), quantization="float32"), expected[..., :: oracle.COLUMN])
-    alone = known(kind, "compiled", (17,), quantization="float32")
-    oracle.assert_close(alone, expected[1:2, :, :: oracle.COLUMN])
+    oracle.assert_close(known(kind, "compiled", (3, 17, 9)), expected[..., :: oracle.COLUMN])
+    oracle.assert_close(known(kind, "compiled", (17,)), expected[1:2, :, :: oracle.COLUMN])
 
 
 def test_weights_of_eight_and_of_four_bits_draft_nearly_the_same():

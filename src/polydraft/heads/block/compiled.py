@@ -20,16 +20,18 @@ from polydraft.compile_time import inner
 from polydraft.compiled_code import njit
 from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.depth_compiled import DepthDistributions
-from polydraft.heads.layers import layer_parts, packed_embedding, packed_layers, packed_outputs, sizes_of
+from polydraft.heads.layers import HeadLayers, ends_of, sizes_of
 from polydraft.heads.markov import place
+from polydraft.models.compiled.architectures.base import ATTENTION
 from polydraft.models.compiled.cache import SlotMemory, new_memory, whole
 from polydraft.models.compiled.kernels import copy_row, rms_norm
-from polydraft.models.compiled.layers import ModelArrays, Weights, head_part, product, run_head, run_layer
-from polydraft.models.compiled.parts.attention import Place, place_code
+from polydraft.models.compiled.layers import ModelArrays, Weights, head_part, layer_parts, product, run_head, run_layer
+from polydraft.models.compiled.parts.attention import Place, attend_code, place_code
 from polydraft.models.compiled.parts.products import Norm, Rounding, norm_code, rounding_code
 from polydraft.models.compiled.products import FORMATS, Packed, output_row, packed
 from polydraft.models.compiled.program import Part, new_program, new_step
 from polydraft.models.compiled.vectors import PANEL, aligned
+from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.compiled.workspace import CHUNK, ROW, Sizes, Workspace, cut_runs, workspace
 from polydraft.models.slots import TREE_ROOM
 
@@ -131,31 +133,30 @@ class CompiledBlock(DepthDistributions):
         own_mask = tensors.get("mask")
         self._shown = MASK if own_mask is not None else int(config.mask_token_id)
         columns, layers = whole(target.max_model_len + TREE_ROOM), config.num_hidden_layers
-        outputs = packed_outputs(head, target, len(self.draft_ids), kind)
-        weights = packed_layers(
-            tensors, [f"layers.{l}." for l in range(layers)], config, columns, kind, packed_embedding(head, target, kind), outputs
-        )
-        weights = weights._replace(windows=np.array([window or 0 for window in config.windows]))
+        ends, windows = ends_of(head, target, len(self.draft_ids), kind), [window or 0 for window in config.windows]
+        files = HeadLayers.of(config, tensors, [f"layers.{l}." for l in range(layers)], windows)
+        stored = None if quantization == "float32" else quantization
+        weights = packed_weights(files, columns, stored, length=target.max_model_len, ends=ends).weights
         fc, sizes = packed([tensors["fc.weight"].float()], kind), sizes_of(config, self.arrays.sizes.outputs)
         memory = new_memory((layers, target.max_num_seqs, sizes.groups), sizes.width, columns, self._lengths)
         self.cache_bytes += memory.keys.nbytes + memory.values.nbytes
-        self.weight_bytes = sum(x.nbytes for x in (weights.qkv, weights.out, weights.gate_up, weights.down, outputs, fc))
+        self.weight_bytes = sum(x.nbytes for x in (weights.qkv, weights.out, weights.gate_up, weights.down, ends.head, fc))
         states = aligned(CHUNK, tensors["fc.weight"].shape[1])
         work, step = workspace(weights, sizes, columns, target.num_threads, states.shape[1]), new_step()
         looks = list(zip(config.sees, map(bool, config.windows), strict=True))
         kinds = list(dict.fromkeys(looks))
         sights = np.zeros((len(kinds), CHUNK), ROW)
-        works = [work._replace(rows=rows) for rows in sights]
+        parts = layer_parts(weights, sizes, {ATTENTION: memory}, work, step)
         program = new_program(
             [
                 _injection(weights, sizes, memory, work, step, states, fc, tensors["hidden_norm.weight"].float().numpy()[None]),
-                *layer_parts(weights, sizes, memory, work, step, [works[kinds.index(look)] for look in looks]),
-                [(head_part(outputs, sizes.outputs, work, step), 0)],
+                *(_seeing(layer, sights[kinds.index(look)]) for layer, look in zip(parts, looks, strict=True)),
+                [(head_part(ends.head, sizes.outputs, work, step), 0)],
             ],
             step,
             target.num_threads,
         )
-        model = ModelArrays(weights.embed, outputs, weights.norm, sizes, memory, work, program)
+        model = ModelArrays(*ends, sizes, memory, work, program)
         mask = np.zeros(0, np.float32) if own_mask is None else own_mask.float().numpy()
         sees, has_window = np.array([SEES[sees] for sees, _ in kinds]), np.array([window for _, window in kinds])
         self.net = BlockArrays(model, states, mask, sights, sees, has_window)
@@ -218,3 +219,12 @@ def _injection(
     )
     columns = product(step, work.normed, some, work.qkv, work), Part(place_code, placed)
     return [*((part, 0) for part in rows), *((part, l) for l in range(len(weights.windows)) for part in columns)]
+
+
+def _seeing(parts: list[tuple[Part, int]], rows: np.ndarray) -> list[tuple[Part, int]]:
+    """A layer whose attention reads what rows see in these."""
+    work = next(part.arguments.work for part, _ in parts if part.code is attend_code)._replace(rows=rows)
+    return [
+        (part._replace(arguments=part.arguments._replace(work=work)) if part.code is attend_code else part, index)
+        for part, index in parts
+    ]

@@ -22,21 +22,19 @@ from torch import Tensor
 
 from polydraft.compiled_code import njit
 from polydraft.core import TokenTree
-from polydraft.heads.checkpoint import embeddings
 from polydraft.heads.compiled import HEADS, CompiledHead
 from polydraft.heads.eagle.network import EagleCheckpoint
-from polydraft.models.checkpoint import head_width
+from polydraft.heads.layers import ends_of, sizes_of
 from polydraft.models.compiled.architectures.base import ATTENTION
-from polydraft.models.compiled.cache import SlotMemory, forget, move_columns, new_memory, token_bytes, whole
+from polydraft.models.compiled.cache import SlotMemory, forget, move_columns, new_memory, token_bytes
 from polydraft.models.compiled.kernels import copy_row, norm_part, rms_norm
 from polydraft.models.compiled.layers import Weights, layer_parts, multiply_shared, product, run_layer
-from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.parts.products import Rounding, rounding_code
 from polydraft.models.compiled.products import FORMATS, Packed, output_row, packed
 from polydraft.models.compiled.program import Part, Program, new_program, new_step
 from polydraft.models.compiled.vectors import PANEL, aligned
-from polydraft.models.compiled.weights import Ends, packed_weights
-from polydraft.models.compiled.workspace import CHUNK, ONE, Sizes, Workspace, cut_runs, workspace
+from polydraft.models.compiled.weights import packed_weights
+from polydraft.models.compiled.workspace import CHUNK, Sizes, Workspace, cut_runs, workspace
 from polydraft.models.slots import TREE_ROOM
 
 __all__ = ["CompiledEagle"]
@@ -57,7 +55,7 @@ class EagleWeights(NamedTuple):
 
 
 class EagleArrays(NamedTuple):
-    """program: of the layer.  target_states: [slots, TREE_ROOM, F] states of given rows.  counts: [slots] how many there are.  outputs: [slots, TREE_ROOM, h] what rows put out."""
+    """program: of the layers.  target_states: [slots, TREE_ROOM, F] states of given rows.  counts: [slots] how many there are.  outputs: [slots, TREE_ROOM, h] what rows put out."""
 
     weights: EagleWeights
     program: Program
@@ -115,7 +113,9 @@ def _run(model, rows, logits, done):
         multiply_shared(work, model.pairs, weights.project, 0, work.rounded, work.update, rows)
         for t in range(rows):
             copy_row(work.update[t], work.x[t])
-    run_layer(model, zero, rows, cut_runs(work.rows, rows, work.runs))
+    runs = cut_runs(work.rows, rows, work.runs)
+    for l in range(len(model.program.layers) - 2):
+        run_layer(model, l, rows, runs)
     num_logits = zero
     if model.norm_output:
         rms_norm(work.x, weights.norm, sizes.epsilon, work.normed, zero, rows)
@@ -136,14 +136,18 @@ def _run(model, rows, logits, done):
 HEADS[EagleArrays] = _run
 
 
-def _program(weights: Weights, sizes: Sizes, memory: SlotMemory, work: Workspace, pairs: np.ndarray | None) -> Program:
-    """The layer's. pairs: what its attention reads in the place of the normed rows, or None."""
-    step = new_step()
-    (parts,) = layer_parts(weights, sizes, {ATTENTION: memory}, work, step)
+def _program(layers: Sequence[Weights], sizes: Sizes, memory: SlotMemory, work: Workspace, pairs: np.ndarray | None) -> Program:
+    """Of the first layer and of those behind it. pairs: what attention of the first reads in the place of the normed rows, or None."""
+    step, parts = new_step(), list[list[tuple[Part, int]]]()
+    for weights in layers:
+        some = slice(len(parts), len(parts) + len(weights.windows))
+        own = memory._replace(keys=memory.keys[some], values=memory.values[some])
+        parts += layer_parts(weights, sizes, {ATTENTION: own}, work, step)
     if pairs is not None:
-        rounding = Part(rounding_code, Rounding(pairs, pairs.shape[1], weights.qkv.rounding, work.rounded))
-        parts[:2] = (rounding, 0), (product(step, pairs, weights.qkv, work.qkv, work), 0)
-    return new_program([parts, []], step, len(work.queries))
+        qkv = layers[0].qkv
+        rounding = Part(rounding_code, Rounding(pairs, pairs.shape[1], qkv.rounding, work.rounded))
+        parts[0][:2] = (rounding, 0), (product(step, pairs, qkv, work.qkv, work), 0)
+    return new_program([*parts, []], step, len(work.queries))
 
 
 class CompiledEagle(CompiledHead):
@@ -163,42 +167,26 @@ class CompiledEagle(CompiledHead):
     ) -> None:
         head.check(target)
         self.target, self.pool = target, target.pool
-        config, tensors, layer = head.config, head.tensors, head.layer
+        config, tensors, kind = head.config, head.tensors, FORMATS[quantization]
         self.name, self.vocab_size, self.draft_ids = head.kind, target.vocab_size, head.ids[head.ids < target.vocab_size]
-        h, width, H, G = config.hidden_size, head_width(config), config.num_attention_heads, config.num_key_value_heads
-        rows, own_head = target.arrays if head.shares_rows else None, list[Packed]()
-        if rows is None:
-            own_head = [packed([head.output(target)[: len(self.draft_ids)]], FORMATS[quantization])]
-            epsilon, scale = np.float32(config.rms_norm_eps), np.float32(width**-0.5)
-            sizes = Sizes(H, G, width, config.intermediate_size, whole(len(self.draft_ids)), epsilon, scale)
-        else:
-            sizes = rows.sizes
+        h, ends = config.hidden_size, ends_of(head, target, len(self.draft_ids), kind)
+        sizes = target.arrays.sizes if head.shares_rows else sizes_of(config, ends.head.outputs)
         slots = max_num_seqs or target.max_num_seqs
         self.device, self.dtype, cpu = torch.device("cpu"), torch.float32, torch.device("cpu")
-        bytes_per_token = token_bytes(G, width)
+        files = [files for files in (head.layer, head.further_layers) if files is not None]
+        num_layers = sum(len(part.spec.windows) for part in files)
+        bytes_per_token = num_layers * token_bytes(sizes.groups, sizes.width)
         columns = self.open_slots(
             target.max_model_len, slots, context=0, bytes_per_token=bytes_per_token, device=cpu, multiple=PANEL
         )
-        memory = new_memory((1, slots, G), width, columns, self._lengths)
-        own = tensors.get("embed_tokens.weight")
-        exact = own is not None and own.dtype == torch.float32 and quantization == "float32"
-        shared = own is None and isinstance(target, CompiledLlama) and target.arrays.sizes.embedding_scale == ONE
-        ends = Ends(
-            target.arrays.embed
-            if shared
-            else packed([embeddings(target) if own is None else own], FORMATS["float32" if exact else "bfloat16"]),
-            own_head[0] if rows is None else rows.head,
-            tensors["norm.weight"].float().numpy(),
-        )
+        memory = new_memory((num_layers, slots, sizes.groups), sizes.width, columns, self._lengths)
         stored, length = None if quantization == "float32" else quantization, target.max_model_len
-        of_layer = packed_weights(layer, columns, stored, length=length, ends=ends).weights
+        layers = [packed_weights(part, columns, stored, length=length, ends=ends).weights for part in files]
         nothing = torch.zeros(0, 2 * h)
-        first = {
-            name: packed([tensors.get(f"{name}.weight", nothing).float()], FORMATS[quantization]) for name in ("fc", "project")
-        }
-        experts = () if of_layer.experts is None else of_layer.experts.matrices
-        matrices = *first.values(), *own_head, of_layer.qkv, of_layer.out, of_layer.gate_up, of_layer.down, *experts
-        self.weight_bytes = sum(matrix.nbytes for matrix in matrices)
+        first = {name: packed([tensors.get(f"{name}.weight", nothing).float()], kind) for name in ("fc", "project")}
+        experts = () if layers[0].experts is None else layers[0].experts.matrices
+        matrices = [*first.values(), *experts, *(w for l in layers for w in (l.qkv, l.out, l.gate_up, l.down))]
+        self.weight_bytes = sum(matrix.nbytes for matrix in (*matrices, *(() if head.shares_rows else (ends.head,))))
         parts = [name for name in tensors if name.startswith("fc_norm.")] or [
             name for name in tensors if name == "input_norm.weight"
         ]
@@ -214,9 +202,9 @@ class CompiledEagle(CompiledHead):
             **first,
         )
         F = tensors["fc.weight"].shape[1] if "fc.weight" in tensors else h
-        work = workspace(of_layer, sizes, columns, target.num_threads, max(F, 2 * h))
+        work = workspace(layers[0], sizes, columns, target.num_threads, max(F, 2 * h))
         pairs = aligned(CHUNK, 2 * h)
-        program = _program(of_layer, sizes, memory, work, None if head.projects else pairs)
+        program = _program(layers, sizes, memory, work, None if head.projects else pairs)
         target_rooms = aligned(slots, TREE_ROOM, F), np.zeros(slots, np.int64)
         rooms = aligned(slots, TREE_ROOM, h), aligned(CHUNK, F), pairs
         self.arrays = EagleArrays(

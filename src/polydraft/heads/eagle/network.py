@@ -24,7 +24,6 @@ norms of its states, of what it chains, and further layers, and of DeepSpec, who
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,36 +33,19 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polydraft.core import Scores, Target, TokenTree
-from polydraft.heads.checkpoint import HeadCheckpoint, flat, has_head_norms, stored
+from polydraft.heads.checkpoint import HeadCheckpoint, flat, has_head_norms, has_whole_widths, stored
 from polydraft.heads.fields import words
+from polydraft.heads.layers import HeadLayers
 from polydraft.heads.network import HeadModel, HeadNetwork, Material
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config, unrolled
 from polydraft.models.checkpoint import Checkpoint
-from polydraft.models.compiled.architectures import LLAMA, QWEN3, Architecture, ModelSpec
-from polydraft.models.compiled.architectures.base import ATTENTION
+from polydraft.models.compiled.architectures import LLAMA
 from polydraft.models.llama_layer import KeyValues, LlamaLayer, Norm, attend
 from polydraft.models.rotary import head_width, rope_parameters
 from polydraft.models.slots import TREE_ROOM
 from polydraft.models.tree_attention import node_mask
 
 __all__ = ["EagleCheckpoint", "EagleHead", "EagleModel", "EagleRecipe"]
-
-
-@dataclass(frozen=True)
-class HeadLayer(Checkpoint):
-    """A Llama layer of a head, as a checkpoint of one layer."""
-
-    @property
-    def architecture(self) -> Architecture:
-        """Llama's, with norms of queries and keys where there are any."""
-        return QWEN3
-
-    @property
-    def spec(self) -> ModelSpec:
-        """Of one layer that sees everything."""
-        config = self.config
-        numbers = {"windows": (0,), "rotary_of_layer": (0,), "attention_scale": head_width(config) ** -0.5}
-        return ModelSpec(config.rms_norm_eps, (ATTENTION,), {}, rotaries=(rope_parameters(config),), **numbers)
 
 
 class EagleCheckpoint(HeadCheckpoint):
@@ -108,15 +90,19 @@ class EagleCheckpoint(HeadCheckpoint):
     @property
     def layer(self) -> Checkpoint:
         """Its first layer as a checkpoint of one layer, as the compiled form packs it."""
-        tensors = {name.removeprefix("midlayer."): x for name, x in self.tensors.items() if name.startswith("midlayer.")}
-        norm = {"input_layernorm.weight": tensors["attention_norm.weight"]} if self.projects else {}
-        weights = {f"model.layers.0.{name}": x.float() for name, x in (tensors | norm).items()}
-        return HeadLayer(self.config, None, weights, weights.__getitem__, False, torch.device("cpu"), torch.float32)
+        norm = {"midlayer.input_layernorm.weight": self.tensors["midlayer.attention_norm.weight"]} if self.projects else {}
+        return HeadLayers.of(self.config, {**self.tensors, **norm}, ["midlayer."])
+
+    @property
+    def further_layers(self) -> Checkpoint | None:
+        """Those behind the first, where there are any."""
+        prefixes = [f"layers.{l}." for l in range(1, getattr(self.config, "num_hidden_layers", 1))]
+        return HeadLayers.of(self.config, self.tensors, prefixes) if prefixes else None
 
     @property
     def compiles(self) -> bool:
-        """Whether the compiled form runs it: one layer."""
-        return self.config.num_hidden_layers == 1
+        """Whether the compiled form runs it."""
+        return has_whole_widths(self.config)
 
     def layers_of(self, target: Target) -> tuple[int, ...]:
         """Where the folder does not say them: those of the authors' code."""

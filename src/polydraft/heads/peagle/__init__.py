@@ -22,4 +22,4 @@ class PeagleDrafter(CachingDrafter):
 
     methods = (method("peagle", "P-EAGLE head, one pass", "2503.01840", {DraftSampling.IID}, FIXED),)
     checkpoint = PeagleCheckpoint
-    forms = "polydraft.heads.peagle.network:PeagleModel", "polydraft.heads.peagle.network:PeagleModel"
+    forms = "polydraft.heads.peagle.compiled:CompiledPeagle", "polydraft.heads.peagle.network:PeagleModel"

@@ -25,6 +25,12 @@ DEPTHS = 7
 """Drafts of a pass where the folder does not say how many it was trained for."""
 
 
+def drafts_of_pass(config: Any) -> int:
+    """As many as the head was trained for."""
+    proposals = (getattr(config, "speculators_config", None) or {}).get("proposal_methods") or [{}]
+    return int(proposals[0].get("speculative_tokens") or DEPTHS)
+
+
 class PeagleCheckpoint(EagleCheckpoint):
     """A P-EAGLE head of vLLM's speculators."""
 
@@ -37,9 +43,9 @@ class PeagleCheckpoint(EagleCheckpoint):
         return settings.get("speculators_model_type") == "peagle"
 
     @property
-    def compiles(self) -> bool:
-        """Not yet."""
-        return False
+    def depths(self) -> int:
+        """Drafts of a pass."""
+        return drafts_of_pass(self.config)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Those of EAGLE-3, and what stands for the target's states at masks."""
@@ -51,9 +57,7 @@ class PeagleHead(EagleHead):
 
     def __init__(self, config: Any, material: Material) -> None:
         super().__init__(config, material)
-        self.mask_hidden = nn.Parameter(torch.zeros(1, 1, self.fc.in_features))
-        proposals = (getattr(config, "speculators_config", None) or {}).get("proposal_methods") or [{}]
-        self.num_depths = int(proposals[0].get("speculative_tokens") or DEPTHS)
+        self.mask_hidden, self.num_depths = nn.Parameter(torch.zeros(1, 1, self.fc.in_features)), drafts_of_pass(config)
 
 
 class PeagleModel(DepthModel):

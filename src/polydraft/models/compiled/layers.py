@@ -153,17 +153,15 @@ def product(step: np.ndarray, x: np.ndarray, w: Packed, y: np.ndarray, work: Wor
     return Part(product_code, Product(step, x, w, work.rounded, y), items)
 
 
-def attention_block(
-    weights: Weights, sizes: Sizes, memory: SlotMemory, work: Workspace, step: np.ndarray, sight: Workspace | None = None
-) -> Block:
-    """Keys and values go to the slot's column, then every row attends to those that it sees. sight: whose rows say what they see, default work's."""
+def attention_block(weights: Weights, sizes: Sizes, memory: SlotMemory, work: Workspace, step: np.ndarray) -> Block:
+    """Keys and values go to the slot's column, then every row attends to those that it sees."""
     heads = Place(step, sizes, work.rows, work.qkv, weights.bias, weights.q_norm, weights.k_norm,
                   weights.cos, weights.sin, weights.rotaries, memory)  # fmt: skip
     runs = Work(RUNS, sizes.groups, sizes.heads // sizes.groups, grain=1)
     parts = (
         product(step, work.normed, weights.qkv, work.qkv, work),
         Part(place_code, heads),
-        Part(attend_code, Attention(step, sizes, weights.windows, weights.sinks, memory, sight or work), runs),
+        Part(attend_code, Attention(step, sizes, weights.windows, weights.sinks, memory, work), runs),
         Part(rounding_code, Rounding(work.mixed, work.mixed.shape[1], weights.out.rounding, work.rounded)),
         product(step, work.mixed, weights.out, work.update, work),
     )

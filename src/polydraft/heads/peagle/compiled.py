@@ -1,0 +1,81 @@
+"""A P-EAGLE head in compiled code: entries of committed tokens that the cache lacks and the masks behind them are one chain in one pass.
+
+An EAGLE-3 head reads it as rows that are given states, see `heads.eagle.compiled`: those of the target, and of masks `mask_hidden`. The last entry is read with
+every block; of a pass the entries before it stay in the cache.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from polydraft.heads.compiled import head_pass
+from polydraft.heads.depth_compiled import DepthDistributions
+from polydraft.heads.eagle.compiled import CompiledEagle
+from polydraft.heads.peagle.network import PeagleCheckpoint
+from polydraft.models.compiled.proposals import LONGEST_PENDING
+
+__all__ = ["CompiledPeagle"]
+
+
+class CompiledPeagle(DepthDistributions):
+    """The head as a draft model; see `DepthDistributions`.
+
+    quantization: of its matrices; it changes no distribution of the output.
+
+    Raises:
+        IncompatibleError: a head of another target.
+    """
+
+    def __init__(self, head: PeagleCheckpoint, target: Any, *, quantization: str = "int8") -> None:
+        self.entries = CompiledEagle(head, target, quantization=quantization)
+        super().__init__(target, head.ids, head.depths, head.kind)
+        self.cache_bytes += self.entries.cache_bytes
+        self.weight_bytes = self.entries.weight_bytes
+        state = head.tensors["mask_hidden"].float().reshape(1, -1)
+        self._masks = np.full(self.depths - 1, int(head.config.mask_token_id)), state.expand(self.depths - 1, -1)
+        self._pending = dict[int, tuple[tuple[int, ...], Float[Tensor, "E F"]]]()
+        """Entries that a slot's cache lacks: tokens, and the target's states before them."""
+        self.roots = np.zeros(target.max_num_seqs, np.int64)
+        """The last token of each slot."""
+
+    def inject(self, slot: int, begin: int, states: Float[Tensor, "T F"], following: Sequence[int]) -> None:
+        """See `network.PeagleModel.inject`."""
+        cached, tokens, new = int(self.entries.lengths[slot]), tuple(following), states.float().cpu()
+        if begin < cached:
+            self.entries.cut(slot, begin)
+        elif begin > cached:
+            known, known_states = self._pending[slot]
+            tokens, new = known[: begin - cached] + tokens, torch.cat([known_states[: begin - cached], new])
+        if len(tokens) > LONGEST_PENDING:
+            self.entries.give(slot, new)
+            self.entries.prefill([slot], [tokens[:-1]])
+            tokens, new = tokens[-1:], new[-1:]
+        self._pending[slot] = tokens, new
+
+    def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
+        """One pass over what is pending and masks behind it. The states are injected already."""
+        (mask_ids, mask_states), pending = self._masks, [self._pending[slot] for slot in slots]
+        counts = np.array([len(tokens) for tokens, _ in pending])
+        ends, longest = counts + len(mask_ids), int(counts.max()) + len(mask_ids)
+        tokens, parents = np.zeros((len(slots), longest), np.int64), np.full((len(slots), longest), -1)
+        for b, (slot, (ids, known)) in enumerate(zip(slots, pending, strict=True)):
+            chain = [*ids, *mask_ids]
+            tokens[b, : len(chain)], parents[b, : len(chain)] = chain, np.arange(-1, len(chain) - 1)
+            self.entries.give(slot, torch.cat([known, mask_states]))
+            self.entries.reads(slot, chain)
+        logits = np.empty((len(slots) * self.depths, self.arrays.sizes.outputs), np.float32)
+        with self.entries.pool:
+            head_pass(self.entries.arrays, np.array(slots), tokens, parents, np.zeros_like(counts), ends, counts - 1, logits)
+        self.arrays.logits[list(slots)] = logits.reshape(len(slots), self.depths, -1)
+        self.entries.appended(list(slots), counts - 1)
+        self._pending |= {slot: (ids[-1:], known[-1:]) for slot, (ids, known) in zip(slots, pending, strict=True)}
+        self.passes += 1
+
+    def trim(self, slot: int) -> None:
+        """See `slots.SlotModel.trim`."""
+        super().trim(slot)
+        self.entries.trim(slot)
