@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from polydraft import SamplingParams
 from polydraft.cli.main import app
+from polydraft.cli.tune import _show
 from polydraft.core import Budget
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
@@ -126,6 +127,15 @@ def test_the_seconds_of_chains_are_predicted_within_a_third_on_a_machine_that_ot
         assert costs is not None
         errors.append(costs.step(1 + drafted, drafted) / (t.seconds / t.steps) - 1)
     assert sorted(map(abs, errors))[len(errors) // 2] < 1 / 3, errors
+
+
+def test_a_draft_s_cost_is_printed_in_forward_passes_of_the_target(capsys):
+    report = tuning(500, 600, 700)  # a pass of 1 row takes a second, a draft .05, and each of its steps .1
+    _show(report)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "draft of 1 token: a pass of its head or model 150.000 0.15" in printed
+    assert "each further draft step 100.000 0.10" in printed
+    assert report.to_dict()["draft_in_forward_passes"] == pytest.approx({"first": 0.15, "further": 0.1})
 
 
 def test_words_say_what_to_do():

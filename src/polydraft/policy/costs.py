@@ -110,6 +110,11 @@ class Costs:
         """In passes of one row, for models that were not measured."""
         return cls.of({1: 1.0, 4: 1.12, 8: 1.28}, draft_start=0.05, draft_step=0.05)
 
+    @property
+    def first_draft(self) -> float:
+        """Seconds of a draft of one token: of a head's pass, where it drafts."""
+        return self.draft_start + self.draft_step
+
     def piece(self, rows: float) -> int:
         """The knot from which on a number of rows is interpolated."""
         return max(min(bisect_right(KNOTS, rows), len(KNOTS) - 1) - 1, 0)

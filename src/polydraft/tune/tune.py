@@ -172,8 +172,10 @@ class Tuning:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
+        costs = self.profile.costs
         return {
             "recommendation": self.recommendation(),
+            "draft_in_forward_passes": {"first": costs.first_draft / costs.rows(1), "further": costs.draft_step / costs.rows(1)},
             "trials": [
                 {
                     "name": t.name,
