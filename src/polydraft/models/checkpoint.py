@@ -37,6 +37,7 @@ from polydraft.models.composites import COMPOSITES, language_model_config, name_
 from polydraft.models.config import CheckpointConfig
 from polydraft.models.folder import check_folder, load_config
 from polydraft.models.gguf import GgufFile
+from polydraft.models.gguf_beside import predictor_beside
 from polydraft.models.gguf_parts import parts_of
 from polydraft.models.mx_blocks import BLOCKS, FORMAT, MxWeights, is_mx
 from polydraft.models.rotary import frequencies, head_width
@@ -376,7 +377,7 @@ def of_file(file: GgufFile) -> Checkpoint | None:
         "rows": file.rows,
         "forget": file.forget,
         "files": tuple(parts_of(file.path)),
-        "predictor": _predictor_of_file(file),
+        "predictor": _predictor_of_file(file) or predictor_beside(file, _predictor_of_file),
     }
     return Checkpoint(config, None, outlines, file.read, tied, cpu, torch.float32, file.rope_factors, **offers)
 

@@ -5,9 +5,11 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["first_parts", "is_gguf", "model_title", "parts_of"]
+__all__ = ["FURTHER_LAYERS", "first_parts", "is_gguf", "model_title", "parts_of"]
 
 MAGIC, SUFFIX = b"GGUF", ".gguf"
+FURTHER_LAYERS = "mtp-"
+"""How names of files begin that hold, beside a model's, the layers that predict further tokens."""
 PART = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)?$", re.IGNORECASE)
 
 

@@ -13,7 +13,7 @@ from polydraft.errors import ModelLoadError, first_line
 from polydraft.models import pair
 from polydraft.models.catalogue import MODELS, cached, fetch, hub_answers
 from polydraft.models.downloading import bytes_below, downloading
-from polydraft.models.gguf_parts import first_parts, is_gguf, model_title, parts_of
+from polydraft.models.gguf_parts import FURTHER_LAYERS, first_parts, is_gguf, model_title, parts_of
 
 __all__ = ["local", "located"]
 
@@ -91,7 +91,10 @@ def _is_path(name: str) -> bool:
 
 def _in_folder(folder: Path) -> Path:
     """The folder, or the GGUF file in it, or the first of its parts, where there is nothing else."""
-    files, tensors = first_parts(folder.iterdir()), any(folder.glob("*.safetensors"))
+    files, tensors = (
+        [file for file in first_parts(folder.iterdir()) if not file.name.startswith(FURTHER_LAYERS)],
+        any(folder.glob("*.safetensors")),
+    )
     if files and tensors:
         warning = f"{str(folder)!r} has safetensors and the GGUF file {files[0].name}: the safetensors are taken. Give the file for the other."
         warnings.warn(warning, stacklevel=2)
