@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from polydraft import registry
+from polydraft.methods import registry
 
 MARKS = {"<!-- every verifier -->": "verifier", "<!-- every drafter -->": "drafter"}
 

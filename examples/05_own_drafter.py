@@ -3,7 +3,7 @@
 import torch
 
 from polydraft import Draft, DraftSampling, Engine, Method, Needs, SamplingParams, TreeShape
-from polydraft.tree import pad
+from polydraft.core.geometry import pad
 
 
 class LastTime:

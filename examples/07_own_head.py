@@ -3,8 +3,8 @@
 import torch
 
 from polydraft import Draft, DraftSampling, Engine, Method, Needs, SamplingParams, TreeShape
+from polydraft.core.geometry import pad
 from polydraft.models import pair
-from polydraft.tree import pad
 
 
 class LinearHead:

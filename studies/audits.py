@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from polydraft.bench.llama_cpp import LlamaCpp
-from polydraft.models.hub import located
+from polydraft.models.loading.hub import located
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 MODEL, CONTEXT = "smollm2-135m-instruct", 4096

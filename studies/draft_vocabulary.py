@@ -23,9 +23,9 @@ import numpy as np
 import torch
 import typer
 
-from polydraft import tree as trees
 from polydraft.bench.record import processor
 from polydraft.core import SamplingParams, TokenTree
+from polydraft.core import geometry as trees
 from polydraft.engine.api import Engine
 from polydraft.models.compiled.draft_vocabulary import MOST_NEW, RECENT
 from polydraft.models.compiled.llama import CompiledLlama

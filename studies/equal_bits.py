@@ -28,12 +28,13 @@ from polydraft.cli.files import read_lines
 from polydraft.cli.start import use_threads
 from polydraft.engine.api import Engine
 from polydraft.errors import unknown_name
-from polydraft.models import checkpoint, load
+from polydraft.models import load
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.folder import load_module
-from polydraft.models.gguf import GgufFile
-from polydraft.models.gguf_parts import is_gguf
-from polydraft.models.hub import located
+from polydraft.models.loading import checkpoint
+from polydraft.models.loading.folder import load_module
+from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf_parts import is_gguf
+from polydraft.models.loading.hub import located
 
 __all__ = ["DRAFTERS", "FORMATS", "QUESTIONS", "AtEqualBits", "OwnDistribution", "main"]
 

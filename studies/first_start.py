@@ -19,7 +19,7 @@ from time import thread_time
 
 from numba.core.event import Event, Listener, register
 
-from polydraft.processor import processor
+from polydraft.numerics.processor import processor
 
 ROWS = 14
 """Functions that have a line of their own."""

@@ -22,8 +22,8 @@ from polydraft.cli.files import read_lines
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.folder import load_module
 from polydraft.models.load import load_model, load_tokenizer
+from polydraft.models.loading.folder import load_module
 from studies.equal_bits import QUESTIONS, OwnDistribution
 from studies.options import Quick
 

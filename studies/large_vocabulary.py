@@ -21,11 +21,11 @@ import torch
 import typer
 
 from polydraft.core import Budget, Request, SamplingParams, TokenTree
+from polydraft.core.geometry import chain, paths
 from polydraft.engine.api import Engine
 from polydraft.models.compiled.draft_vocabulary import FIRST_TOKENS
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.policy.fixed import FixedPolicy
-from polydraft.tree import chain, paths
 from studies.options import Out, Quick
 
 __all__ = ["BUDGETS", "PARAMS", "main", "measured", "outside", "page"]

@@ -25,8 +25,8 @@ from rich.table import Table
 from polydraft.core import TokenTree
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.vectors import aligned
-from polydraft.models.hf import HFTarget
-from polydraft.models.memory import weight_bytes
+from polydraft.models.loading.memory import weight_bytes
+from polydraft.models.torch.hf import HFTarget
 from studies.options import Quick
 from studies.profile import SIZES
 

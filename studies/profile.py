@@ -22,14 +22,14 @@ from numba import njit
 from rich.console import Console
 from rich.table import Table
 
-from polydraft import sampling
 from polydraft.core import NoiseKey, Request, SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.engine.stopping import Stopper
 from polydraft.models import load, pair
 from polydraft.models.compiled.layers import multiply
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.noise import uniform_at
+from polydraft.sampling import processing as sampling
+from polydraft.sampling.noise import uniform_at
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot
 from studies.options import Quick
 

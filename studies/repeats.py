@@ -21,9 +21,9 @@ import typer
 
 from polydraft import SamplingParams
 from polydraft.bench.record import command_line, markdown_table, processor
-from polydraft.clock import clock
 from polydraft.engine.api import Engine
 from polydraft.models import pair
+from polydraft.numerics.clock import clock
 from polydraft.policy.adaptive import AdaptivePolicy
 from studies.options import Out, Quick
 from studies.question_files import questions

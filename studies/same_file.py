@@ -31,10 +31,10 @@ from polydraft.cli.progress import bars
 from polydraft.core import SamplingParams
 from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
 from polydraft.models import load
-from polydraft.models.catalogue import default_draft
-from polydraft.models.gguf import GgufFile
-from polydraft.models.hub import located
-from polydraft.threads import usable_cores
+from polydraft.models.loading.catalogue import default_draft
+from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.hub import located
+from polydraft.numerics.threads import usable_cores
 from studies.question_files import QUESTIONS, Question, questions
 
 __all__ = ["PEER_MODES", "Continuation", "FileComparison", "Speeds", "main", "markdown"]
@@ -319,7 +319,7 @@ def _transformers(file: str, threads: int, draft: Path | None) -> Any:
     """`generate` of the files' weights in bfloat16, plain and assisted."""
     from transformers.generation.streamers import BaseStreamer
 
-    from polydraft.models.folder import load_module
+    from polydraft.models.loading.folder import load_module
 
     torch.set_num_threads(threads)
     model = load_module(file, dtype=torch.bfloat16, device="cpu")

@@ -17,16 +17,16 @@ import torch
 import typer
 
 from polydraft.bench.record import provenance
-from polydraft.clock import clock
 from polydraft.core import Budget, Request, SamplingParams, TokenTree
+from polydraft.core.geometry import paths
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.loop import Loop
 from polydraft.engine.speculation import Menu, Speculation
+from polydraft.methods.registry import verifier
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.numerics.clock import clock
 from polydraft.policy.fixed import FixedPolicy
-from polydraft.registry import verifier
-from polydraft.tree import paths
 from studies.options import Out, Quick, write_json
 
 __all__ = ["Curve", "Point", "main", "markdown", "picture", "scaling"]

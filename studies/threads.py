@@ -26,7 +26,7 @@ from rich.table import Table
 from polydraft.core import SamplingParams, TokenTree
 from polydraft.models import load
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.threads import Pool, usable_cores
+from polydraft.numerics.threads import Pool, usable_cores
 from studies.options import Quick
 
 __all__ = ["Sample", "busy_neighbours", "main", "measure", "on_threads", "table"]

@@ -13,9 +13,10 @@ from pathlib import Path
 import matplotlib as mpl
 import torch
 
-from polydraft import Budget, Draft, Engine, Request, SamplingParams, TokenTree, tree, verify
+from polydraft import Budget, Draft, Engine, Request, SamplingParams, TokenTree, verify
 from polydraft.core import Verdict
-from polydraft.sampling import distributions
+from polydraft.core import geometry as tree
+from polydraft.sampling.processing import distributions
 
 PROMPT = "for i in range("
 RULE, PATHS, DEPTH, SEED = "traversal", 3, 3, 32

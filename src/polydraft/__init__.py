@@ -19,14 +19,14 @@ _WHERE = {
     "DraftSampling": "core",
     "TokenTree": "core",
     "TreeShape": "core",
-    "SamplingParams": "params",
-    "StructuredOutputs": "params",
+    "SamplingParams": "core.params",
+    "StructuredOutputs": "core.params",
     "AsyncEngine": "engine.asynchronous",
     "Engine": "engine.api",
     "FixedPolicy": "policy.fixed",
     "AdaptivePolicy": "policy.adaptive",
     "Profile": "policy.profile",
-    "citation": "papers",
+    "citation": "methods.papers",
     "custom_generate": "integrations.transformers",
     "verify": "verifiers",
     "PolydraftError": "errors",
@@ -36,12 +36,12 @@ __all__ = [*sorted(_WHERE), "__version__"]  # pyright: ignore[reportUnsupportedD
 
 if TYPE_CHECKING:
     from polydraft.core import Budget, Draft, DraftSampling, Method, Needs, NoiseKey, Outcome, Request, TokenTree, TreeShape
+    from polydraft.core.params import SamplingParams, StructuredOutputs
     from polydraft.engine.api import Engine
     from polydraft.engine.asynchronous import AsyncEngine
     from polydraft.errors import PolydraftError
     from polydraft.integrations.transformers import custom_generate
-    from polydraft.papers import citation
-    from polydraft.params import SamplingParams, StructuredOutputs
+    from polydraft.methods.papers import citation
     from polydraft.policy.adaptive import AdaptivePolicy
     from polydraft.policy.fixed import FixedPolicy
     from polydraft.policy.profile import Profile

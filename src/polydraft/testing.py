@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft import tree as trees
 from polydraft.core import Budget, Draft, DraftSampling, TreeShape, Verifier
+from polydraft.core import geometry as trees
 from polydraft.errors import InvalidInputError
 
 __all__ = ["Enumeration", "Tables", "enumerate_outputs"]
@@ -141,7 +141,7 @@ def enumerate_outputs(
         InvalidInputError: rows that are no distribution, or a draft sampling that cannot be enumerated.
 
     Example:
-        >>> from polydraft import registry
+        >>> from polydraft.methods import registry
         >>> tables = Tables(3, seed=0)
         >>> result = enumerate_outputs(registry.verifier("block"), tables.target, tables.draft)
         >>> result.error < 1e-12, result.probs.shape

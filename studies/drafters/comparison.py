@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 
-from polydraft import registry
 from polydraft.bench.record import provenance
 from polydraft.core import Budget, Drafter, SamplingParams, Target
 from polydraft.drafters.base import Parts
@@ -35,6 +34,7 @@ from polydraft.drafters.text.text_index import TextIndex
 from polydraft.drafters.text.trigram import TrigramStore
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
+from polydraft.methods import registry
 from polydraft.models import load, pair
 from polydraft.policy.fixed import FixedPolicy
 from studies.drafters.scripted_target import ScriptedTarget

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 from polydraft.errors import InvalidInputError
-from polydraft.schema import Items, Record, String, fault, read_json
+from polydraft.files.schema import Items, Record, String, fault, read_json
 from studies.embedded_pair.held_out import HELD_OUT as LIBRARY_HELD_OUT
 from studies.embedded_pair.held_out import (
     STANDARD_LIBRARY,

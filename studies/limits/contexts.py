@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from polydraft import noise, registry
 from polydraft.core import NoiseKey
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError, unknown_name
-from polydraft.heads.checkpoint import kind_of
+from polydraft.methods import registry
+from polydraft.methods.head_folders import kind_of
 from polydraft.models import load, pair
+from polydraft.sampling import noise
 
 HELD_OUT = ("argparse", "bisect", "graphlib", "heapq", "json.decoder", "json.encoder", "sched", "shutil", "textwrap")
 """Modules of the standard library that the embedded pair was not trained on."""

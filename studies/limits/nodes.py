@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from polydraft import noise
 from polydraft.core import NoiseKey
+from polydraft.sampling import noise
 from polydraft.verifiers import importance, recursive, transport
 from polydraft.verifiers.selection import highest_probs
 from studies.limits.contexts import Pair

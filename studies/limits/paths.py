@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polydraft import registry, sampling
-from polydraft import tree as trees
 from polydraft.core import Budget, Draft, Request, SamplingParams, Scores, Target, TokenTree, TreeShape
+from polydraft.core import geometry as trees
 from polydraft.drafters.model.paths import ModelDrafter
+from polydraft.methods import registry
+from polydraft.sampling import processing as sampling
 from polydraft.verifiers.list_race import path_numbers
 from studies.limits.contexts import ALWAYS, CHAIN_RULES, MEASURED, PATH_RULES, Pair
 from studies.theory import efficiency

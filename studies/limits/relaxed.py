@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polydraft import tree as trees
 from polydraft.bench.record import markdown_table
+from polydraft.core import geometry as trees
 from polydraft.verifiers.lossy import latent, top_beta, typical
 from polydraft.verifiers.selection import overlap
 from studies.limits.contexts import Pair

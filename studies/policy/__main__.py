@@ -17,13 +17,13 @@ import numpy as np
 import typer
 
 from polydraft import SamplingParams
-from polydraft.clock import clock
 from polydraft.core import Budget
+from polydraft.core.geometry import chain, paths
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
 from polydraft.models import pair
+from polydraft.numerics.clock import clock
 from polydraft.policy.fixed import FixedPolicy
-from polydraft.tree import chain, paths
 
 CHAINS = tuple((f"chain {d}", Budget.fixed(chain(d))) for d in (1, 2, 3, 4, 5, 6, 8))
 PATHS = tuple((f"{k} paths of {d}", Budget.fixed(paths(k, d))) for k, d in ((2, 2), (2, 4), (3, 2), (3, 4)))

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from polydraft import Engine, SamplingParams, registry
+from polydraft import Engine, SamplingParams
 from polydraft.heads.mask_query import MaskQueryDrafter
 from polydraft.heads.mask_query.network import MaskQueries
-from polydraft.models.seq2seq import Seq2SeqTarget
+from polydraft.methods import registry
+from polydraft.models.torch.seq2seq import Seq2SeqTarget
 from polydraft.verifiers.lossy.top_beta import TopBeta
 from studies.seq2seq.corpus import Pair
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from polydraft.clock import clock
 from polydraft.core import TokenTree
+from polydraft.numerics.clock import clock
 from studies.several_drafts.measure import LOOKUP
 from studies.several_drafts.rows import SLOT
 

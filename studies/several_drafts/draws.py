@@ -11,10 +11,10 @@ from hashlib import blake2b
 import numpy as np
 from jaxtyping import Float
 
-from polydraft import noise
 from polydraft.core import Budget, Request, SamplingParams
+from polydraft.core.geometry import chain
 from polydraft.drafters.text.ngram import NgramDrafter
-from polydraft.tree import chain
+from polydraft.sampling import noise
 from studies.several_drafts.rows import Prefix, RowStore
 
 __all__ = ["MAX_DEPTH", "MAX_PATHS", "WIDTHS", "DraftTree", "draw_trees", "lookup", "side_by_side", "with_spares"]

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from polydraft.models import checkpoint, load
-from polydraft.models.gguf import GgufFile
-from polydraft.models.gguf_parts import is_gguf
-from polydraft.models.hub import located
+from polydraft.models import load
+from polydraft.models.loading import checkpoint
+from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf_parts import is_gguf
+from polydraft.models.loading.hub import located
 from studies.several_drafts.draws import DraftTree, draw_trees, lookup, side_by_side, with_spares
 from studies.several_drafts.rows import RowStore, joined
 from studies.several_drafts.texts import Context

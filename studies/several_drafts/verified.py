@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from polydraft import registry
 from polydraft.core import Draft, DraftSampling, TokenTree, TreeShape
+from polydraft.methods import registry
 from studies.several_drafts.draws import MAX_DEPTH
 from studies.theory import efficiency
 

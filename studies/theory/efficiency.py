@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from polydraft import tree
 from polydraft.core import Draft, Verdict
+from polydraft.core import geometry as tree
 from polydraft.errors import InvalidInputError
 
 

@@ -11,7 +11,7 @@ from polydraft.check.remote import Completions
 from polydraft.cli.main import EXIT_STATUS, app
 from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
-from polydraft.models.folder import load_module
+from polydraft.models.loading.folder import load_module
 from tests.server.conftest import serving
 
 FOLDER = str(pair.target_folder())

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft import registry
 from polydraft.check.check import Report, Watched, check
 from polydraft.check.finding import Finding
 from polydraft.check.mutants import MATCH, WALKS, Edit, mistakes, mutant
@@ -16,11 +15,12 @@ from polydraft.core import SamplingParams
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
+from polydraft.methods import registry
+from polydraft.methods.registry import verifier
 from polydraft.models import pair
-from polydraft.models.folder import load_module
+from polydraft.models.loading.folder import load_module
 from polydraft.policy.costs import Costs
 from polydraft.policy.profile import Profile
-from polydraft.registry import verifier
 from polydraft.verifiers import greedy
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot
 from polydraft.verifiers.match import Match

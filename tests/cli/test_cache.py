@@ -5,9 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from polydraft.cache_folder import NOTHING_KEPT, kept_folder
 from polydraft.cli.main import app
 from polydraft.cli.options import _keep_nothing
+from polydraft.files.cache_folder import NOTHING_KEPT, kept_folder
 
 
 @pytest.fixture

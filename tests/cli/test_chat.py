@@ -13,8 +13,9 @@ from polydraft.cli import downloads
 from polydraft.cli.main import app
 from polydraft.cli.show import Painter
 from polydraft.config import EngineConfig
-from polydraft.models import catalogue, pair
-from polydraft.models.downloading import downloading
+from polydraft.models import pair
+from polydraft.models.loading import catalogue
+from polydraft.models.loading.downloading import downloading
 from tests.models.gguf_files import write
 from tests.models.test_gguf import small, words_with_a_template
 from tests.models.test_hub import write_wheel

@@ -6,13 +6,15 @@ import sys
 
 import pytest
 
-from polydraft import Engine, registry
+from polydraft import Engine
 from polydraft.cli import compile_all
 from polydraft.core import DraftSampling, Method, TreeShape
+from polydraft.methods import registry
 from polydraft.models import load, pair
 
 RUN = """
-from polydraft import Engine, Profile, SamplingParams, compile_time
+from polydraft import Engine, Profile, SamplingParams
+from polydraft.numerics import compile_time
 from polydraft.cli.compile_all import compile_drafters, compile_formats
 from polydraft.models.compiled.forward import compiled_pass
 

@@ -5,8 +5,8 @@ import sys
 
 from polydraft import Engine
 from polydraft.cli import compile_all, first_start
-from polydraft.compiled_code import WALKS
 from polydraft.config import EngineConfig
+from polydraft.numerics.compiled_code import WALKS
 
 
 class Process:
@@ -27,8 +27,8 @@ class Process:
 
 def begun(tmp_path, monkeypatch, room=0, **fields) -> list[str]:
     """The arguments of the process that this engine starts."""
-    monkeypatch.setattr("polydraft.compiled_code.mark", lambda what: tmp_path / what.replace(" ", "-"))
-    monkeypatch.setattr("polydraft.compiled_code.is_marked", lambda what: (tmp_path / what.replace(" ", "-")).exists())
+    monkeypatch.setattr("polydraft.numerics.compiled_code.mark", lambda what: tmp_path / what.replace(" ", "-"))
+    monkeypatch.setattr("polydraft.numerics.compiled_code.is_marked", lambda what: (tmp_path / what.replace(" ", "-")).exists())
     monkeypatch.setattr(first_start, "ROOM", room)
     monkeypatch.setattr(subprocess, "Popen", Process)
     Process.started.clear()
@@ -50,7 +50,7 @@ def test_tokens_without_drafts_are_compiled_by_another_process_that_is_waited_fo
     assert [command[3:] for command in Process.started] == [[]] and len(waited) == 1
     assert engine.target.lengths[0] == 0
     monkeypatch.undo()
-    monkeypatch.setattr("polydraft.compiled_code.mark", lambda what: tmp_path / what)
+    monkeypatch.setattr("polydraft.numerics.compiled_code.mark", lambda what: tmp_path / what)
     monkeypatch.setattr("polydraft.cli.compile_walks.mark", lambda what: tmp_path / what)
     first_start.main()
     assert (tmp_path / WALKS).exists()
@@ -66,7 +66,7 @@ def test_nothing_is_compiled_beside_a_shape_that_was_asked_for_nor_for_text_or_n
 
 
 def test_the_process_compiles_what_the_policy_drafts_with_and_leaves_a_mark(tmp_path, monkeypatch):
-    monkeypatch.setattr("polydraft.compiled_code.mark", lambda what: tmp_path / what.replace(" ", "-"))
+    monkeypatch.setattr("polydraft.numerics.compiled_code.mark", lambda what: tmp_path / what.replace(" ", "-"))
     monkeypatch.setattr(compile_all, "mark", lambda what: tmp_path / what.replace(" ", "-"))
     monkeypatch.setattr(first_start.os, "nice", lambda _: 0)
     generated = []

@@ -5,10 +5,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from polydraft import registry
 from polydraft.cli.main import EXIT_STATUS, app
 from polydraft.drafters.text.index_file import fingerprint
 from polydraft.drafters.text.text_index import TextIndex
+from polydraft.methods import registry
 from polydraft.models import load, pair
 
 

@@ -2,8 +2,8 @@ import json
 
 from typer.testing import CliRunner
 
-from polydraft import registry
 from polydraft.cli.main import app
+from polydraft.methods import registry
 
 KINDS = ("verifier", "drafter", "decoding")
 

@@ -3,9 +3,9 @@ import re
 import pytest
 
 import polydraft
-from polydraft import papers, registry
 from polydraft.engine.api import Engine
 from polydraft.errors import UnknownNameError
+from polydraft.methods import papers, registry
 
 
 def test_every_method_with_a_paper_has_its_entry():

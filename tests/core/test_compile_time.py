@@ -8,7 +8,7 @@ import numba
 import pytest
 from numba.core.event import Listener, register, unregister
 
-from polydraft import compile_time
+from polydraft.numerics import compile_time
 
 
 def new_function():

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from polydraft import cache_folder, compiled_code
-from polydraft.compiled_code import Place, _Files
+from polydraft.files import cache_folder
+from polydraft.numerics import compiled_code
+from polydraft.numerics.compiled_code import Place, _Files
 
-FUNCTION = """from polydraft.compiled_code import njit
+FUNCTION = """from polydraft.numerics.compiled_code import njit
 
 
 @njit(cache=True)

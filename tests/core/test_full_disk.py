@@ -9,14 +9,14 @@ import warnings
 import numpy as np
 import pytest
 
-from polydraft import compiled_code
-from polydraft.compiled_code import Place
 from polydraft.models.compiled import packed_file
 from polydraft.models.compiled.packed_file import PackedFile
+from polydraft.numerics import compiled_code
+from polydraft.numerics.compiled_code import Place
 from polydraft.policy import profile
 from polydraft.policy.profile import Profile
 
-FUNCTION = "from polydraft.compiled_code import njit\n\n\n@njit(cache=True)\ndef double(x):\n    return x + x\n"
+FUNCTION = "from polydraft.numerics.compiled_code import njit\n\n\n@njit(cache=True)\ndef double(x):\n    return x + x\n"
 ROOM = 16 << 10
 
 

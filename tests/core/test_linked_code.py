@@ -3,9 +3,9 @@
 import numba
 import numpy as np
 
-from polydraft import threads
-from polydraft.compile_time import inner
 from polydraft.models.compiled import kernels
+from polydraft.numerics import threads
+from polydraft.numerics.compile_time import inner
 
 
 def test_a_function_that_only_compiled_ones_call_is_linked_into_them_and_has_no_code_of_its_own():

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from polydraft import noise
 from polydraft.core import NoiseKey
 from polydraft.errors import InvalidInputError
-from polydraft.noise import Stream
+from polydraft.sampling import noise
+from polydraft.sampling.noise import Stream
 
 LAST_BELOW_ONE = math.nextafter(1.0, 0.0)
 KEYS = NoiseKey.of([0, -1, 2**63 - 1, 12345], [0, 7, 2**32 - 1, 1], [0, 2**32 - 1, 99, 4096])

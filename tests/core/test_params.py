@@ -3,8 +3,8 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
+from polydraft.core.params import SamplingParams
 from polydraft.errors import InvalidInputError, PolydraftError
-from polydraft.params import SamplingParams
 
 
 @pytest.mark.parametrize(

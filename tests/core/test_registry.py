@@ -3,11 +3,12 @@ import shutil
 
 import pytest
 
-from polydraft import SamplingParams, registry
+from polydraft import SamplingParams
 from polydraft.core import Method
 from polydraft.drafters.text.suffix import SuffixDrafter, SuffixStore
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError, UnknownNameError
+from polydraft.methods import registry
 from tests.heads import oracle
 
 
@@ -85,7 +86,7 @@ OUTSIDE = '''
 
 from polydraft.heads.eagle import EagleDrafter
 from polydraft.heads.eagle.network import EagleCheckpoint
-from polydraft.papers import method
+from polydraft.methods.papers import method
 
 
 class OutsideCheckpoint(EagleCheckpoint):
@@ -104,7 +105,7 @@ class OutsideDrafter(EagleDrafter):
 
 
 def test_a_head_of_another_package_reads_its_own_folders_and_drafts(tmp_path, monkeypatch):
-    from polydraft.heads.folders import kind_of
+    from polydraft.methods.head_folders import kind_of
 
     (tmp_path / "outside.py").write_text(OUTSIDE)
     info, head = tmp_path / "outside-1.0.dist-info", tmp_path / "head"

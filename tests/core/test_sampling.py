@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from scipy import stats
 from transformers import generation as hf
 
-from polydraft import noise, sampling, truncation
-from polydraft import tree as trees
 from polydraft.core import NoiseKey, TokenTree
+from polydraft.core import geometry as trees
+from polydraft.core.params import SamplingParams
 from polydraft.errors import InvalidInputError
-from polydraft.params import SamplingParams
-from polydraft.threads import sync
+from polydraft.numerics.threads import sync
+from polydraft.sampling import noise, truncation
+from polydraft.sampling import processing as sampling
 
 V = 40
 EOS = 3

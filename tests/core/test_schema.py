@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from polydraft.schema import ANYTHING, CONFIG, PROFILE, PROMPT, Array, Items, Number, Record, String, fault, read_json
+from polydraft.files.schema import ANYTHING, CONFIG, PROFILE, PROMPT, Array, Items, Number, Record, String, fault, read_json
 
 NAN, INF = float("nan"), float("inf")
 

@@ -11,7 +11,7 @@ from numba.core.caching import NullCache
 from numba.core.dispatcher import Dispatcher
 
 import polydraft
-from polydraft import stale_code
+from polydraft.numerics import stale_code
 
 INNER = "from numba import njit\n\n\n@njit\ndef inner(x):\n    return x + {}\n"
 OUTER = "from numba import njit\nfrom {}.inner import inner\n\n\n@njit(cache=True)\ndef outer(x):\n    return inner(x)\n"
@@ -135,7 +135,7 @@ CHANGES = {
     "models/compiled/stops.py": ("1.0 - elder", "1.5 - elder", "models/compiled/proposals.py"),
     "models/compiled/formats.py": ("_IQ4 = (-127,", "_IQ4 = (-126,", "models/compiled/products.py"),
     "heads/eagle/compiled.py": ("num_logits = zero", "num_logits = zero + 1", "models/compiled/proposals.py"),
-    "compile_time.py": ("no_cpython_wrapper=True", "no_cpython_wrapper=False", "threads.py"),
+    "numerics/compile_time.py": ("no_cpython_wrapper=True", "no_cpython_wrapper=False", "numerics/threads.py"),
 }
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from numba import njit, types
 
-from polydraft import threads
-from polydraft.threads import MAX_THREADS, Pool, default_threads, put_arguments, share, shared_code, sync
+from polydraft.numerics import threads
+from polydraft.numerics.threads import MAX_THREADS, Pool, default_threads, put_arguments, share, shared_code, sync
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="helpers need POSIX threads")
 MOST_TURNS = 20_000_000

@@ -3,8 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polydraft import tree as trees
 from polydraft.core import TokenTree
+from polydraft.core import geometry as trees
 from polydraft.errors import InvalidInputError
 
 

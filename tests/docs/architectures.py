@@ -5,10 +5,10 @@ from pathlib import Path
 
 from polydraft.models.compiled.architectures import ARCHITECTURES
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.conversions import CONVERSIONS, OF_EXPERTS
-from polydraft.models.gguf import GgufFile
 from polydraft.models.load import load_model
-from polydraft.models.own_cache import OwnCacheTarget
+from polydraft.models.loading.conversions import CONVERSIONS, OF_EXPERTS
+from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.torch.own_cache import OwnCacheTarget
 
 __all__ = ["table"]
 

@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 
 from polydraft.bench.gguf_file import write_gguf
 from polydraft.cli.main import app
-from polydraft.models import catalogue, pair
-from polydraft.models.folder import load_module
+from polydraft.methods.papers import PAPERS
+from polydraft.models import pair
 from polydraft.models.load import load_tokenizer
-from polydraft.papers import PAPERS
+from polydraft.models.loading import catalogue
+from polydraft.models.loading.folder import load_module
 from polydraft.server.starting import Starting
 from tests.docs import tables
 from tests.support.commands import commands as commands_offered

@@ -9,7 +9,8 @@ import pytest
 import torch
 from matplotlib import image
 
-from polydraft import TokenTree, tree
+from polydraft import TokenTree
+from polydraft.core import geometry as tree
 from studies.theory.speed import best_depth
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from polydraft import __version__, registry
+from polydraft import __version__
+from polydraft.methods import registry
 
 ROOT = Path(__file__).parents[2]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -53,7 +54,7 @@ def test_every_page_is_built(site):
         ("verify", "polydraft.verifiers.verify"),
         ("engine", "polydraft.engine.api.Engine.from_pretrained"),
         ("engine", "polydraft.integrations.transformers.custom_generate"),
-        ("sampling-params", "polydraft.params.SamplingParams"),
+        ("sampling-params", "polydraft.core.params.SamplingParams"),
         ("theory", "studies.theory.acceptance.with_replacement"),
         ("tools", "polydraft.errors.PolydraftError"),
     ],

@@ -7,9 +7,10 @@ from functools import cache
 import numpy as np
 import torch
 
-from polydraft import noise, registry
 from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape
 from polydraft.drafters.amusd.lead import Item, Lead
+from polydraft.methods import registry
+from polydraft.sampling import noise
 from polydraft.testing import Tables
 
 ROOT = 0

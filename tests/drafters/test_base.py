@@ -4,8 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polydraft import tree as trees
 from polydraft.core import Outcome, TokenTree
+from polydraft.core import geometry as trees
 from polydraft.drafters.base import as_one_round
 
 texts = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), min_size=1, max_size=4)

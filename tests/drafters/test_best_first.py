@@ -10,9 +10,9 @@ from polydraft.core import Budget, DraftSampling, Outcome, Scores, TreeShape
 from polydraft.drafters.model import best_first
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
+from polydraft.methods.registry import verifier
 from polydraft.models import load, pair
 from polydraft.models.slots import Slots
-from polydraft.registry import verifier
 from polydraft.testing import Grown, Tables, measure
 from tests.drafters.sessions import models, requests
 from tests.engine.tables import TableModel

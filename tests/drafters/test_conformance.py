@@ -6,10 +6,11 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from polydraft import Engine, FixedPolicy, SamplingParams, registry
-from polydraft import tree as trees
+from polydraft import Engine, FixedPolicy, SamplingParams
 from polydraft.core import Budget, Draft, DraftSampling, Outcome, TokenTree
-from polydraft.tree import chain, paths
+from polydraft.core import geometry as trees
+from polydraft.core.geometry import chain, paths
+from polydraft.methods import registry
 from polydraft.verifiers import pairing
 from tests.drafters.sessions import Head, V, begin, build, kinds, models, play, requests, same, told
 from tests.engine.tables import distribution, plain_greedy

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft import Engine, SamplingParams, registry
+from polydraft import Engine, SamplingParams
 from polydraft.core import Budget, Outcome, Scores, TokenTree
 from polydraft.drafters.credit import Credit
 from polydraft.drafters.grown_tree import end_ids
@@ -17,6 +17,7 @@ from polydraft.drafters.text.suffix import SuffixDrafter
 from polydraft.drafters.text.text_index import TextIndex
 from polydraft.drafters.text.trigram import TrigramDrafter
 from polydraft.errors import InvalidInputError, UnknownNameError
+from polydraft.methods import registry
 from polydraft.train.run import untrained
 from tests.drafters.sessions import build, distributions, models, play, requests, trigram_table
 

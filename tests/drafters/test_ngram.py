@@ -4,11 +4,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polydraft import registry
-from polydraft import tree as trees
 from polydraft.core import Budget, Drafter, DraftSampling, Outcome, Request, SamplingParams, Scores
+from polydraft.core import geometry as trees
 from polydraft.drafters.text.ngram import MOST_PLACES, NgramDrafter, NgramState
 from polydraft.errors import InvalidInputError
+from polydraft.methods import registry
 
 WIDE = Budget.grown(64, 8, width=4)
 CHAIN = Budget.grown(8, 8)

@@ -5,17 +5,17 @@ import pytest
 import torch
 
 from polydraft import SamplingParams
-from polydraft import tree as trees
-from polydraft.budget import Budget, Stop
-from polydraft.confidence import IDENTITY, acceptance_at
 from polydraft.core import DraftSampling, Outcome, Scores, TreeShape
+from polydraft.core import geometry as trees
+from polydraft.core.budget import Budget, Stop
+from polydraft.core.confidence import IDENTITY, acceptance_at
+from polydraft.core.geometry import chain, paths
 from polydraft.drafters.model import best_first
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
 from polydraft.models import load, pair
 from polydraft.models.slots import Slots
 from polydraft.policy.fixed import FixedPolicy
-from polydraft.tree import chain, paths
 from tests.drafters.sessions import models, play, requests
 
 UNSURE = Stop((0.12, 0.08))

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft import noise
-from polydraft import tree as trees
 from polydraft.core import Budget, NoiseKey, Outcome, Scores, TreeShape
+from polydraft.core import geometry as trees
+from polydraft.core.geometry import chain, paths, product, ragged
 from polydraft.drafters.model.paths import KINDS, ModelDrafter
 from polydraft.errors import CapacityError, InvalidInputError, UnknownNameError
 from polydraft.models import load, pair
 from polydraft.models.slots import Slots
-from polydraft.tree import chain, paths, product, ragged
+from polydraft.sampling import noise
 from polydraft.verifiers.inputs import check_draft
 from tests.drafters.sessions import distributions, models, play, requests
 from tests.engine.tables import TableModel

@@ -4,10 +4,10 @@ import pytest
 
 from polydraft import Engine, FixedPolicy, SamplingParams
 from polydraft.core import Budget
+from polydraft.core.geometry import chain
 from polydraft.drafters.text.phrase_pool import PhrasePool
 from polydraft.drafters.text.trigram import TrigramDrafter, TrigramStore
-from polydraft.registry import verifier
-from polydraft.tree import chain
+from polydraft.methods.registry import verifier
 from tests.drafters.test_phrases import Dull
 from tests.engine.tables import TableModel
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from polydraft import Engine, FixedPolicy, SamplingParams
 from polydraft.core import Budget, Request
+from polydraft.core.geometry import chain
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.suffix import SuffixDrafter, SuffixStore
@@ -18,8 +19,7 @@ from polydraft.drafters.text.text_index import TextIndex
 from polydraft.engine.loop import Loop
 from polydraft.engine.speculation import Menu, Speculation
 from polydraft.errors import InvalidInputError
-from polydraft.registry import verifier
-from polydraft.tree import chain
+from polydraft.methods.registry import verifier
 from tests.drafters.sessions import requests
 from tests.engine.tables import TableModel
 

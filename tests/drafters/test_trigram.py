@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polydraft import Engine, registry
+from polydraft import Engine
 from polydraft.core import Budget
 from polydraft.drafters.text import index_file
 from polydraft.drafters.text.index_file import fingerprint
@@ -18,6 +18,7 @@ from polydraft.drafters.text.text_index import TextIndex
 from polydraft.drafters.text.trigram import TrigramDrafter, TrigramStore, TrigramTable
 from polydraft.drafters.text.trigram_table import WIDTH
 from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.methods import registry
 from polydraft.models import load, pair
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.match import emitted_probs

@@ -78,7 +78,7 @@ def naive_search(table, a, b, levels, iterations, c1, c2, uniform):
 
 @pytest.mark.parametrize(("c1", "iterations", "levels"), [(32.0, 150, 3), (0.0, 40, 2), (4.0, 80, 4)])
 def test_the_compiled_search_visits_what_a_plain_one_visits(c1, iterations, levels):
-    from polydraft.noise import uniform_at
+    from polydraft.sampling.noise import uniform_at
 
     found = search(TABLE, iterations=iterations, c1=c1, levels=levels)
     assert found == naive_search(TABLE, 0, 1, levels, iterations, c1, 8.0, lambda i: uniform_at(0, 0, 9, 0, i))

@@ -15,9 +15,9 @@ from polydraft.drafters.model.slem import SlemDrafter
 from polydraft.drafters.model.tli import TliDrafter
 from polydraft.engine.api import Engine
 from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.models.hf import HFTarget
-from polydraft.models.translated import TranslatedModel
-from polydraft.models.vocabulary import Translation, token_bytes
+from polydraft.models.tokens.translated import TranslatedModel
+from polydraft.models.tokens.vocabulary import Translation, token_bytes
+from polydraft.models.torch.hf import HFTarget
 from tests.engine.tables import TableModel, distribution
 from tests.models.tree_rounds import outcome, small_model
 from tests.support.closeness import assert_close

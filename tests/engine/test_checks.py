@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from polydraft.config import EngineConfig
+from polydraft.core.params import SamplingParams
 from polydraft.engine import pretrained
 from polydraft.engine.api import Engine
 from polydraft.engine.checks import check, check_length
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError, UnknownNameError
-from polydraft.models import catalogue, pair
-from polydraft.params import SamplingParams
+from polydraft.models import pair
+from polydraft.models.loading import catalogue
 from polydraft.policy.profile import Profile
 
 GGUF = Path(__file__).parents[1] / "models" / "oracle_gguf"

@@ -4,9 +4,10 @@ from typing import ClassVar
 
 import numba
 
-from polydraft import Budget, Engine, SamplingParams, compile_time
+from polydraft import Budget, Engine, SamplingParams
+from polydraft.core.geometry import chain
+from polydraft.numerics import compile_time
 from polydraft.policy.fixed import FixedPolicy
-from polydraft.tree import chain
 from tests.engine.tables import TableModel
 
 

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from polydraft import Engine, SamplingParams
 from polydraft.engine.detokenizer import Detokenizer
-from polydraft.models.spelling import byte_alphabet
+from polydraft.models.tokens.spelling import byte_alphabet
 from tests.engine.tables import TableModel
 from tests.support.byte_tokenizers import SPACE, byte_level, sentencepiece
 

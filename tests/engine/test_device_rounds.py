@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.utils.backend_registration
 
-from polydraft import sampling
 from polydraft.core import SamplingParams, TokenTree
-from polydraft.tree import dedup, pad
+from polydraft.core.geometry import dedup, pad
+from polydraft.sampling import processing as sampling
 from tests.models.tree_rounds import V
 from tests.support.other_device import OneDevice
 

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from polydraft import Engine, FixedPolicy, SamplingParams, sampling
+from polydraft import Engine, FixedPolicy, SamplingParams
 from polydraft.core import Budget
+from polydraft.core.geometry import chain, paths
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine import step
-from polydraft.tree import chain, paths
+from polydraft.sampling import processing as sampling
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot
 from polydraft.verifiers.match import Match, match
 from tests.engine.tables import TableModel, p_value

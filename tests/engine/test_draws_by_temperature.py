@@ -5,8 +5,8 @@ import torch
 
 from polydraft import Budget, Engine, SamplingParams
 from polydraft.core import DraftSampling, TreeShape
+from polydraft.core.geometry import chain
 from polydraft.policy.adaptive import AdaptivePolicy
-from polydraft.tree import chain
 from tests.engine.scripted import Script, engine, shapes_of
 from tests.engine.tables import TableModel
 from tests.policy.planning import costs, known

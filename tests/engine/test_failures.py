@@ -10,6 +10,7 @@ import torch
 
 from polydraft import Engine, FixedPolicy, Request, SamplingParams
 from polydraft.core import Budget, Draft, DraftSampling, TokenTree, TreeShape
+from polydraft.core.geometry import Dedup, chain, paths
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
@@ -17,7 +18,6 @@ from polydraft.engine.filling import Filling
 from polydraft.engine.step import Stepper
 from polydraft.errors import DrafterWarning, GrammarError, InvalidInputError, RequestWarning
 from polydraft.models.slots import Slots
-from polydraft.tree import Dedup, chain, paths
 from tests.engine.tables import TableModel, plain_greedy, table_engine
 from tests.exactness.runs import every_run
 

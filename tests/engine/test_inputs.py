@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft import Budget, Engine, FixedPolicy, Request, SamplingParams, tree
+from polydraft import Budget, Engine, FixedPolicy, Request, SamplingParams
+from polydraft.core import geometry as tree
 from polydraft.errors import CapacityError, InvalidInputError
 from tests.engine.tables import TableModel
 

@@ -13,7 +13,7 @@ from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.hf import HFTarget
+from polydraft.models.torch.hf import HFTarget
 from tests.engine.tables import TableModel, p_value
 from tests.support.closeness import assert_close
 

@@ -4,8 +4,8 @@ import pytest
 
 from polydraft import FixedPolicy, SamplingParams
 from polydraft.core import Budget, TreeShape
+from polydraft.core.geometry import chain, paths, ragged
 from polydraft.errors import DrafterWarning, IncompatibleError
-from polydraft.tree import chain, paths, ragged
 from tests.engine.scripted import Script, engine, shapes_of
 
 PATHS, RAGGED, BY_POSITION = TreeShape.PATHS, TreeShape.RAGGED, TreeShape.BY_POSITION

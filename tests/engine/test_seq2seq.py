@@ -12,8 +12,8 @@ from polydraft import Engine, SamplingParams
 from polydraft.cli.main import app
 from polydraft.core import Request
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError
-from polydraft.models.hf import HFTarget
-from polydraft.models.seq2seq import Seq2SeqTarget
+from polydraft.models.torch.hf import HFTarget
+from polydraft.models.torch.seq2seq import Seq2SeqTarget
 from studies.seq2seq.teacher import make_tokenizer
 from tests.exactness.runs import every_run
 from tests.models.encoder_decoders import EOS, START, V, fresh, generated, small

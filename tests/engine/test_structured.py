@@ -13,11 +13,12 @@ from scipy.stats import chisquare
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from polydraft import Engine, SamplingParams, StructuredOutputs, registry
+from polydraft import Engine, SamplingParams, StructuredOutputs
 from polydraft.core import DraftSampling, TreeShape
 from polydraft.drafters.model.paths import KINDS, ModelDrafter
 from polydraft.engine import drafting, structured
 from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.methods import registry
 from polydraft.testing import Tables, enumerate_drafts, measure
 from tests.engine.tables import TableModel
 from tests.exactness.harness import by_depth

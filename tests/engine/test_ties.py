@@ -6,7 +6,7 @@ import torch
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.models.hf import HFTarget
+from polydraft.models.torch.hf import HFTarget
 from tests.engine.tables import TableModel
 from tests.models.tree_rounds import ARCHITECTURES, V, fresh, small_model
 from tests.support.closeness import assert_close

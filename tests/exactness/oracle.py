@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polydraft.registry import verifier
+from polydraft.methods.registry import verifier
 from polydraft.verifiers.lift.per_node import PerNode
 from tests.exactness.harness import Markov
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from polydraft import noise
 from polydraft.core import DraftSampling
+from polydraft.sampling import noise
 from polydraft.testing import sibling_draws
 
 

@@ -2,8 +2,9 @@
 
 import torch
 
-from polydraft import SamplingParams, registry
+from polydraft import SamplingParams
 from polydraft.core import DraftSampling
+from polydraft.methods import registry
 from tests.exactness.runs import every_run
 
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft import noise, registry
-from polydraft import tree as trees
 from polydraft.core import DraftSampling, NoiseKey, SamplingParams, TreeShape
+from polydraft.core import geometry as trees
+from polydraft.methods import registry
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.vectors import PANEL
+from polydraft.sampling import noise
 from polydraft.testing import enumerate_drafts, measure
 from tests.exactness.harness import SHAPES, by_depth
 from tests.models.test_draft_vocabulary import VOCABULARY, model

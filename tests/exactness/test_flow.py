@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polydraft.core import DraftSampling, TreeShape
-from polydraft.registry import verifier
+from polydraft.methods.registry import verifier
 from polydraft.testing import Grown, Tables, as_batch, by_position, enumerate_drafts, measure, sibling_draws
 from polydraft.verifiers import flow as module
 from polydraft.verifiers.lift.draws import without_repeats

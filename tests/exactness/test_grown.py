@@ -2,9 +2,9 @@
 
 import pytest
 
-from polydraft import registry
 from polydraft.core import DraftSampling, Method, TreeShape
 from polydraft.errors import IncompatibleError
+from polydraft.methods import registry
 from polydraft.testing import Tables, measure
 from polydraft.verifiers import pairing
 from tests.exactness.harness import across, looks_back, stopped_inside

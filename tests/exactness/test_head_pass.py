@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft import registry, tree
 from polydraft.core import Budget, DraftSampling, Request, SamplingParams, TokenTree, TreeShape
+from polydraft.core import geometry as tree
 from polydraft.heads.block import BlockDrafter
 from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.heads.markov import KINDS, confidence_logits, markov, markov_shapes, place
-from polydraft.noise import Stream, choose_row, uniform_at
+from polydraft.methods import registry
+from polydraft.sampling.noise import Stream, choose_row, uniform_at
 from polydraft.testing import Tables, enumerate_drafts, measure
 from tests.engine.tables import TableModel
 from tests.exactness.harness import SHAPES, by_depth

@@ -4,10 +4,10 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from polydraft import noise
 from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
-from polydraft.registry import verifier
+from polydraft.methods.registry import verifier
+from polydraft.sampling import noise
 from tests.theory import closed_forms as reference
 
 V, DEPTH, SEEDS = 4, 2, 6000

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from polydraft import registry, verify
+from polydraft import verify
 from polydraft.core import DraftSampling, TreeShape
 from polydraft.errors import IncompatibleError
+from polydraft.methods import registry
 from polydraft.testing import Tables, as_batch, enumerate_drafts, measure
 from tests.exactness.harness import SHAPES
 
@@ -45,7 +46,7 @@ def test_verifier_keeps_the_target_distribution_exactly(V, distribution, shape, 
 
 @pytest.mark.parametrize(("distribution", "shape", "name"), PAIRS, ids=words)
 def test_verdict_is_a_distribution_over_nodes_without_mass_on_padding_or_copies(distribution, shape, name):
-    from polydraft import tree
+    from polydraft.core import geometry as tree
 
     tables = Tables(3, 1)
     _, counts, depth = SHAPES[shape][0]

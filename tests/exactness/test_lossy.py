@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft import registry
 from polydraft.core import Draft, DraftSampling, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
+from polydraft.methods import registry
 from polydraft.testing import Tables, as_batch, enumerate_drafts, measure
 from polydraft.verifiers.lossy import latent, top_beta, typical
 from polydraft.verifiers.lossy.top_beta import TopBeta

@@ -11,7 +11,7 @@ from polydraft.decoding.nearest import Hits, Nearest, mixed
 from polydraft.decoding.passages import LONGEST, Passages
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.hf import HFTarget
+from polydraft.models.torch.hf import HFTarget
 from polydraft.verifiers.lossy.lenient import Lenient, deviation, lenient
 from tests.exactness.runs import every_run
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft import registry, tree
 from polydraft.core import DraftSampling, TreeShape
+from polydraft.core import geometry as tree
+from polydraft.methods import registry
 from polydraft.testing import Grown, as_batch, enumerate_drafts, measure, sibling_draws
 from polydraft.verifiers import greedy_plus_one, kseq, match, recursive, single_with_spares, speculative
 from studies.theory import acceptance, closed_forms

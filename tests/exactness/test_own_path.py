@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from polydraft import registry
-from polydraft.budget import Budget, Stop
 from polydraft.core import DraftSampling, TreeShape
+from polydraft.core.budget import Budget, Stop
 from polydraft.errors import InvalidInputError
+from polydraft.methods import registry
 from polydraft.testing import Grown, Tables, enumerate_drafts, measure
 from tests.exactness.harness import SHAPES, by_depth, with_spares
 

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from polydraft import Engine, FixedPolicy, SamplingParams, registry
+from polydraft import Engine, FixedPolicy, SamplingParams
 from polydraft.core import Budget, DraftSampling, Request, TreeShape
+from polydraft.core.geometry import paths
+from polydraft.core.geometry import ragged as ragged_paths
 from polydraft.drafters.model.paths import ModelDrafter
+from polydraft.methods import registry
 from polydraft.testing import Grown, Tables, enumerate_drafts, measure
-from polydraft.tree import paths
-from polydraft.tree import ragged as ragged_paths
 from tests.engine.tables import distribution
 from tests.exactness.harness import by_depth, ragged
 from tests.exactness.runs import every_run

@@ -5,11 +5,11 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from polydraft import noise
-from polydraft import tree as trees
 from polydraft.core import Draft, DraftSampling, NoiseKey, TreeShape
+from polydraft.core import geometry as trees
 from polydraft.errors import InvalidInputError
-from polydraft.registry import verifier
+from polydraft.methods.registry import verifier
+from polydraft.sampling import noise
 
 P = torch.tensor([0.05, 0.35, 0.3, 0.2, 0.1], dtype=torch.float64)
 Q = torch.tensor([0.5, 0.1, 0.2, 0.15, 0.05], dtype=torch.float64)

@@ -11,10 +11,10 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from polydraft import noise
-from polydraft import tree as trees
 from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape
-from polydraft.registry import verifier
+from polydraft.core import geometry as trees
+from polydraft.methods.registry import verifier
+from polydraft.sampling import noise
 from tests.fast_equals_slow.walk_rounds import at_equal_steps
 from tests.support import wrong_rules
 

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from polydraft import Engine, FixedPolicy, SamplingParams, registry
+from polydraft import Engine, FixedPolicy, SamplingParams
 from polydraft.core import Budget, DraftSampling, Request
+from polydraft.core.geometry import paths, product, ragged
 from polydraft.drafters.model.paths import ModelDrafter
+from polydraft.methods import registry
 from polydraft.testing import Grown, measure
-from polydraft.tree import paths, product, ragged
 from tests.engine.tables import TableModel, distribution
 from tests.exactness.harness import by_depth
 from tests.exactness.runs import every_run

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft import Engine, FixedPolicy, SamplingParams, registry
+from polydraft import Engine, FixedPolicy, SamplingParams
 from polydraft.core import Budget, DraftSampling, Request, TreeShape
+from polydraft.core.geometry import paths
 from polydraft.drafters.model.paths import ModelDrafter
+from polydraft.methods import registry
 from polydraft.testing import Grown, Tables, by_position, enumerate_drafts, measure, sibling_draws
-from polydraft.tree import paths
 from tests.engine.tables import TableModel, distribution
 from tests.exactness.harness import stopped_inside
 from tests.exactness.runs import every_run

@@ -15,9 +15,10 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from polydraft import noise, registry
-from polydraft import tree as trees
 from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome, TokenTree, TreeShape
+from polydraft.core import geometry as trees
+from polydraft.methods import registry
+from polydraft.sampling import noise
 from polydraft.testing import Tables, as_batch, by_position, enumerate_drafts, target_text_probs
 from polydraft.verifiers import greedy
 from polydraft.verifiers.list_race import active_paths, list_race

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft import tree
 from polydraft.core import Draft, DraftSampling, TreeShape
-from polydraft.registry import verifier
+from polydraft.core import geometry as tree
+from polydraft.methods.registry import verifier
 from polydraft.testing import Tables, enumerate_drafts, measure
 from polydraft.verifiers import kseq, recursive, speculative
 from polydraft.verifiers import multipath as multipath_module

@@ -1,8 +1,8 @@
 """The validity matrix of docs/losslessness.md, from the registry and the exact checker."""
 
-from polydraft import registry
 from polydraft.core import DraftSampling, TreeShape
 from polydraft.errors import InvalidInputError
+from polydraft.methods import registry
 from polydraft.testing import Tables, by_position, measure
 from tests.exactness.harness import across, by_depth, ragged, with_spares
 

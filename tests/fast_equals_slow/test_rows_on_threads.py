@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft import registry, sampling, threads
 from polydraft.core import Draft, DraftSampling, NoiseKey, SamplingParams, TokenTree, TreeShape
-from polydraft.threads import PIECE, Pool, sync
-from polydraft.truncation import largest, soften
+from polydraft.methods import registry
+from polydraft.numerics import threads
+from polydraft.numerics.threads import PIECE, Pool, sync
+from polydraft.sampling import processing as sampling
+from polydraft.sampling.truncation import largest, soften
 from polydraft.verifiers.walks import greedy_traversal, greedy_traversal_wor
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="helpers need POSIX threads")

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from polydraft import registry, sampling
 from polydraft.core import Draft, DraftSampling, NoiseKey, SamplingParams, TokenTree, TreeShape
+from polydraft.methods import registry
+from polydraft.sampling import processing as sampling
 from polydraft.verifiers import greedy
 from tests.fast_equals_slow.walk_rounds import DEGENERATE, DISTINCT, TREES, B, V, degenerate, rounds, same
 

@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from polydraft import sampling
-from polydraft import tree as trees
 from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome, SamplingParams, TokenTree, TreeShape
-from polydraft.noise import choose_systematic
+from polydraft.core import geometry as trees
+from polydraft.sampling import processing as sampling
+from polydraft.sampling.noise import choose_systematic
 
 V, B = 37, 400
 DISTINCT = DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.GREEDY_PLUS_ONE

@@ -6,14 +6,15 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from polydraft import Engine, FixedPolicy, registry
+from polydraft import Engine, FixedPolicy
 from polydraft.core import Budget, TokenTree
+from polydraft.core.geometry import chain, paths
 from polydraft.drafters.base import Parts
 from polydraft.heads.checkpoint import embeddings, output_rows
 from polydraft.heads.hidden_transfer.network import TransferRecipe
 from polydraft.heads.recipe import Material
+from polydraft.methods import registry
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.tree import chain, paths
 from polydraft.verifiers import pairing
 from tests.drafters.sessions import requests
 

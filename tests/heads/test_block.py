@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from polydraft import Engine, registry, tree
+from polydraft import Engine
 from polydraft.core import Budget, Draft, DraftSampling, Outcome, TreeShape
+from polydraft.core import geometry as tree
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.heads.block import ORDERS, BlockDrafter, revealed
 from polydraft.heads.block.checkpoint import BlockCheckpoint
@@ -17,6 +18,7 @@ from polydraft.heads.block.compiled import CompiledBlock
 from polydraft.heads.block.network import BlockModel, BlockRecipe
 from polydraft.heads.checkpoint import embeddings, output_rows
 from polydraft.heads.recipe import Material
+from polydraft.methods import registry
 from polydraft.models import load, pair
 from polydraft.verifiers import pairing
 from tests.drafters.sessions import requests

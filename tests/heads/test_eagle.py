@@ -12,17 +12,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from polydraft import Engine, FixedPolicy, tree
+from polydraft import Engine, FixedPolicy
 from polydraft.core import Budget, Request, SamplingParams
+from polydraft.core import geometry as tree
 from polydraft.engine.arrivals import Arrivals
 from polydraft.errors import IncompatibleError, ModelLoadError
-from polydraft.heads.checkpoint import head_config, kind_of
+from polydraft.heads.checkpoint import head_config
 from polydraft.heads.eagle import EagleDrafter
 from polydraft.heads.eagle.compiled import CompiledEagle
 from polydraft.heads.eagle.network import EagleCheckpoint, EagleHead, EagleModel, EagleRecipe
 from polydraft.heads.mtp import MtpDrafter
 from polydraft.heads.mtp.network import MtpModel, MtpRecipe
 from polydraft.heads.recipe import Material
+from polydraft.methods.head_folders import kind_of
 from polydraft.models import load, pair
 from tests.support.damage import cut, flipped, mutated_json, read_apart
 

@@ -5,12 +5,12 @@ import torch
 
 from polydraft import SamplingParams
 from polydraft.core import Budget
+from polydraft.core.geometry import chain
 from polydraft.drafters.base import Parts
 from polydraft.errors import InvalidInputError
 from polydraft.heads.early_exit import EarlyExitDrafter
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.hf import HFTarget
-from polydraft.tree import chain
+from polydraft.models.torch.hf import HFTarget
 from tests.drafters.sessions import requests
 from tests.heads import layered
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from polydraft import Engine, SamplingParams, registry
+from polydraft import Engine, SamplingParams
 from polydraft.drafters.model.paths import KINDS
 from polydraft.errors import IncompatibleError
+from polydraft.methods import registry
 from polydraft.verifiers import pairing
 from tests.drafters.sessions import requests
 from tests.engine.tables import TableModel

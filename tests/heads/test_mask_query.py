@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from polydraft import Engine, SamplingParams, registry
+from polydraft import Engine, SamplingParams
 from polydraft.core import Budget, Request
+from polydraft.core.geometry import chain
 from polydraft.errors import DrafterWarning, IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.heads.mask_query import MaskQueryDrafter
 from polydraft.heads.mask_query.network import MaskQueries, QuerySizes
-from polydraft.models.seq2seq import Seq2SeqTarget
-from polydraft.tree import chain
+from polydraft.methods import registry
+from polydraft.models.torch.seq2seq import Seq2SeqTarget
 from polydraft.verifiers.lossy.top_beta import TopBeta
 from studies.seq2seq.glancing import glancing_loss, reveal, start_of
 from tests.models.encoder_decoders import EOS, START, generated, small

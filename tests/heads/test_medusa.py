@@ -8,14 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from polydraft import tree
 from polydraft.core import Budget, Outcome, Request, SamplingParams
+from polydraft.core import geometry as tree
 from polydraft.errors import IncompatibleError, ModelLoadError
-from polydraft.heads.checkpoint import head_config, kind_of, output_rows
+from polydraft.heads.checkpoint import head_config, output_rows
 from polydraft.heads.medusa import MedusaDrafter
 from polydraft.heads.medusa.compiled import CompiledMedusa
 from polydraft.heads.medusa.network import MedusaCheckpoint, MedusaHeads, MedusaModel, MedusaRecipe
 from polydraft.heads.recipe import Material
+from polydraft.methods.head_folders import kind_of
 from polydraft.models import load, pair
 from tests.heads.test_eagle import spoil, text
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from polydraft import Engine, SamplingParams, registry
+from polydraft import Engine, SamplingParams
 from polydraft.errors import IncompatibleError
 from polydraft.heads.network import DepthModel, HeadModel
+from polydraft.methods import registry
 from polydraft.models import load, pair
-from polydraft.models.hf import HFTarget
+from polydraft.models.torch.hf import HFTarget
 from polydraft.train.run import untrained
 
 HEADS = [kind for kind in registry.names("recipe") if kind != "model"]

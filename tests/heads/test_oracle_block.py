@@ -9,17 +9,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from polydraft import Engine, SamplingParams, registry, tree
+from polydraft import Engine, SamplingParams
 from polydraft.core import Budget, Request, TokenTree
+from polydraft.core import geometry as tree
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.heads.block import BlockDrafter
 from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.block.compiled import CompiledBlock
 from polydraft.heads.block.network import BlockModel
-from polydraft.heads.folders import kind_of
 from polydraft.heads.markov import confidence_logits
 from polydraft.heads.peagle.compiled import CompiledPeagle
 from polydraft.heads.peagle.network import PeagleModel
+from polydraft.methods import registry
+from polydraft.methods.head_folders import kind_of
 from tests.heads import oracle
 from tests.heads.oracle import SLOT
 

@@ -14,10 +14,10 @@ from polydraft.core import Needs, Outcome, TokenTree
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.eagle.compiled import CompiledEagle
 from polydraft.heads.finding import head_for
-from polydraft.heads.folders import kind_of
 from polydraft.heads.mtp import MtpDrafter
 from polydraft.heads.mtp.network import MtpCheckpoint, OwnPredictor
 from polydraft.heads.mtp.published import NAMES, MtpModule
+from polydraft.methods.head_folders import kind_of
 from polydraft.models.load import load_model
 from tests.heads import oracle
 from tests.heads.oracle import SLOT

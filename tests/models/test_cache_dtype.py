@@ -7,8 +7,9 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
-from polydraft import Engine, SamplingParams, tree
+from polydraft import Engine, SamplingParams
 from polydraft.core import Outcome, TokenTree
+from polydraft.core import geometry as tree
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama

@@ -7,7 +7,7 @@ from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError, UndefinedError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from polydraft.models.chat_template import render
+from polydraft.models.tokens.chat_template import render
 
 TALK = [
     {"role": "system", "content": "Be <b>brief</b>."},

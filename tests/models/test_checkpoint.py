@@ -14,10 +14,11 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from polydraft.errors import ModelLoadError
-from polydraft.models import checkpoint, pair
+from polydraft.models import pair
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.folder import load_module
 from polydraft.models.load import load_model
+from polydraft.models.loading import checkpoint
+from polydraft.models.loading.folder import load_module
 from tests.models.tree_rounds import ARCHITECTURES, small_model
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}

@@ -7,8 +7,8 @@ import transformers as hf
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.hf import HFTarget
 from polydraft.models.load import load_model
+from polydraft.models.torch.hf import HFTarget
 from tests.models.small_types import SIZES, small_config
 from tests.models.test_types import PROMPTS, assert_equal_but_for_ties
 from tests.models.tree_rounds import small_model

@@ -9,11 +9,11 @@ import torch
 
 from polydraft import Engine, SamplingParams
 from polydraft.errors import CapacityError, ModelLoadError
-from polydraft.models import gguf_module
-from polydraft.models.conversions import CONVERSIONS
-from polydraft.models.gguf import GgufFile
-from polydraft.models.gguf_module import module_of_file
 from polydraft.models.load import load_model
+from polydraft.models.loading import gguf_module
+from polydraft.models.loading.conversions import CONVERSIONS
+from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf_module import module_of_file
 
 FOLDER = Path(__file__).parent / "oracle_gguf"
 FILES = {path.stem: path for path in FOLDER.glob("*.gguf")}

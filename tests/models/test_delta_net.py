@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
 
-from polydraft.compiled_code import njit
 from polydraft.models.compiled.parts.delta_net import DeltaSizes, DeltaWeights, delta_heads, delta_scratch, delta_shape, new_delta
 from polydraft.models.compiled.recurrent import PENDING
 from polydraft.models.compiled.workspace import ROW
+from polydraft.numerics.compiled_code import njit
 
 LARGEST = 1e-4
 """Of the largest number, by which float32 may differ from float64."""

@@ -12,15 +12,15 @@ import transformers as hf
 from torch import distributed
 
 from polydraft.core import AuxRows, TokenTree
+from polydraft.core.geometry import pad
+from polydraft.core.params import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, ModelLoadError, RankError
-from polydraft.models import distributed as sharded
 from polydraft.models import load, pair
 from polydraft.models.cache import SlotCache
-from polydraft.models.distributed import ShardedTarget
-from polydraft.models.hf import HFTarget
-from polydraft.params import SamplingParams
-from polydraft.tree import pad
+from polydraft.models.torch import distributed as sharded
+from polydraft.models.torch.distributed import ShardedTarget
+from polydraft.models.torch.hf import HFTarget
 from tests.models.tree_rounds import ARCHITECTURES, Play, outcome, small_model
 from tests.support.closeness import assert_close
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from polydraft import tree as trees
 from polydraft.core import DraftSampling, SamplingParams
+from polydraft.core import geometry as trees
 from polydraft.engine.api import Engine
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair

@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerFast
 from polydraft import Engine
 from polydraft.errors import CapacityError, InvalidInputError
 from polydraft.models import load
-from polydraft.models.encoding import Cuts, longest_token, special_tokens, token_ids
-from polydraft.models.tokenizer import BackendTokenizer
+from polydraft.models.tokens.encoding import Cuts, longest_token, special_tokens, token_ids
+from polydraft.models.tokens.tokenizer import BackendTokenizer
 from tests.engine.tables import TableModel
 
 SPECIAL = ["<|end|>", "<|start|>", "§"]

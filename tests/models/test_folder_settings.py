@@ -10,9 +10,9 @@ import pytest
 from transformers import AutoTokenizer, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from polydraft.models import pair
-from polydraft.models.config import CheckpointConfig
-from polydraft.models.folder_tokenizer import folder_tokenizer
-from polydraft.models.tokenizer import ROLES
+from polydraft.models.loading.config import CheckpointConfig
+from polydraft.models.tokens.folder_tokenizer import folder_tokenizer
+from polydraft.models.tokens.tokenizer import ROLES
 
 TEXTS = ["def f(x):\n    return x<|endoftext|>", "Grüße, 世界 🙂 \u00a0\t\n\n  12345", "", "a  b   c\r\n", "<|endoftext|>x"]
 

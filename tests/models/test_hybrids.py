@@ -11,15 +11,15 @@ import transformers as hf
 from scipy.stats import chi2
 
 from polydraft.core import Budget, SamplingParams
+from polydraft.core.geometry import chain, pad, paths
 from polydraft.engine.api import Engine
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.gguf import GgufFile
-from polydraft.models.gguf_module import module_of_file
 from polydraft.models.load import load_model
+from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf_module import module_of_file
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.slots import Slots
 from polydraft.policy.fixed import FixedPolicy
-from polydraft.tree import chain, pad, paths
 from tests.models.tree_rounds import V, branch, fresh, outcome, small_model
 from tests.support.closeness import assert_close
 

@@ -20,9 +20,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from polydraft import noise
-from polydraft import tree as trees
 from polydraft.core import AuxRows, DraftSampling, NoiseKey, Outcome, SamplingParams
+from polydraft.core import geometry as trees
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.compiled import weights as compiled_weights
 from polydraft.models.compiled.formats import pack, panels_for, unpack
@@ -31,7 +30,8 @@ from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.products import FORMATS
 from polydraft.models.compiled.proposals import draft_samplings
 from polydraft.models.compiled.trees import draft_distribution
-from polydraft.threads import sync
+from polydraft.numerics.threads import sync
+from polydraft.sampling import noise
 
 SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 256}
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}

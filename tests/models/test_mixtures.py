@@ -12,16 +12,16 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from polydraft.core import Budget, SamplingParams
+from polydraft.core.geometry import pad, paths
 from polydraft.engine.api import Engine
 from polydraft.errors import CapacityError, ModelLoadError
-from polydraft.models import checkpoint
 from polydraft.models.compiled.architectures.mixture import Mixture
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.gguf import GgufFile
-from polydraft.models.gguf_module import module_of_file
 from polydraft.models.load import load_model
+from polydraft.models.loading import checkpoint
+from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf_module import module_of_file
 from polydraft.policy.fixed import FixedPolicy
-from polydraft.tree import pad, paths
 from tests.models.test_targets import FAMILY
 from tests.models.tree_rounds import fresh, small_model
 from tests.support.closeness import assert_close

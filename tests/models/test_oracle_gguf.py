@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from polydraft.core.geometry import pad
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.load import load_model
-from polydraft.tree import pad
 from tests.models.tree_rounds import outcome
 
 FOLDER = Path(__file__).parent / "oracle_gguf"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from polydraft.models.gguf import GgufFile
-from polydraft.models.gguf_tokenizer import gguf_tokenizer
+from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.tokens.gguf_tokenizer import gguf_tokenizer
 
 FOLDER = Path(__file__).parent / "oracle_gguf"
 SAMPLES = {path.stem: json.loads(path.read_text(encoding="utf-8")).get("tokenizer") for path in sorted(FOLDER.glob("*.json"))}

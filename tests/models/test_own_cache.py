@@ -9,12 +9,12 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from polydraft.core import Outcome, SamplingParams, TokenTree
+from polydraft.core.geometry import pad
 from polydraft.engine.api import Engine
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.load import load_model
-from polydraft.models.own_cache import PENDING, UNLIMITED, OwnCacheTarget
-from polydraft.tree import pad
+from polydraft.models.torch.own_cache import PENDING, UNLIMITED, OwnCacheTarget
 from tests.models.small_types import small_config
 from tests.models.tree_rounds import V, fresh, outcome, small_model
 from tests.support.closeness import assert_close

@@ -8,10 +8,11 @@ import shutil
 import numpy as np
 import pytest
 
-from polydraft.cache_folder import NOTHING_KEPT
-from polydraft.models import checkpoint, pair
+from polydraft.files.cache_folder import NOTHING_KEPT
+from polydraft.models import pair
 from polydraft.models.compiled import packed_file, weights
 from polydraft.models.compiled.packed_file import PackedFile
+from polydraft.models.loading import checkpoint
 
 MATRICES = "qkv", "out", "gate_up", "down", "head", "embed"
 SIZES = [5000, 3, 70_000]

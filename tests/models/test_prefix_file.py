@@ -12,10 +12,10 @@ from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError, PrefixWarning
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.hf import HFTarget
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.prefix_file import load_prefixes, save_prefixes
 from polydraft.models.slots import Slots
+from polydraft.models.torch.hf import HFTarget
 from tests.models.test_prefix_cache import ENDS, SHARED, stored
 from tests.models.test_slots import after, made
 from tests.models.test_targets import FAMILY

@@ -9,10 +9,10 @@ import torch
 import transformers as hf
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from polydraft.models.checkpoint import head_width, of_file, of_folder, of_module
 from polydraft.models.compiled.weights import packed_weights
-from polydraft.models.folder import load_module
-from polydraft.models.gguf import GgufFile
+from polydraft.models.loading.checkpoint import head_width, of_file, of_folder, of_module
+from polydraft.models.loading.folder import load_module
+from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.rotary import frequencies
 from tests.models.gguf_files import write
 

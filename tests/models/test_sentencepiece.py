@@ -12,7 +12,7 @@ import pytest
 
 from polydraft.engine.detokenizer import Detokenizer
 from polydraft.models.load import encode, load_tokenizer
-from polydraft.models.tokenizer import BackendTokenizer
+from polydraft.models.tokens.tokenizer import BackendTokenizer
 
 GIVEN = json.loads((Path(__file__).parent / "sentencepiece.json").read_text(encoding="utf-8"))
 

@@ -7,10 +7,10 @@ import torch
 import transformers as hf
 
 from polydraft.core import AuxRows, EncoderDecoder, TokenTree
+from polydraft.core.geometry import pad
 from polydraft.errors import CapacityError, InvalidInputError, ModelLoadError
-from polydraft.models.hf import HFTarget
-from polydraft.models.seq2seq import Seq2SeqTarget
-from polydraft.tree import pad
+from polydraft.models.torch.hf import HFTarget
+from polydraft.models.torch.seq2seq import Seq2SeqTarget
 from tests.models.encoder_decoders import FAMILIES, START, V, fresh, small
 from tests.models.tree_rounds import branch, outcome
 

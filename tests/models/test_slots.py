@@ -9,14 +9,15 @@ import torch
 import transformers as hf
 
 from polydraft.core import SamplingParams, TokenTree
+from polydraft.core.geometry import pad
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
-from polydraft.models import checkpoint, load, pair
+from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.hf import HFTarget
-from polydraft.models.own_cache import OwnCacheTarget
+from polydraft.models.loading import checkpoint
 from polydraft.models.slots import TREE_ROOM, Slots, special_ids
-from polydraft.tree import pad
+from polydraft.models.torch.hf import HFTarget
+from polydraft.models.torch.own_cache import OwnCacheTarget
 from tests.engine.tables import TableModel
 from tests.models.tree_rounds import ARCHITECTURES, fresh, outcome, small_model
 from tests.support.closeness import assert_close

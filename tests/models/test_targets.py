@@ -5,9 +5,9 @@ import torch
 import transformers as hf
 
 from polydraft.core import AuxRows, Needs, TokenTree
+from polydraft.core.geometry import pad
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.hf import HFTarget
-from polydraft.tree import pad
+from polydraft.models.torch.hf import HFTarget
 from tests.models.tree_rounds import ARCHITECTURES, Play, V, fresh, outcome, small_model
 from tests.support.closeness import assert_close
 

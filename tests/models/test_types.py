@@ -5,9 +5,9 @@ import torch
 
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
-from polydraft.models.hf import HFTarget
 from polydraft.models.load import in_transformers
-from polydraft.models.own_cache import OwnCacheTarget
+from polydraft.models.torch.hf import HFTarget
+from polydraft.models.torch.own_cache import OwnCacheTarget
 from tests.models.small_types import small_config
 from tests.models.tree_rounds import Play, fresh, small_model
 

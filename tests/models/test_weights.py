@@ -6,14 +6,15 @@ import transformers as hf
 
 from polydraft.core import TokenTree
 from polydraft.errors import CapacityError
-from polydraft.models import checkpoint, pair
+from polydraft.files.progress import reported_to
+from polydraft.models import pair
 from polydraft.models.compiled import weights
 from polydraft.models.compiled.formats import SAMPLED, pack, panels_for, unpack
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.vectors import LANES
-from polydraft.models.gguf import GgufFile
 from polydraft.models.load import load_model
-from polydraft.progress import reported_to
+from polydraft.models.loading import checkpoint
+from polydraft.models.loading.gguf import GgufFile
 from tests.models.gguf_files import logits, read_by_transformers, write
 from tests.support.closeness import assert_close
 

@@ -8,8 +8,8 @@ import transformers as hf
 from torch import Tensor
 
 from polydraft.core import Outcome, TokenTree
-from polydraft.models.hf import HFTarget
-from polydraft.tree import pad
+from polydraft.core.geometry import pad
+from polydraft.models.torch.hf import HFTarget
 
 V = 61
 CONTEXT = 640

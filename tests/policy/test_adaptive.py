@@ -7,18 +7,18 @@ import pytest
 import torch
 
 from polydraft import Engine, FixedPolicy, SamplingParams
-from polydraft.budget import Stop
-from polydraft.confidence import BINS, IDENTITY
 from polydraft.core import Budget, Draft, DraftSampling, TokenTree, TreeShape
+from polydraft.core.budget import Stop
+from polydraft.core.confidence import BINS, IDENTITY
+from polydraft.core.geometry import chain, paths
 from polydraft.errors import IncompatibleError, InvalidInputError, UnknownNameError
+from polydraft.methods.registry import verifier
 from polydraft.policy.acceptance import FIRST, NEXT, SPARE, UNKNOWN, Acceptance
 from polydraft.policy.adaptive import FIRST_PAUSE, LONGEST_PAUSE, AdaptivePolicy, least_pause, takes_spares
 from polydraft.policy.costs import Costs
 from polydraft.policy.marginal import Expected, depth_of, foreseen, gain, least_reach, speed_of
 from polydraft.policy.profile import Profile
-from polydraft.registry import verifier
 from polydraft.testing import Grown, Tables, enumerate_drafts, measure
-from polydraft.tree import chain, paths
 from tests.engine.tables import TableModel, p_value, table_engine
 from tests.exactness.harness import by_depth
 from tests.policy.planning import LOGITS, OnlyWalks, costs, known, made, outcome, sequences

@@ -7,14 +7,14 @@ import torch
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import Budget, Request
+from polydraft.core.geometry import chain
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine import drafting
 from polydraft.engine.speculation import Menu, Speculation
+from polydraft.methods.registry import verifier
 from polydraft.policy import repeats
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.repeats import LANES, PRIOR, Repeats
-from polydraft.registry import verifier
-from polydraft.tree import chain
 from tests.drafters.sessions import trained
 from tests.engine.tables import TableModel, distribution, p_value, plain_greedy
 from tests.exactness.runs import every_run

@@ -10,10 +10,10 @@ import pytest
 
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
+from polydraft.methods.registry import verifier
 from polydraft.policy import profile
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.profile import Profile
-from polydraft.registry import verifier
 from tests.engine.tables import TableModel
 from tests.policy.planning import known, sequences
 from tests.support.damage import cut, flipped, mutated

@@ -12,7 +12,7 @@ from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.phrases import PhraseDrafter
 from polydraft.engine.loop import Loop
 from polydraft.engine.speculation import Menu, Speculation
-from polydraft.registry import verifier
+from polydraft.methods.registry import verifier
 from tests.engine.tables import TableModel, plain_greedy
 from tests.policy.planning import LOGITS, costs, made, outcome, sequences
 

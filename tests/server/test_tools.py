@@ -9,7 +9,7 @@ import pytest
 from polydraft import StructuredOutputs
 from polydraft.engine.structured import Grammars
 from polydraft.models import load, pair
-from polydraft.models.encoding import special_tokens
+from polydraft.models.tokens.encoding import special_tokens
 from polydraft.server.call_grammar import call_grammar
 from polydraft.server.tools import FORMATS, CallParser, described, format_of, with_ids
 from tests.server.conftest import serving, small_engine

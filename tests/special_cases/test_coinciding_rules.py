@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from polydraft.core import Draft, DraftSampling, TreeShape
-from polydraft.registry import verifier
+from polydraft.methods.registry import verifier
 from polydraft.testing import Tables, as_batch, enumerate_drafts
 from tests.exactness.harness import Markov, by_depth
 

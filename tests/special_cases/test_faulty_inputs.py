@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft import registry, verifiers
+from polydraft import verifiers
 from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
+from polydraft.methods import registry
 from polydraft.testing import Tables, as_batch, enumerate_drafts
 from tests.exactness.harness import SHAPES
 

@@ -1,6 +1,6 @@
 """What a step costs outside of its forward passes is measured for every drafter, with the verifier that auto takes."""
 
-from polydraft import registry
+from polydraft.methods import registry
 from polydraft.verifiers.pairing import best_for
 from studies.large_vocabulary import BUDGETS, PARAMS, measured, page
 

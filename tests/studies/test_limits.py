@@ -9,7 +9,7 @@ from matplotlib import pyplot as plt
 from matplotlib.container import ErrorbarContainer
 from typer.testing import CliRunner
 
-from polydraft import tree as trees
+from polydraft.core import geometry as trees
 from studies.limits.__main__ import app
 from studies.limits.contexts import LimitSettings, Pair
 from studies.limits.nodes import nodes

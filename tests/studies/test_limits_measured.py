@@ -7,8 +7,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from polydraft import tree as trees
 from polydraft.core import Budget, Request, SamplingParams, TreeShape
+from polydraft.core import geometry as trees
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError, UnknownNameError
 from studies.limits import tables

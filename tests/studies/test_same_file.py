@@ -8,8 +8,8 @@ import pytest
 from polydraft.bench.gguf_file import write_gguf
 from polydraft.errors import InvalidInputError
 from polydraft.models import pair
-from polydraft.models.folder import load_module
 from polydraft.models.load import load_tokenizer
+from polydraft.models.loading.folder import load_module
 from studies.question_files import Question
 from studies.same_file import Continuation, FileComparison, Speeds, markdown
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft import registry
 from polydraft.core import TreeShape
+from polydraft.methods import registry
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
 from studies.several_drafts import verified

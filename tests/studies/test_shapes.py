@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polydraft.models.gguf import GgufFile
+from polydraft.core.geometry import pad
 from polydraft.models.load import load_model, load_tokenizer
-from polydraft.tree import pad
+from polydraft.models.loading.gguf import GgufFile
 from studies.shapes import SHAPES, write_shape
 
 ORACLES = Path(__file__).parents[1] / "models" / "oracle_gguf"

@@ -4,7 +4,7 @@ from functools import cache
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from polydraft.models.tokenizer import BackendTokenizer
+from polydraft.models.tokens.tokenizer import BackendTokenizer
 
 SPACE = "▁"
 

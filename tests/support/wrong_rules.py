@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft import noise
-from polydraft import tree as trees
 from polydraft.core import Draft, DraftSampling, Method, NoiseKey, Outcome, TokenTree, TreeShape, Verdict
-from polydraft.registry import verifier
+from polydraft.core import geometry as trees
+from polydraft.methods.registry import verifier
+from polydraft.sampling import noise
 from polydraft.verifiers import recursive, speculative
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise, normalise_or, positive_part

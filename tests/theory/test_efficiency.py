@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from polydraft.core import DraftSampling, TreeShape
-from polydraft.registry import verifier
+from polydraft.methods.registry import verifier
 from polydraft.testing import as_batch, enumerate_drafts, measure
 from studies.theory import efficiency, speed
 from tests.exactness.harness import Markov, by_depth

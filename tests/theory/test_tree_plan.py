@@ -7,7 +7,7 @@ import pytest
 
 from polydraft.core import Budget, DraftSampling, TreeShape
 from polydraft.errors import InvalidInputError
-from polydraft.registry import verifier
+from polydraft.methods.registry import verifier
 from polydraft.testing import Grown, Tables, measure, sibling_draws
 from tests.exactness.harness import by_depth, stopped_inside
 from tests.theory.tree_plan import best_by_position, fastest_by_position, grow_by_probability

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from polydraft import registry
 from polydraft.cli.main import app
+from polydraft.methods import registry
 from polydraft.train.run import TrainingOptions
 
 

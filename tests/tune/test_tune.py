@@ -9,14 +9,14 @@ from polydraft import SamplingParams
 from polydraft.cli.main import app
 from polydraft.cli.tune import _show
 from polydraft.core import Budget
+from polydraft.core.geometry import chain, paths
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
 from polydraft.models import pair
+from polydraft.numerics.threads import usable_cores
 from polydraft.policy.acceptance import FIRST, NEXT
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.fixed import FixedPolicy
-from polydraft.threads import usable_cores
-from polydraft.tree import chain, paths
 from polydraft.tune.tune import SHAPES, Trial, Tuning, chain_costs, tune
 from tests.policy.planning import costs, known
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from polydraft.bench.speedup import Speedup
 from polydraft.core import Request, SamplingParams
+from polydraft.core.params import MOST_SAMPLES
 from polydraft.engine.api import Engine
 from polydraft.engine.stats import RequestStats
-from polydraft.params import MOST_SAMPLES
 
 Prompts = Sequence[Sequence[int]]
 

@@ -10,7 +10,7 @@ from polydraft.core import TokenTree
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.vectors import instruction_set
-from polydraft.models.folder import load_module
+from polydraft.models.loading.folder import load_module
 
 
 def _kernels() -> dict[str, Any]:

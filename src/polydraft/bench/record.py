@@ -11,8 +11,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from polydraft.atomic import replacing
-from polydraft.processor import processor
+from polydraft.files.atomic import replacing
+from polydraft.numerics.processor import processor
 
 PACKAGES = ("polydraft", "torch", "transformers", "tokenizers", "safetensors", "numpy", "numba", "xllamacpp", "gguf", "vllm")
 

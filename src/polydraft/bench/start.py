@@ -19,7 +19,7 @@ from typing import Any
 
 from polydraft.bench.record import command_line, markdown_table
 from polydraft.errors import PolydraftError
-from polydraft.processor import processor
+from polydraft.numerics.processor import processor
 
 __all__ = ["ROWS", "Start", "StartError", "as_dict", "contenders", "markdown", "measure", "prepare"]
 
@@ -44,8 +44,8 @@ class StartError(PolydraftError):
 
 def contenders(model: str, draft_model: str | None, threads: int | None) -> tuple[dict[str, Start], dict[str, str]]:
     """What can be started here, by row, and why others cannot."""
-    from polydraft.models.catalogue import default_draft
-    from polydraft.models.gguf_parts import is_gguf
+    from polydraft.models.loading.catalogue import default_draft
+    from polydraft.models.loading.gguf_parts import is_gguf
 
     options = [f"--model={model}", *([f"--draft-model={draft_model}"] if draft_model else [])]
     options += [f"--threads={threads}"] if threads else []
@@ -116,7 +116,7 @@ def _cell(runs: Sequence[dict[str, float | None]], name: str) -> str:
 
 def prepare(start: Start) -> None:
     """Start once, unmeasured: what was never compiled is, and files are in memory. Raises `StartError`."""
-    from polydraft.compiled_code import WALKS, mark
+    from polydraft.numerics.compiled_code import WALKS, mark
 
     start()
     _await_compilers(mark(WALKS).parent)
@@ -147,7 +147,7 @@ def _cold(files: Sequence[Path], start: Start) -> dict[str, float | None]:
 
 def _first(options: Sequence[str]) -> dict[str, float | None]:
     """With folders of its own for compiled code and costs; ends when no process compiles there any more."""
-    from polydraft.models.catalogue import models_folder
+    from polydraft.models.loading.catalogue import models_folder
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -168,8 +168,8 @@ def _await_compilers(folder: Path) -> None:
 
 def _files(model: str | None) -> list[Path]:
     """All files of a model that is here."""
-    from polydraft.models import hub
-    from polydraft.models.gguf_parts import parts_of
+    from polydraft.models.loading import hub
+    from polydraft.models.loading.gguf_parts import parts_of
 
     place = None if model is None else hub.local(model)
     return [] if place is None else sorted(place.glob("*.*")) if place.is_dir() else parts_of(place)

@@ -26,8 +26,8 @@ from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.folder import as_device, load_module
-from polydraft.models.hf import HFTarget
+from polydraft.models.loading.folder import as_device, load_module
+from polydraft.models.torch.hf import HFTarget
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from polydraft.errors import InvalidInputError
-from polydraft.heads.checkpoint import kind_of
+from polydraft.methods.head_folders import kind_of
 from polydraft.models import load
 
 __all__ = ["DEFAULT_WAYS", "Way", "engine_options"]

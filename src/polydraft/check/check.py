@@ -32,13 +32,13 @@ from typing import Any
 
 from torch import Tensor
 
-from polydraft import tree
 from polydraft.check.finding import POWER, Finding
 from polydraft.check.mutants import mistakes
 from polydraft.check.rounds import LEAST_ROUNDS, Recorder
 from polydraft.check.texts import text_findings
 from polydraft.check.wrong_drafters import FEW, Reversed
 from polydraft.core import Budget, Draft, DraftSampling, NoiseKey, Outcome, SamplingParams, Target
+from polydraft.core import geometry as tree
 from polydraft.engine.api import Engine
 from polydraft.engine.batch import some
 from polydraft.engine.sequence import Result

@@ -13,10 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft import noise, tree
 from polydraft.check.finding import Finding
 from polydraft.core import Draft, NoiseKey, Outcome, TokenTree, Verdict, Verifier
+from polydraft.core import geometry as tree
 from polydraft.engine.batch import some
+from polydraft.sampling import noise
 from polydraft.verifiers.lift.verdict import TreeVerdict
 
 ROUNDING = 1e-5

@@ -18,10 +18,10 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft import registry
 from polydraft.check.wrong_drafters import DropsUnlikely, OwnPositions, TopWithRow
 from polydraft.core import Draft, DraftSampling, Method, Target, TreeShape, Verdict
 from polydraft.drafters.model.paths import ModelDrafter
+from polydraft.methods import registry
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot
 
 ANYTHING = Method("wrong", "A known mistake", "", 2026, "", frozenset(DraftSampling), frozenset(TreeShape), lossless=False)

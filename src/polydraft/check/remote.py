@@ -9,7 +9,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.models.spelling import Spelling
+from polydraft.models.tokens.spelling import Spelling
 
 __all__ = ["Completions", "RemoteText"]
 

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft import registry
-from polydraft import tree as trees
 from polydraft.check.comparison import Comparison
 from polydraft.check.finding import Finding
 from polydraft.check.p_values import two_sided
 from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome, TokenTree, Verdict, Verifier
+from polydraft.core import geometry as trees
+from polydraft.methods import registry
 
 RESOLUTION = 1e-5
 """Distributions come from float32 logits: mean differences of this size mean nothing."""

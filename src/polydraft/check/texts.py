@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft import sampling
 from polydraft.check.p_values import kolmogorov_smirnov
 from polydraft.check.rounds import LEAST_ROUNDS, Finding
 from polydraft.core import SamplingParams, TokenTree
 from polydraft.engine.api import Engine
 from polydraft.engine.sequence import Origin, Result
+from polydraft.sampling import processing as sampling
 
 NEAR_TIE = 1e-4
 """In logits; below it the order of float operations decides."""

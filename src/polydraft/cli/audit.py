@@ -31,8 +31,8 @@ def audit_server(
     from polydraft.check.audit import audit
     from polydraft.check.remote import Completions
     from polydraft.models import pair
-    from polydraft.models.folder import load_module
     from polydraft.models.load import encode, load_tokenizer
+    from polydraft.models.loading.folder import load_module
     from polydraft.models.slots import special_ids
 
     if config.model is None:

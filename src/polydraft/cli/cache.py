@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from polydraft.cache_folder import COMPILED, COSTS, PACKED, cache_folder
 from polydraft.cli.commands import Group
 from polydraft.cli.options import AsJson
+from polydraft.files.cache_folder import COMPILED, COSTS, PACKED, cache_folder
 
 __all__ = ["app"]
 

@@ -46,7 +46,7 @@ def chat(
 ) -> None:
     """Talk to a model. One message a line; /help shows what else there is."""
     name, config = str(config.model), config.with_(max_num_seqs=1)
-    from polydraft.params import SamplingParams
+    from polydraft.core.params import SamplingParams
 
     check(config, SamplingParams(**sampling.chosen()))
     agree_on_downloads([config], yes=yes)
@@ -152,7 +152,7 @@ class _Talk:
             typer.echo(HELP if name == "/help" else f"{line!r} was given. {HELP}", err=True)
 
     def _save(self, file: str) -> None:
-        from polydraft.atomic import replacing
+        from polydraft.files.atomic import replacing
 
         with replacing(file) as written:
             written.write(json.dumps(self.messages, ensure_ascii=False, indent=2).encode())

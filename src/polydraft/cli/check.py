@@ -81,7 +81,7 @@ def check(
     from polydraft.check.check import check as run
     from polydraft.core import SamplingParams
     from polydraft.models import pair
-    from polydraft.models.folder import load_module
+    from polydraft.models.loading.folder import load_module
 
     agree_on_downloads([config])
     engine, as_json = build(config), options.as_json

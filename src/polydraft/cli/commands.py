@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from polydraft import registry
 from polydraft.errors import InvalidInputError, PolydraftError
+from polydraft.methods import registry
 
 __all__ = ["EXIT_STATUS", "Command", "CommandGroup", "Commands", "Group"]
 

@@ -12,16 +12,17 @@ from typing import Any
 
 import torch
 
-from polydraft import registry, tree
 from polydraft.cli.compile_walks import compile_walks
-from polydraft.compiled_code import EVERYTHING, mark
 from polydraft.core import Budget, Method, SamplingParams, Target
+from polydraft.core import geometry as tree
 from polydraft.drafters.text.suffix import SuffixStore
 from polydraft.drafters.text.text_index import TextIndex
 from polydraft.engine.api import Engine
 from polydraft.errors import DrafterWarning
+from polydraft.methods import registry
 from polydraft.models import load, pair
 from polydraft.models.compiled.products import compile_products
+from polydraft.numerics.compiled_code import EVERYTHING, mark
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.fixed import FixedPolicy
 from polydraft.policy.profile import Profile

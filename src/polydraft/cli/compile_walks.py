@@ -4,10 +4,10 @@ from contextlib import suppress
 
 import torch
 
-from polydraft.compiled_code import WALKS, mark
 from polydraft.core import Draft, NoiseKey, SamplingParams
-from polydraft.sampling import samplings_of
-from polydraft.tree import dedup
+from polydraft.core.geometry import dedup
+from polydraft.numerics.compiled_code import WALKS, mark
+from polydraft.sampling.processing import samplings_of
 from polydraft.verifiers import greedy
 from polydraft.verifiers.match import match
 

@@ -18,7 +18,7 @@ def agree_on_downloads(configs: Sequence[EngineConfig], *, yes: bool = False) ->
     Raises:
         typer.Exit: the answer is no.
     """
-    from polydraft.models.catalogue import MODELS, cached, models_folder
+    from polydraft.models.loading.catalogue import MODELS, cached, models_folder
 
     names = dict.fromkeys(name for config in configs for name in _names(config))
     missing = [MODELS[name] for name in names if name in MODELS and cached(MODELS[name]) is None]
@@ -39,7 +39,7 @@ def _asks() -> bool:
 
 def _names(config: EngineConfig) -> list[str]:
     """Models that a configuration names, and the draft model that is listed with its target."""
-    from polydraft.models.catalogue import default_draft
+    from polydraft.models.loading.catalogue import default_draft
 
     drafter = config.drafter if isinstance(config.drafter, str) else ""
     drafts = drafter == "auto" or drafter.startswith("model")

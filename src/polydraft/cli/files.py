@@ -77,7 +77,7 @@ def read_text(option: str, file: Path) -> str:
 
 
 def _of_json(where: str, line: str) -> str:
-    from polydraft.schema import PROMPT, fault, read_json
+    from polydraft.files.schema import PROMPT, fault, read_json
 
     try:
         content = read_json(line)

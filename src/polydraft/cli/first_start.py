@@ -30,7 +30,7 @@ PRIORITY = 10
 
 def build(config: "EngineConfig") -> "Engine":
     """An engine for requests, whose code is compiled by several processes where that was never done."""
-    from polydraft.compiled_code import WALKS
+    from polydraft.numerics.compiled_code import WALKS
 
     walks = _process(WALKS)
     from polydraft.engine.api import Engine
@@ -47,7 +47,7 @@ def build(config: "EngineConfig") -> "Engine":
 
 def _process(what: str, *names: str) -> "subprocess.Popen[bytes] | None":
     """A process that compiles something and marks it; None where that was done, or could not be kept."""
-    from polydraft.compiled_code import is_marked, mark
+    from polydraft.numerics.compiled_code import is_marked, mark
 
     folder = mark(what).parent
     if is_marked(what) or not os.access(folder, os.W_OK) or shutil.disk_usage(folder).free < ROOM:
@@ -85,7 +85,7 @@ def main(*names: str) -> None:
     """Compile what drafts of this drafter and verifier call, or what is called without drafts, unless another process does so now or has done so."""
     from filelock import FileLock
 
-    from polydraft.compiled_code import WALKS, mark
+    from polydraft.numerics.compiled_code import WALKS, mark
 
     if names:
         with suppress(OSError, AttributeError):

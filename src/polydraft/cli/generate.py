@@ -54,8 +54,8 @@ def generate(
 ) -> None:
     """Continue PROMPT: text on standard output, statistics on standard error."""
     text = read_prompt(prompt, file)
+    from polydraft.core.params import SamplingParams
     from polydraft.engine.checks import check_length, check_prompt
-    from polydraft.params import SamplingParams
 
     params = SamplingParams(**sampling.chosen())  # refused before anything is loaded
     check_prompt(text)

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from polydraft import registry
 from polydraft.cli.commands import Group
 from polydraft.cli.files import check_output
 from polydraft.cli.progress import bars
 from polydraft.cli.start import quiet
 from polydraft.errors import InvalidInputError
+from polydraft.methods import registry
 
 app = typer.Typer(cls=Group, help="Index files for retrieval-based drafting.", no_args_is_help=True)
 

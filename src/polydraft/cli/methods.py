@@ -40,7 +40,7 @@ def table() -> list[dict[str, Any]]:
         >>> table()[0]["name"], table()[0]["year"]
         ('speculative', 2023)
     """
-    from polydraft import registry
+    from polydraft.methods import registry
 
     infos = {
         "verifier": [*(registry.verifier(name).info for name in registry.names("verifier")), *registry.made_rules()],

@@ -10,9 +10,9 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from polydraft.cache_folder import NOTHING_KEPT
 from polydraft.config import OUTPUT, Config, EngineConfig, Setting, flag, setting, settings
 from polydraft.errors import InvalidInputError
+from polydraft.files.cache_folder import NOTHING_KEPT
 
 ENGINE_OF_REQUESTS = ("offered", "max_num_seqs", "prefix_cache_bytes", "prefix_cache_file")
 """Fields of engines that serve many requests at a time."""

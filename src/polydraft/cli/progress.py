@@ -9,7 +9,7 @@ from time import monotonic
 
 import typer
 
-from polydraft.progress import reported_to
+from polydraft.files.progress import reported_to
 
 WIDTH = 79
 SECONDS = 10.0
@@ -29,7 +29,7 @@ class Preparation(ExitStack):
 
     def __enter__(self) -> "Preparation":
         self._show(self._begins)  # before the imports, of which numba's is one
-        from polydraft import compile_time
+        from polydraft.numerics import compile_time
 
         self._before = compile_time.seconds()
         self.callback(self._end)
@@ -52,7 +52,7 @@ class Preparation(ExitStack):
         self._show(f"loading {Path(name).name}: {done / total:.0%} of {total / 1e6:.0f} MB ...")
 
     def _end(self) -> None:
-        from polydraft import compile_time
+        from polydraft.numerics import compile_time
 
         self._show("")
         if self._num_compiled:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from polydraft.errors import InvalidInputError
-from polydraft.models.gguf_parts import first_parts, model_title
+from polydraft.models.loading.gguf_parts import first_parts, model_title
 
 __all__ = ["ModelChoice", "model_choices"]
 

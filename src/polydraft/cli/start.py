@@ -12,8 +12,8 @@ from polydraft.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from polydraft.config import EngineConfig
+    from polydraft.core.params import SamplingParams
     from polydraft.engine.api import Engine
-    from polydraft.params import SamplingParams
 
 
 def quiet() -> None:

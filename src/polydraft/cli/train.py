@@ -11,13 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
-from polydraft import registry
 from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import build, use_threads
 from polydraft.config import Config, EngineConfig, setting
 from polydraft.errors import InvalidInputError
+from polydraft.methods import registry
 from polydraft.models.pair import EMBEDDED
 
 __all__ = ["keep_memory", "train"]

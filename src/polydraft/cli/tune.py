@@ -72,7 +72,7 @@ def tune(
 
 def _show(report: "Tuning") -> None:
     """Seconds, acceptance rates, speeds of shapes and the recommendation, as tables."""
-    from polydraft.confidence import BINS
+    from polydraft.core.confidence import BINS
 
     console, costs, plain = output(), report.profile.costs, report.trial("plain")
     rates, _ = report.profile.known(report.greedy)

@@ -37,7 +37,7 @@ class Waiting:
 
     def begin(self) -> None:
         """The request is made now."""
-        from polydraft import compile_time
+        from polydraft.numerics import compile_time
 
         self._begun, self._compiled = process_seconds(), compile_time.seconds()
 
@@ -45,7 +45,7 @@ class Waiting:
         """Seconds from the start of the process until the model was `load`ed, the prompt was read (`prefill`), the `first_token` came and the
         text was there (`total`); `compile`: how many of them went into compiling and loading compiled code; `tokens_per_second`.
         """
-        from polydraft import compile_time
+        from polydraft.numerics import compile_time
 
         compiled = compile_time.seconds()
         read = self._begun + stats.seconds["prefill"] + compiled - self._compiled

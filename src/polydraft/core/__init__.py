@@ -7,15 +7,15 @@ row. Every tensor has a leading batch dimension B; trees are padded to N nodes a
     p  target distribution      q  draft distribution      both after sampling parameters, summing to one
 """
 
-from polydraft.budget import Budget, TreeShape
+from polydraft.core.budget import Budget, TreeShape
 from polydraft.core.decodings import Decoding, DecodingMethod, NamedDecoding, SecondSequenceDecoding
 from polydraft.core.drafts import FIXED, Draft, DraftSampling
 from polydraft.core.methods import Drafter, Method, Verifier, Walking
 from polydraft.core.outcomes import Outcome, Verdict
+from polydraft.core.params import SamplingParams
 from polydraft.core.requests import Request
 from polydraft.core.targets import AuxRows, BlockCopying, EncoderDecoder, Mixing, Needs, Proposing, Scores, Target
 from polydraft.core.trees import NoiseKey, TokenTree
-from polydraft.params import SamplingParams
 
 __all__ = [
     "FIXED", "AuxRows", "BlockCopying", "Budget", "Decoding", "DecodingMethod", "Draft", "DraftSampling", "Drafter",

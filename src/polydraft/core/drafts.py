@@ -6,7 +6,7 @@ from enum import Enum, auto
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.budget import TreeShape
+from polydraft.core.budget import TreeShape
 from polydraft.core.trees import NoiseKey, TokenTree
 
 FIXED = frozenset(TreeShape) - {TreeShape.GROWN}
@@ -46,7 +46,7 @@ class Draft:
     noise: the shared noise, only for COUPLED and LISTED.
     logits: [B, N, V] of the draft model after every node, leaves too, where it drafts in the slots of a decoding method's second sequences; its
         cache then holds every node at its first copy. For the decoding method; no verifier reads them.
-    confidence: [B, N] of a draft model in each node's token, see `polydraft.confidence`; None where nobody says. No rule reads it.
+    confidence: [B, N] of a draft model in each node's token, see `polydraft.core.confidence`; None where nobody says. No rule reads it.
     """
 
     tree: TokenTree

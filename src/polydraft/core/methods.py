@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.budget import Budget, TreeShape
+from polydraft.core.budget import Budget, TreeShape
 from polydraft.core.drafts import Draft, DraftSampling
 from polydraft.core.outcomes import Outcome, Verdict
 from polydraft.core.requests import Request

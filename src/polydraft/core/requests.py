@@ -6,9 +6,9 @@ from numbers import Integral
 from operator import index
 from typing import Any
 
-from polydraft.budget import Budget
+from polydraft.core.budget import Budget
+from polydraft.core.params import SamplingParams
 from polydraft.errors import InvalidInputError
-from polydraft.params import SamplingParams
 
 
 @dataclass(frozen=True)

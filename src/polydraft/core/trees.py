@@ -78,7 +78,7 @@ class TokenTree:
 
 @dataclass(frozen=True)
 class NoiseKey:
-    """Which noise a row of the batch meets; see `polydraft.noise` for the draws made with it.
+    """Which noise a row of the batch meets; see `polydraft.sampling.noise` for the draws made with it.
 
     seed: [B] the request's seed.  sample: [B] sample index, for n > 1.
     position: [B] committed length at the start of the round (absolute position for the race stream).

@@ -22,7 +22,7 @@ from torch import Tensor
 from polydraft.core import Needs, Request, Scores, Target, TokenTree
 from polydraft.drafters.base import Parts
 from polydraft.errors import InvalidInputError
-from polydraft.papers import decoding_method
+from polydraft.methods.papers import decoding_method
 
 __all__ = ["Contrastive", "contrast"]
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from polydraft.core import Needs, Request, Scores, TokenTree
 from polydraft.drafters.base import Parts
 from polydraft.errors import InvalidInputError
+from polydraft.methods.papers import decoding_method
 from polydraft.models.load import encode
-from polydraft.papers import decoding_method
 
 __all__ = ["Guidance"]
 

@@ -26,7 +26,7 @@ from polydraft.core import Needs, Scores, Target, TokenTree
 from polydraft.decoding.passages import Passages, key_layer
 from polydraft.drafters.base import Parts
 from polydraft.errors import InvalidInputError
-from polydraft.papers import decoding_method
+from polydraft.methods.papers import decoding_method
 
 __all__ = ["Hits", "Nearest", "query_end"]
 

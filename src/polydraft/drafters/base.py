@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polydraft.budget import TreeShape
+from polydraft.core.budget import TreeShape
 from polydraft.core.decodings import Decoding, SecondSequenceDecoding
 from polydraft.core.drafts import Draft, DraftSampling
 from polydraft.core.methods import Drafter

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from polydraft.compiled_code import njit
 from polydraft.core import Budget
 from polydraft.drafters.grown_tree import GrownTree, add_best, is_full, limits, new_cells, plant
 from polydraft.errors import InvalidInputError
+from polydraft.numerics.compiled_code import njit
 
 DEPTHS, GRADES = 4, 8
 GRADE_ENDS = np.array([0.05, 0.12, 0.25, 0.4, 0.6, 0.8, 0.95])

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polydraft.compiled_code import njit
 from polydraft.core import Budget, Draft, DraftSampling, TokenTree, TreeShape
+from polydraft.numerics.compiled_code import njit
 
 Cells = tuple[np.ndarray, np.ndarray]
 """(cells, end-of-sequence ids): a tree as compiled functions take it."""

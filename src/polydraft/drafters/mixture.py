@@ -22,8 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from polydraft import registry
-from polydraft.compiled_code import njit
 from polydraft.core import AuxRows, Budget, Draft, Drafter, DraftSampling, Outcome, Request, Scores, TreeShape
 from polydraft.drafters.base import Auxiliary, Crediting, ModelBased, Parts, Reading, release_each, start_each, teach_each
 from polydraft.drafters.credit import Credit
@@ -31,7 +29,9 @@ from polydraft.drafters.grown_tree import PARENT, SCORE, TOKEN, GrownTree, end_i
 from polydraft.drafters.text.base import TextDrafter
 from polydraft.drafters.text.text_index import TextIndex
 from polydraft.errors import InvalidInputError
-from polydraft.papers import method
+from polydraft.methods import registry
+from polydraft.methods.papers import method
+from polydraft.numerics.compiled_code import njit
 
 MOST_SOURCES = 8
 

@@ -5,16 +5,16 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
-from polydraft import sampling
 from polydraft.core import Decoding, EncoderDecoder, Request, Target
+from polydraft.core.params import MOST_SAMPLES, WHOLE_CONTEXT, ConstraintSource, StructuredOutputs
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sample, Sequence
 from polydraft.engine.speculation import Menu
 from polydraft.engine.stopping import Stopper
 from polydraft.engine.structured import Grammars
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, too_long
-from polydraft.params import MOST_SAMPLES, WHOLE_CONTEXT, ConstraintSource, StructuredOutputs
 from polydraft.policy.fixed import check_draft
+from polydraft.sampling import processing as sampling
 
 
 class Admission:

@@ -17,6 +17,7 @@ from typing_extensions import Unpack
 
 from polydraft.config import EngineConfig, SpeculationConfig
 from polydraft.core import Budget, EncoderDecoder, NamedDecoding, Request, SamplingParams, Target
+from polydraft.core.params import CHAT_DEFAULTS, MOST_SAMPLES
 from polydraft.drafters.base import Parts
 from polydraft.engine.checks import check
 from polydraft.engine.fields import EngineFields, SpeculationFields
@@ -32,12 +33,11 @@ from polydraft.engine.speculation import CompileDrafts, Menu
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, PolydraftError, first_line
 from polydraft.heads.finding import head_for, located_head
 from polydraft.models import load, pair
-from polydraft.models.chat_template import template_of
-from polydraft.models.defaults import sampling_defaults
-from polydraft.models.encoding import Cuts, longest_token, num_bytes, token_ids
-from polydraft.models.memory import default_prefix_cache_bytes
+from polydraft.models.loading.defaults import sampling_defaults
+from polydraft.models.loading.memory import default_prefix_cache_bytes
 from polydraft.models.prefix_cache import PrefixCache, can_keep, shares
-from polydraft.params import CHAT_DEFAULTS, MOST_SAMPLES
+from polydraft.models.tokens.chat_template import template_of
+from polydraft.models.tokens.encoding import Cuts, longest_token, num_bytes, token_ids
 
 __all__ = ["Engine"]
 

@@ -20,13 +20,13 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, TypeVar
 
+from polydraft.core.params import ConstraintSource, SamplingParams, StructuredOutputs
 from polydraft.engine.api import Engine
 from polydraft.engine.embedding import Embedding
 from polydraft.engine.output import StepOutput
 from polydraft.engine.prompts import Prompt
 from polydraft.engine.sequence import Result
 from polydraft.errors import BusyError, InvalidInputError, PolydraftError
-from polydraft.params import ConstraintSource, SamplingParams, StructuredOutputs
 
 __all__ = ["AsyncEngine"]
 

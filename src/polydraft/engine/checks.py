@@ -8,16 +8,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polydraft import registry
 from polydraft.config import EngineConfig
+from polydraft.core.params import SamplingParams
 from polydraft.errors import CapacityError, InvalidInputError, too_long, unknown_name
-from polydraft.models import hub, pair
-from polydraft.models.catalogue import default_draft
-from polydraft.models.gguf_header import GgufHeader
-from polydraft.models.gguf_parts import is_gguf
-from polydraft.models.matching import check_same_context, check_same_tokens
-from polydraft.params import SamplingParams
-from polydraft.schema import read_json
+from polydraft.files.schema import read_json
+from polydraft.methods import registry
+from polydraft.models import pair
+from polydraft.models.loading import hub
+from polydraft.models.loading.catalogue import default_draft
+from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.models.loading.gguf_parts import is_gguf
+from polydraft.models.loading.matching import check_same_context, check_same_tokens
 
 __all__ = ["check", "check_length", "check_prompt"]
 
@@ -122,7 +123,7 @@ def _drafter_named(config: EngineConfig) -> str:
 
 
 def _kind_of_head(folder: str | Path) -> str:
-    from polydraft.heads.folders import kind_of
+    from polydraft.methods.head_folders import kind_of
 
     return kind_of(folder)
 

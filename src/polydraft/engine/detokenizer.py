@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from polydraft.models.slots import common_length
-from polydraft.models.spelling import REPLACEMENT, Spelling
+from polydraft.models.tokens.spelling import REPLACEMENT, Spelling
 
 __all__ = ["Detokenizer"]
 

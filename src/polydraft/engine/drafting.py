@@ -23,7 +23,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from polydraft.budget import Budget, TreeShape
+from polydraft.core.budget import Budget, TreeShape
 from polydraft.core.drafts import Draft, DraftSampling
 from polydraft.core.methods import Drafter, Verifier
 from polydraft.core.outcomes import Outcome

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.core import Verifier
+from polydraft.core.params import SamplingParams
 from polydraft.decoding.guidance import Guidance
 from polydraft.drafters.text.text_index import TextIndex
 from polydraft.drafters.text.trigram import TrigramDrafter
@@ -20,7 +21,6 @@ from polydraft.engine.sequence import Result
 from polydraft.errors import InvalidInputError
 from polydraft.models.images import ImageFolder, digits_folder
 from polydraft.models.load import load_model
-from polydraft.params import SamplingParams
 from polydraft.verifiers.lossy.latent import Latent, latent
 
 __all__ = ["DRAFTERS", "ImageEngine", "Pictures", "neighbourhoods"]

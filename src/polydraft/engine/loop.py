@@ -24,9 +24,8 @@ from time import perf_counter
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from polydraft.clock import clock as pricing_clock
-from polydraft.compile_time import working
 from polydraft.core import BlockCopying, Decoding, EncoderDecoder, Request, SecondSequenceDecoding, Target
+from polydraft.core.params import ConstraintSource, SamplingParams, StructuredOutputs
 from polydraft.engine import drafting
 from polydraft.engine.admission import Admission
 from polydraft.engine.arrivals import Arrivals
@@ -45,7 +44,8 @@ from polydraft.engine.ties import check_margin
 from polydraft.errors import BusyError, GrammarError, IncompatibleError, PolydraftError, RequestWarning
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.slots import Slots
-from polydraft.params import ConstraintSource, SamplingParams, StructuredOutputs
+from polydraft.numerics.clock import clock as pricing_clock
+from polydraft.numerics.compile_time import working
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.costs import Interrupted
 from polydraft.policy.fixed import Opening, Policy
@@ -73,7 +73,7 @@ class Loop:
     keep_prefixes: whether slots keep what was read for requests that begin with the same tokens, such as the next turn of a chat;
         not where prompts are measured.
     prefix_cache_bytes: most bytes of KV cache entries that stay, beside the slots, of texts whose slots were taken for others; 0: none.
-    clock: of the seconds that steps take, by default the wall's, and for what a policy learns that of `polydraft.clock`; it stands still while
+    clock: of the seconds that steps take, by default the wall's, and for what a policy learns that of `polydraft.numerics.clock`; it stands still while
         functions are compiled.
     """
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from polydraft import registry
 from polydraft.core import Decoding, Drafter, EncoderDecoder, Needs, SecondSequenceDecoding, Target
 from polydraft.drafters.base import Auxiliary, Parts, Reading
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
+from polydraft.methods import registry
 from polydraft.models.compiled.draft_vocabulary import FIRST_TOKENS
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.load import check_same_context, token_names

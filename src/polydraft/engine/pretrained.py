@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 
 from polydraft.config import EngineConfig, ModelConfig
 from polydraft.core import Target
-from polydraft.drafters import by_name
-from polydraft.engine import parts
+from polydraft.engine import by_name, parts
 from polydraft.models import load
-from polydraft.models.catalogue import default_draft
-from polydraft.models.hub import located
-from polydraft.threads import usable_cores
+from polydraft.models.loading.catalogue import default_draft
+from polydraft.models.loading.hub import located
+from polydraft.numerics.threads import usable_cores
 
 
 class Models(NamedTuple):

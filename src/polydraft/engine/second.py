@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 
 from polydraft.core import AuxRows, Draft, Outcome, Request, Scores, SecondSequenceDecoding, Target, TokenTree
+from polydraft.core.geometry import Dedup, at_first_copies
 from polydraft.engine.batch import joined
 from polydraft.engine.sequence import Sequence
 from polydraft.errors import InvalidInputError
 from polydraft.models.slots import Slots
-from polydraft.tree import Dedup, at_first_copies
 
 
 class Second:

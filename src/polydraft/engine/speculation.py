@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from polydraft import registry, tree
-from polydraft.budget import Budget
 from polydraft.config import SpeculationConfig
 from polydraft.core import Drafter, Target, Verifier
-from polydraft.drafters import by_name
+from polydraft.core import geometry as tree
+from polydraft.core.budget import Budget
 from polydraft.drafters.base import Asynchronous, Confident, Parts
+from polydraft.engine import by_name
 from polydraft.engine.parts import check_drafter
 from polydraft.errors import InvalidInputError, unknown_name
+from polydraft.methods import registry
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.fixed import FixedPolicy, Policy, Preparing, Timed, check_room
 from polydraft.policy.profile import Profile

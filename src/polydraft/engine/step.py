@@ -20,12 +20,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from polydraft import sampling
-from polydraft.budget import Budget, TreeShape
+from polydraft.core.budget import Budget, TreeShape
 from polydraft.core.decodings import Decoding
 from polydraft.core.drafts import Draft
+from polydraft.core.geometry import Dedup, chain, dedup
 from polydraft.core.methods import Drafter, Verifier, Walking
 from polydraft.core.outcomes import Outcome
+from polydraft.core.params import SamplingParams
 from polydraft.core.targets import AuxRows, Mixing, Scores, Target
 from polydraft.core.trees import NoiseKey, TokenTree
 from polydraft.drafters.base import Reporting
@@ -36,9 +37,8 @@ from polydraft.engine.sequence import Sequence
 from polydraft.engine.stats import Stopwatch
 from polydraft.engine.ties import rescored
 from polydraft.models.slots import TREE_ROOM
-from polydraft.params import SamplingParams
 from polydraft.policy.fixed import Policy
-from polydraft.tree import Dedup, chain, dedup
+from polydraft.sampling import processing as sampling
 from polydraft.verifiers import greedy as greedy_verifier
 from polydraft.verifiers.match import match
 

@@ -21,10 +21,10 @@ import numpy as np
 from jaxtyping import Bool, UInt32
 
 from polydraft.core import Draft, DraftSampling, SamplingParams, TokenTree
+from polydraft.core.params import Constraint, StructuredOutputs
 from polydraft.engine.grammar_tokenizer import GrammarTokenizer
 from polydraft.engine.json_schema import exact
 from polydraft.errors import GrammarError, IncompatibleError, InvalidInputError, first_line
-from polydraft.params import Constraint, StructuredOutputs
 
 __all__ = ["CompiledGrammar", "Grammar", "Grammars", "pruned"]
 

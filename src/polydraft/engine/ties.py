@@ -18,11 +18,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft import sampling
 from polydraft.core import EncoderDecoder, Scores, Target, TokenTree
 from polydraft.engine.sequence import Sequence as Running
 from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.staging import fetched, sent
+from polydraft.numerics.staging import fetched, sent
+from polydraft.sampling import processing as sampling
 
 
 class _Fresh(Protocol):

@@ -20,15 +20,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.atomic import replacing
 from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
+from polydraft.files.atomic import replacing
+from polydraft.files.schema import HEAD, fault, read_json
 from polydraft.heads.fields import unknown_field
-from polydraft.heads.folders import kind_of
 from polydraft.heads.markov import Markov, markov
-from polydraft.models.checkpoint import head_width, rotary
+from polydraft.methods.head_folders import kind_of
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.schema import HEAD, fault, read_json
+from polydraft.models.loading.checkpoint import head_width, rotary
 
 __all__ = [
     "HeadCheckpoint",
@@ -38,7 +38,6 @@ __all__ = [
     "has_whole_widths",
     "head_config",
     "head_folder",
-    "kind_of",
     "output_rows",
     "probe",
     "save_head",

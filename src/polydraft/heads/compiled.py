@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numba.extending import overload
 
-from polydraft.compiled_code import njit
 from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError
 from polydraft.models.compiled.forward import describe, draft_pass
@@ -18,6 +17,7 @@ from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.proposals import CompiledProposals
 from polydraft.models.compiled.workspace import CHUNK
 from polydraft.models.slots import TREE_ROOM
+from polydraft.numerics.compiled_code import njit
 
 __all__ = ["HEADS", "CompiledHead", "compiled", "head_pass", "run_rows"]
 

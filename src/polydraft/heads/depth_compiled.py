@@ -16,7 +16,6 @@ from jaxtyping import Float
 from numba.extending import overload
 from torch import Tensor
 
-from polydraft.compiled_code import njit
 from polydraft.core import Needs, SamplingParams, Scores, TokenTree
 from polydraft.heads.markov import Markov, add_bias, bias_vectors, markov
 from polydraft.models.compiled.cache import whole
@@ -25,7 +24,8 @@ from polydraft.models.compiled.kernels import copy_row
 from polydraft.models.compiled.proposals import CompiledProposals, draft_samplings
 from polydraft.models.compiled.trees import draft_distribution
 from polydraft.models.compiled.vectors import aligned
-from polydraft.threads import ROWS, sync
+from polydraft.numerics.compiled_code import njit
+from polydraft.numerics.threads import ROWS, sync
 
 __all__ = ["DepthDistributions"]
 

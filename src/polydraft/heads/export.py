@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from polydraft.atomic import replacing
 from polydraft.errors import InvalidInputError
+from polydraft.files.atomic import replacing
 from polydraft.heads.eagle.network import EagleCheckpoint
-from polydraft.models.hub import located
 from polydraft.models.load import load_module, load_tokenizer
+from polydraft.models.loading.hub import located
 
 __all__ = ["export_head", "export_model"]
 

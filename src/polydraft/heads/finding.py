@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from polydraft import registry
 from polydraft.core import Target
 from polydraft.errors import ModelLoadError, PolydraftError, first_line
+from polydraft.files.schema import read_json
 from polydraft.heads.checkpoint import flat, probe, shipped
-from polydraft.heads.folders import kind_of, settings_of
-from polydraft.models.catalogue import hub_answers
-from polydraft.models.hub import local, located
-from polydraft.schema import read_json
+from polydraft.methods import registry
+from polydraft.methods.head_folders import kind_of, settings_of
+from polydraft.models.loading.catalogue import hub_answers
+from polydraft.models.loading.hub import local, located
 
 __all__ = ["candidates", "check_head", "head_for", "located_head", "misfit"]
 

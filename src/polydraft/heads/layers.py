@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from polydraft.heads.checkpoint import HeadCheckpoint, embeddings
-from polydraft.models.checkpoint import Checkpoint, head_width
 from polydraft.models.compiled.architectures import QWEN3, Architecture, ModelSpec
 from polydraft.models.compiled.architectures.base import ATTENTION
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.products import BYTES, FORMATS, Format, Packed, packed
 from polydraft.models.compiled.weights import Ends
 from polydraft.models.compiled.workspace import ONE, Sizes
+from polydraft.models.loading.checkpoint import Checkpoint, head_width
 from polydraft.models.rotary import rope_parameters
 
 __all__ = ["HeadLayers", "ends_of", "sizes_of"]

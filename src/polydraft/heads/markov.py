@@ -19,8 +19,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.compiled_code import njit
-from polydraft.exponential import exp
+from polydraft.numerics.compiled_code import njit
+from polydraft.numerics.exponential import exp
 
 __all__ = ["KINDS", "Markov", "add_bias", "bias_vectors", "confidence_logits", "markov", "markov_shapes", "place"]
 

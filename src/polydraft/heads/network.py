@@ -19,9 +19,9 @@ from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError
 from polydraft.heads.checkpoint import HeadCheckpoint
 from polydraft.heads.depth_compiled import DepthDistributions
-from polydraft.models.checkpoint import Checkpoint
-from polydraft.models.llama_layer import why_not_llama
+from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.slots import SlotModel
+from polydraft.models.torch.llama_layer import why_not_llama
 
 __all__ = ["DepthModel", "HeadModel", "HeadNetwork", "Material", "TargetSlots", "llama_checkpoint"]
 

@@ -29,10 +29,10 @@ from polydraft.engine.step import Stepper
 from polydraft.engine.stopping import Stopper
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.integrations.transformers_distribution import ByRow, ProcessedDistribution, refused
-from polydraft.models.folder import load_config
-from polydraft.models.hf import HFTarget
 from polydraft.models.load import load_model
-from polydraft.models.supported import check_rolls_back
+from polydraft.models.loading.folder import load_config
+from polydraft.models.loading.supported import check_rolls_back
+from polydraft.models.torch.hf import HFTarget
 
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "num_beams": (1, None),

@@ -12,8 +12,8 @@ from transformers.generation.logits_process import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from polydraft import tree as trees
 from polydraft.core import Needs, Scores, TokenTree
+from polydraft.core import geometry as trees
 from polydraft.errors import IncompatibleError, InvalidInputError
 
 REFUSED_PROCESSORS = {

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from polydraft.errors import ModelLoadError, first_line
-from polydraft.models.gguf import GgufFile
-from polydraft.models.gguf_parts import FURTHER_LAYERS, first_parts, model_title
+from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf_parts import FURTHER_LAYERS, first_parts, model_title
 
 __all__ = ["predictor_beside"]
 

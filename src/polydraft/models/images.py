@@ -23,8 +23,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
-from polydraft.models.folder import load_config
-from polydraft.schema import Array, Items, Number, Record, String, fault, read_json
+from polydraft.files.schema import Array, Items, Number, Record, String, fault, read_json
+from polydraft.models.loading.folder import load_config
 
 __all__ = ["DIGITS", "ImageFolder", "ImageSizes", "ImageTokenizer", "digits_folder"]
 

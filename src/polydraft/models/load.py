@@ -11,21 +11,21 @@ import torch
 from polydraft.config import ModelConfig, settings
 from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
-from polydraft.models import checkpoint
-from polydraft.models.checkpoint import Checkpoint
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.encoding import Cuts, failures_as, token_ids
-from polydraft.models.folder import as_device, as_dtype, load_module
-from polydraft.models.folder_tokenizer import folder_tokenizer
-from polydraft.models.gguf import GgufFile
-from polydraft.models.gguf_parts import is_gguf
-from polydraft.models.gguf_tokenizer import gguf_tokenizer
-from polydraft.models.hub import located
-from polydraft.models.matching import check_same_context, check_same_tokens, without_padding
-from polydraft.models.own_cache import OwnCacheTarget
+from polydraft.models.loading import checkpoint
+from polydraft.models.loading.checkpoint import Checkpoint
+from polydraft.models.loading.folder import as_device, as_dtype, load_module
+from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf_parts import is_gguf
+from polydraft.models.loading.hub import located
+from polydraft.models.loading.matching import check_same_context, check_same_tokens, without_padding
+from polydraft.models.loading.supported import is_encoder_decoder
 from polydraft.models.rotary import unchanging_length
-from polydraft.models.supported import is_encoder_decoder
-from polydraft.models.tokenizer import ROLES, Tokenizer
+from polydraft.models.tokens.encoding import Cuts, failures_as, token_ids
+from polydraft.models.tokens.folder_tokenizer import folder_tokenizer
+from polydraft.models.tokens.gguf_tokenizer import gguf_tokenizer
+from polydraft.models.tokens.tokenizer import ROLES, Tokenizer
+from polydraft.models.torch.own_cache import OwnCacheTarget
 
 BACKENDS = settings(ModelConfig)["backend"].choices
 __all__ = [
@@ -101,8 +101,8 @@ def in_transformers(module: Any, name: str = "", **options: Any) -> Target:
     Raises:
         CapacityError: the cache does not fit.
     """
-    from polydraft.models.hf import HFTarget
-    from polydraft.models.seq2seq import Seq2SeqTarget
+    from polydraft.models.torch.hf import HFTarget
+    from polydraft.models.torch.seq2seq import Seq2SeqTarget
 
     if is_encoder_decoder(module.config):
         return Seq2SeqTarget(module, **options)
@@ -148,8 +148,8 @@ def _with_sound_weights(model: CompiledLlama, files: Checkpoint, place: Path) ->
 
 def _spread(place: Path, num_ranks: int | None, device_map: Any, dtype: Any, device: Any, options: dict[str, Any]) -> Target:
     """A target over several processes, or over several devices of this one."""
-    from polydraft.models.distributed import ShardedTarget
-    from polydraft.models.hf import HFTarget
+    from polydraft.models.torch.distributed import ShardedTarget
+    from polydraft.models.torch.hf import HFTarget
 
     if num_ranks is not None and device_map is not None:
         raise InvalidInputError(

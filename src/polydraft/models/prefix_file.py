@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polydraft.atomic import replacing
 from polydraft.core import Target
 from polydraft.errors import CapacityError, InvalidInputError
+from polydraft.files.atomic import replacing
+from polydraft.files.schema import Items, Number, Record, String, fault, read_json
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.slots import Slots
-from polydraft.processor import processor
-from polydraft.schema import Items, Number, Record, String, fault, read_json
+from polydraft.numerics.processor import processor
 
 __all__ = ["check_prefix_file", "load_prefixes", "save_prefixes"]
 

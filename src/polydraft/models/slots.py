@@ -17,11 +17,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from polydraft.compiled_code import njit
 from polydraft.core import Outcome, Scores, Target, TokenTree
 from polydraft.errors import CapacityError, InvalidInputError
-from polydraft.models.memory import check_memory, fitting_length, fitting_tokens
+from polydraft.models.loading.memory import check_memory, fitting_length, fitting_tokens
 from polydraft.models.prefix_cache import PrefixCache
+from polydraft.numerics.compiled_code import njit
 
 __all__ = ["TREE_ROOM", "SlotModel", "Slots", "common_length", "given_back_on_error", "special_ids"]
 

@@ -1,6 +1,6 @@
 """What drafts are worth: how often drafted tokens are accepted, and what steps with drafts brought; counted with decay around a prior.
 
-    lanes 0 .. 9   tokens by the draft's confidence in them, see `polydraft.confidence`; before anything was counted the identity
+    lanes 0 .. 9   tokens by the draft's confidence in them, see `polydraft.core.confidence`; before anything was counted the identity
     SPARE          whether a spare sibling was accepted, where its elder was rejected
     FIRST, NEXT    whether one of the tokens below the root, and one of those below an accepted token, was accepted
     means          tokens, drafted nodes and draft steps of a step with drafts
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from polydraft.compiled_code import njit
-from polydraft.confidence import BINS, IDENTITY, bin_of
+from polydraft.core.confidence import BINS, IDENTITY, bin_of
+from polydraft.numerics.compiled_code import njit
 from polydraft.policy.marginal import Expected
 
 __all__ = ["FIRST", "NEXT", "SPARE", "UNKNOWN", "UNKNOWN_SAMPLED", "Acceptance"]

@@ -15,10 +15,10 @@ from weakref import WeakKeyDictionary
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft import tree
-from polydraft.budget import Stop
-from polydraft.confidence import BINS
 from polydraft.core import Budget, Draft, Drafter, DraftSampling, Method, Outcome, Target, TreeShape, Verifier
+from polydraft.core import geometry as tree
+from polydraft.core.budget import Stop
+from polydraft.core.confidence import BINS
 from polydraft.drafters.base import Confident, ModelBased, ReadingAhead
 from polydraft.policy.acceptance import FIRST, NEXT, SPARE, Acceptance
 from polydraft.policy.costs import Costs, LiveCosts, Overhead, no_overhead

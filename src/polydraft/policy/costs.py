@@ -18,11 +18,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from polydraft.clock import clock
 from polydraft.core import Budget, Drafter, Request, SamplingParams, Target, TokenTree
+from polydraft.core.geometry import chain
 from polydraft.drafters.base import Reading
 from polydraft.errors import InvalidInputError
-from polydraft.tree import chain
+from polydraft.numerics.clock import clock
 
 __all__ = [
     "KNOTS",

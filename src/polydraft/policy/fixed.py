@@ -67,7 +67,7 @@ class FixedPolicy:
     """The same budget in every round, for reproducible comparisons.
 
     Example:
-        >>> from polydraft.tree import paths
+        >>> from polydraft.core.geometry import paths
         >>> FixedPolicy(Budget.fixed(paths(2, 4))).budget.max_nodes
         8
     """

@@ -6,7 +6,7 @@ At the best ratio of tokens to seconds a token belongs in exactly when its proba
 present speed converges to that ratio. Path probabilities fall along a path and prices do not fall (`costs`), so that looking one token ahead is
 enough. What drafting costs before its first token is weighed once, the whole draft against none (`gain`).
 
-    speed   tokens per second of all sequences of a step         reach   P(a node is accepted), see `polydraft.confidence`
+    speed   tokens per second of all sequences of a step         reach   P(a node is accepted), see `polydraft.core.confidence`
     least   of a depth: the reach with which its nodes go on, as a token more is then accepted with reach x acceptance of a next token
 """
 

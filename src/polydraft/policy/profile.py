@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from polydraft import __version__
-from polydraft.atomic import replacing
-from polydraft.cache_folder import COSTS, kept_folder
 from polydraft.core import Drafter, Target, Verifier
 from polydraft.drafters.base import ModelBased
 from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.files.atomic import replacing
+from polydraft.files.cache_folder import COSTS, kept_folder
+from polydraft.files.schema import PROFILE, fault
+from polydraft.numerics.processor import processor
 from polydraft.policy.acceptance import FIRST, NEXT, UNKNOWN, UNKNOWN_SAMPLED
 from polydraft.policy.costs import KNOTS, STEADY, Costs, Interrupted, Overhead, measured, no_overhead
 from polydraft.policy.marginal import Expected, foreseen
 from polydraft.policy.profile_file import changed, checksum, read_profile, unreadable
-from polydraft.processor import processor
-from polydraft.schema import PROFILE, fault
 
 __all__ = ["Profile", "begun", "check_identity", "identity", "profile_of", "remember", "remember_steps", "remembered"]
 

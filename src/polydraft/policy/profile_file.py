@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from polydraft.errors import InvalidInputError
-from polydraft.schema import read_json
+from polydraft.files.schema import read_json
 
 __all__ = ["changed", "checksum", "read_profile", "unreadable"]
 

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from polydraft.compiled_code import njit
 from polydraft.core import Request
 from polydraft.drafters.text.base import predicted_text
 from polydraft.drafters.text.ngram import MOST_PLACES
 from polydraft.drafters.text.suffix_array import LENGTH as END
 from polydraft.drafters.text.suffix_array import GrowingText, extend, latest_places
+from polydraft.numerics.compiled_code import njit
 
 __all__ = ["GRAM", "Repeats"]
 

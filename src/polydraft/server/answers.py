@@ -13,11 +13,11 @@ from time import time
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from polydraft.core.params import SamplingParams
 from polydraft.engine.detokenizer import Detokenizer
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import Sample, TokenLogprob
-from polydraft.models.spelling import REPLACEMENT, Spelling
-from polydraft.params import SamplingParams
+from polydraft.models.tokens.spelling import REPLACEMENT, Spelling
 from polydraft.server.errors import ApiError
 from polydraft.server.reasoning import ReasoningParser, opens_reasoning
 from polydraft.server.tools import HERMES, CallFormat, CallParser, Piece, ToolCall

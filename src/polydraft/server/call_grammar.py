@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool
 
+from polydraft.core.params import Constraint, ConstraintSource, StructuredOutputs
 from polydraft.engine.json_schema import exact
 from polydraft.engine.structured import WRITTEN
 from polydraft.errors import GrammarError, InvalidInputError
-from polydraft.models.spelling import Spelling
-from polydraft.params import Constraint, ConstraintSource, StructuredOutputs
+from polydraft.models.tokens.spelling import Spelling
 from polydraft.server.tools import HERMES, CallFormat
 
 __all__ = ["CallSource", "SchemaVerdict", "Schemas", "call_grammar"]

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from polydraft.core.params import SamplingParams
 from polydraft.engine.output import StepOutput
-from polydraft.params import SamplingParams
 from polydraft.server.answers import Answer, is_cut
 from polydraft.server.bodies import Body, TextAlone, Unserved, by_type, hosted_left_out
 from polydraft.server.errors import ApiError

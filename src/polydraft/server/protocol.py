@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from polydraft.params import WHOLE_CONTEXT, LogprobsMode, SamplingParams, StructuredOutputs
+from polydraft.core.params import WHOLE_CONTEXT, LogprobsMode, SamplingParams, StructuredOutputs
 from polydraft.server.bodies import Body, Requested, Seed, Stops, Text, TextAlone, Texts, TopP, Unserved, by_type, hosted_left_out
 from polydraft.server.errors import ApiError
 from polydraft.server.speculation import RequestedSpeculation

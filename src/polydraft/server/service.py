@@ -12,15 +12,15 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from polydraft.config import ServerConfig
 from polydraft.core import EncoderDecoder
+from polydraft.core.params import WHOLE_CONTEXT, SamplingParams, StructuredOutputs
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine.asynchronous import AsyncEngine
 from polydraft.engine.embedding import Embedding
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import Result
 from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.models.chat_template import template_of
-from polydraft.models.spelling import Spelling
-from polydraft.params import WHOLE_CONTEXT, SamplingParams, StructuredOutputs
+from polydraft.models.tokens.chat_template import template_of
+from polydraft.models.tokens.spelling import Spelling
 from polydraft.policy.fixed import FixedPolicy
 from polydraft.server import errors
 from polydraft.server.answers import Answer, Chat, Completion

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from polydraft import tree
 from polydraft.core import Budget
+from polydraft.core import geometry as tree
 from polydraft.server.bodies import Body
 
 

@@ -20,7 +20,7 @@ from uuid import uuid4
 
 import regex
 
-from polydraft.models.encoding import special_tokens
+from polydraft.models.tokens.encoding import special_tokens
 
 __all__ = [
     "FORMATS",

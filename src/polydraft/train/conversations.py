@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from polydraft.atomic import replacing
 from polydraft.core import SamplingParams
 from polydraft.drafters.text.corpus import read_text
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError, ModelLoadError
+from polydraft.files.atomic import replacing
 
 __all__ = ["TrainingText", "check_file", "from_file", "read_shard", "save_shard", "write_shard"]
 

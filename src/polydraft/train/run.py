@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from polydraft import registry
-from polydraft.atomic import replacing
 from polydraft.core import Target
 from polydraft.engine.api import Engine
 from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
+from polydraft.files.atomic import replacing
 from polydraft.heads.checkpoint import embeddings, output_rows
 from polydraft.heads.losses import DECAY, LOSSES, loss_at
 from polydraft.heads.recipe import Batch, Material, Recipe
+from polydraft.methods import registry
 from polydraft.train import conversations
 from polydraft.train.conversations import TrainingText
 from polydraft.train.loop import optimizers_for, save_atomically

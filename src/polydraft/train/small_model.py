@@ -19,7 +19,7 @@ from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint
 from polydraft.heads.recipe import Batch, Figures, Loss, Material, Recipe, unrolled
-from polydraft.models.folder import load_config
+from polydraft.models.loading.folder import load_config
 
 __all__ = ["DraftFolder", "ModelRecipe"]
 

@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from polydraft import tree
 from polydraft.bench.speedup import Speedup
-from polydraft.clock import clock
 from polydraft.core import Budget, SamplingParams
+from polydraft.core import geometry as tree
 from polydraft.engine.api import Engine
 from polydraft.engine.loop import step_overhead
 from polydraft.engine.sample_text import sample_ids
 from polydraft.engine.speculation import Menu, Speculation
 from polydraft.engine.stats import RequestStats
 from polydraft.errors import InvalidInputError
+from polydraft.numerics.clock import clock
 from polydraft.policy.acceptance import FIRST, NEXT
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.costs import MEASURED, Costs

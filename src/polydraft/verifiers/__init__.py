@@ -3,9 +3,9 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft import registry
 from polydraft.core import Draft, Verdict
 from polydraft.errors import IncompatibleError
+from polydraft.methods import registry
 from polydraft.verifiers import inputs
 
 

@@ -11,7 +11,7 @@ Traps: clamping each factor; a residual without the weight; an uncapped last pos
 """
 
 from polydraft.core import DraftSampling, TreeShape
-from polydraft.papers import method
+from polydraft.methods.papers import method
 from polydraft.verifiers.lift.contexts import Contexts, Decision
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, keep, rejected
 from polydraft.verifiers.walks.traversal import walk

@@ -26,7 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.core import FIXED, DraftSampling
-from polydraft.papers import method
+from polydraft.methods.papers import method
 from polydraft.verifiers.block import tries as one_draw
 from polydraft.verifiers.lift.contexts import Contexts, Decision
 from polydraft.verifiers.lift.draws import without_repeats

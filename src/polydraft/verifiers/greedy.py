@@ -8,10 +8,10 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft import tree
 from polydraft.core import Draft, NoiseKey, Outcome
-from polydraft.threads import ROWS
-from polydraft.truncation import largest
+from polydraft.core import geometry as tree
+from polydraft.numerics.threads import ROWS
+from polydraft.sampling.truncation import largest
 from polydraft.verifiers.walks.rounds import arrays, child, outcome
 from polydraft.verifiers.walks.rows import compiled
 

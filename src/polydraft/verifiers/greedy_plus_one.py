@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.core import FIXED, DraftSampling
-from polydraft.papers import method
+from polydraft.methods.papers import method
 from polydraft.verifiers import speculative
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import normalise_or

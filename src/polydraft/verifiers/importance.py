@@ -25,9 +25,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.compiled_code import njit
 from polydraft.core import FIXED, DraftSampling
-from polydraft.papers import method
+from polydraft.methods.papers import method
+from polydraft.numerics.compiled_code import njit
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import ranks
 from polydraft.verifiers.selection import overlap, selection_probs

@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polydraft import tree
 from polydraft.core import Draft, DraftSampling, TreeShape
+from polydraft.core import geometry as tree
 from polydraft.errors import InvalidInputError
-from polydraft.staging import fetched
+from polydraft.numerics.staging import fetched
 from polydraft.verifiers.walks.rows import compiled
 
 SLACK = 0.01

@@ -18,10 +18,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from polydraft import tree
-from polydraft.compiled_code import njit
 from polydraft.core import DraftSampling, TokenTree, TreeShape
-from polydraft.papers import method
+from polydraft.core import geometry as tree
+from polydraft.methods.papers import method
+from polydraft.numerics.compiled_code import njit
 from polydraft.verifiers.race import Race
 
 

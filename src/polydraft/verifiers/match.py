@@ -15,12 +15,12 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft import tree
 from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome
-from polydraft.noise import uniform_at
-from polydraft.papers import method
-from polydraft.threads import ROWS
-from polydraft.truncation import soften
+from polydraft.core import geometry as tree
+from polydraft.methods.papers import method
+from polydraft.numerics.threads import ROWS
+from polydraft.sampling.noise import uniform_at
+from polydraft.sampling.truncation import soften
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.walks.rounds import EXTRA, STOP, arrays, drawn, outcome
 from polydraft.verifiers.walks.rows import compiled

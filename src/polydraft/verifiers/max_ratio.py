@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.core import FIXED, DraftSampling
-from polydraft.papers import method
+from polydraft.methods.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.selection import highest_probs, selected
 

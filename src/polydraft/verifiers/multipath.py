@@ -20,9 +20,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft import tree
 from polydraft.core import Draft, DraftSampling, TokenTree, TreeShape
-from polydraft.papers import method
+from polydraft.core import geometry as tree
+from polydraft.methods.papers import method
 from polydraft.verifiers.block import block
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise

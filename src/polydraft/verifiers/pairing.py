@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 
-from polydraft import registry
 from polydraft.core import Budget, DraftSampling, Method, TreeShape
 from polydraft.errors import IncompatibleError
+from polydraft.methods import registry
 
 PREFERRED: dict[DraftSampling, tuple[str, ...]] = {
     DraftSampling.IID: ("block", "greedy_traversal", "traversal", "recursive", "match"),

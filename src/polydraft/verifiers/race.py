@@ -19,13 +19,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft import noise, tree
-from polydraft.compiled_code import njit
 from polydraft.core import Draft, DraftSampling, Method, NoiseKey, Outcome, TokenTree
+from polydraft.core import geometry as tree
 from polydraft.errors import InvalidInputError
-from polydraft.papers import method
-from polydraft.threads import PIECE, ROWS, num_pieces, share_row, shared_code, sync
-from polydraft.truncation import soften
+from polydraft.methods.papers import method
+from polydraft.numerics.compiled_code import njit
+from polydraft.numerics.threads import PIECE, ROWS, num_pieces, share_row, shared_code, sync
+from polydraft.sampling import noise
+from polydraft.sampling.truncation import soften
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.walks.rounds import arrays, child, outcome
 

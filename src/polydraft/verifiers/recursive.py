@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polydraft.core import DraftSampling
-from polydraft.papers import method
+from polydraft.methods.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.residual import normalise_or
 from polydraft.verifiers.speculative import accept_probability, residual

@@ -9,7 +9,7 @@ Lossless if the first child was drawn from q, whatever the others are.
 """
 
 from polydraft.core import DraftSampling
-from polydraft.papers import method
+from polydraft.methods.papers import method
 from polydraft.verifiers.lift.per_node import PerNode
 from polydraft.verifiers.speculative import emitted_probs
 

@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 
-from polydraft import tree as trees
 from polydraft.core import Budget, Draft, DraftSampling, Needs, NoiseKey, Outcome, Request, Scores, TreeShape
+from polydraft.core import geometry as trees
 from polydraft.drafters.amusd.lead import Counts, Item, Lead
 from polydraft.drafters.amusd.trace import VERIFY, Trace
 from polydraft.drafters.amusd.worker import Drafting, Worker
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
-from polydraft.papers import method
+from polydraft.methods.papers import method
 
 __all__ = ["AmusdDrafter", "cores"]
 

@@ -5,7 +5,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polydraft.atomic import replacing
+from polydraft.files.atomic import replacing
 
 __all__ = ["DRAFT", "VERIFY", "Event", "Trace"]
 

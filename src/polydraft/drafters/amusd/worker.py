@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from polydraft.core import Budget, Request
+from polydraft.core.geometry import chain
 from polydraft.drafters.amusd.lead import Item, Lead, Step
 from polydraft.drafters.amusd.trace import DRAFT, Trace
 from polydraft.drafters.base import as_one_round
@@ -23,8 +24,7 @@ from polydraft.drafters.model.by_depth import ModelState
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import DraftWorkerError, InvalidInputError
 from polydraft.models.slots import common_length
-from polydraft.noise import epoch_seed
-from polydraft.tree import chain
+from polydraft.sampling.noise import epoch_seed
 
 __all__ = ["Drafting", "Worker"]
 

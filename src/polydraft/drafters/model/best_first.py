@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from polydraft import sampling
 from polydraft.core import Budget, Draft, DraftSampling, Proposing, SamplingParams, Scores, Target, TokenTree, TreeShape
 from polydraft.drafters.model.by_depth import ModelState
 from polydraft.models.compiled.stops import stops_asked
 from polydraft.models.compiled.trees import advance, draft_of, join, retreat
+from polydraft.sampling import processing as sampling
 
 _ALL = np.empty(0, np.int64)
 """Distributions through `score` are of all tokens."""

@@ -13,12 +13,13 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from polydraft import noise, sampling
-from polydraft import tree as trees
-from polydraft.budget import Stop
-from polydraft.confidence import acceptance_at
 from polydraft.core import Budget, Draft, DraftSampling, NoiseKey, Request, Target, TreeShape
+from polydraft.core import geometry as trees
+from polydraft.core.budget import Stop
+from polydraft.core.confidence import acceptance_at
 from polydraft.models.layout import layout
+from polydraft.sampling import noise
+from polydraft.sampling import processing as sampling
 
 _ENDING = {TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT}
 """Shapes whose paths may end by themselves."""

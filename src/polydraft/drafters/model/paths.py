@@ -23,10 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polydraft import tree
-from polydraft.budget import Budget, TreeShape
+from polydraft.core import geometry as tree
+from polydraft.core.budget import Budget, TreeShape
 from polydraft.core.drafts import FIXED, Draft, DraftSampling
 from polydraft.core.outcomes import Outcome
+from polydraft.core.params import SamplingParams
 from polydraft.core.requests import Request
 from polydraft.core.targets import EncoderDecoder, Needs, Proposing, Scores, Target
 from polydraft.core.trees import NoiseKey, TokenTree
@@ -34,10 +35,9 @@ from polydraft.drafters.base import Parts, interleaved, read_source
 from polydraft.drafters.model.best_first import grow
 from polydraft.drafters.model.by_depth import Growth, ModelState
 from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
+from polydraft.methods.papers import method
 from polydraft.models.compiled.proposals import Proposal
 from polydraft.models.slots import Slots, given_back_on_error
-from polydraft.papers import method
-from polydraft.params import SamplingParams
 
 ProposePaths = Callable[..., Proposal | None]
 _METHODS = (

@@ -20,15 +20,16 @@ from typing import Any
 
 import torch
 
-from polydraft import registry, tree
 from polydraft.core import Budget, Draft, DraftSampling, Outcome, Request, Scores, Target, TokenTree, TreeShape
+from polydraft.core import geometry as tree
 from polydraft.drafters.base import Parts, Reading, release_each, start_each
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
-from polydraft.heads.checkpoint import kind_of
+from polydraft.methods import registry
+from polydraft.methods.head_folders import kind_of
+from polydraft.methods.papers import method
 from polydraft.models import load
 from polydraft.models.slots import Slots
-from polydraft.papers import method
 
 _STEP = 0x1E3779B97F4A7C15
 _SEEDS = (1 << 63) - 1

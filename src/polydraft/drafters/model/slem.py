@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from polydraft import tree as trees
 from polydraft.core import Budget, Draft, DraftSampling, Needs, Outcome, Request, Scores, Target, TokenTree, TreeShape
+from polydraft.core import geometry as trees
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.tli import check_parts
+from polydraft.methods.papers import method
 from polydraft.models.load import encode
 from polydraft.models.slots import Slots, common_length, given_back_on_error
-from polydraft.papers import method
 
 REPLACEMENT = "\ufffd"
 TAIL = 16

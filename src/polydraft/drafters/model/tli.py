@@ -11,10 +11,10 @@ from polydraft.core import DraftSampling, Target, TreeShape
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
+from polydraft.methods.papers import method
 from polydraft.models.slots import Slots
-from polydraft.models.translated import TranslatedModel
-from polydraft.models.vocabulary import Translation
-from polydraft.papers import method
+from polydraft.models.tokens.translated import TranslatedModel
+from polydraft.models.tokens.vocabulary import Translation
 
 
 class TliDrafter(ModelDrafter):

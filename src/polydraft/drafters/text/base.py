@@ -15,7 +15,7 @@ import numpy as np
 from polydraft.core import Budget, Draft, DraftSampling, Method, Needs, Outcome, Request, Scores, TreeShape
 from polydraft.drafters.base import Parts
 from polydraft.drafters.grown_tree import GrownTree, end_ids, point_mass
-from polydraft.papers import method
+from polydraft.methods.papers import method
 
 
 class FollowsText(Protocol):

@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from polydraft.atomic import replacing
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
-from polydraft.schema import ANYTHING, INDEXES, MOST_IDS, Items, Number, Record, String, fault, read_json
+from polydraft.files.atomic import replacing
+from polydraft.files.schema import ANYTHING, INDEXES, MOST_IDS, Items, Number, Record, String, fault, read_json
 
 FORMAT = "polydraft"
 MOST_HEADER = 1 << 20

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from polydraft.compiled_code import njit
 from polydraft.core import Budget, Outcome, Request, Scores
 from polydraft.drafters.grown_tree import GrownTree, add_node, is_full, limits, new_cells, plant
 from polydraft.drafters.text.base import LEAD, TextDrafter, text_method
 from polydraft.drafters.text.suffix_array import LENGTH, GrowingText, latest_places
 from polydraft.errors import InvalidInputError
+from polydraft.numerics.compiled_code import njit
 
 MOST_PLACES = 8
 """Places of an n-gram that are looked at."""

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.compiled_code import njit
 from polydraft.core import Budget
 from polydraft.drafters.grown_tree import TOKEN, GrownTree, add_node, is_full, limits, new_cells, plant
 from polydraft.drafters.text.table import ROWS, Table, claim, find, lift, seat
+from polydraft.numerics.compiled_code import njit
 
 
 class PhrasePool(Table):

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from polydraft import tree
 from polydraft.core import Budget, Draft, DraftSampling, Needs, Outcome, Request, Scores, TreeShape
+from polydraft.core import geometry as tree
 from polydraft.drafters.base import Attributing, Crediting, Parts
 from polydraft.errors import InvalidInputError
-from polydraft.papers import method
+from polydraft.methods.papers import method
 
 __all__ = ["SpanDrafter", "SpanState", "Standing"]
 

@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polydraft.compiled_code import njit
 from polydraft.core import Budget, Request
 from polydraft.drafters.base import Parts
 from polydraft.drafters.grown_tree import GrownTree, copy_onto, is_full, limits, new_cells, new_trial, num_paths, plant
@@ -51,6 +50,7 @@ from polydraft.drafters.text.suffix_array import (
 )
 from polydraft.drafters.text.text_index import TextIndex
 from polydraft.errors import InvalidInputError
+from polydraft.numerics.compiled_code import njit
 
 
 class SuffixStore:

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from polydraft.compiled_code import njit
 from polydraft.drafters.grown_tree import DEPTH as LEVEL
 from polydraft.drafters.grown_tree import add_best, is_full, plant
 from polydraft.errors import InvalidInputError
+from polydraft.numerics.compiled_code import njit
 
 Tokens = Sequence[int] | np.ndarray
 LENGTH, SORTED, PENDING, DEPTH, SEPARATOR = range(5)

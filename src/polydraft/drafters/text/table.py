@@ -9,8 +9,8 @@ import threading
 
 import numpy as np
 
-from polydraft.compiled_code import njit
 from polydraft.errors import InvalidInputError
+from polydraft.numerics.compiled_code import njit
 
 KEYS, LINKS, BUCKETS, ABOUT, ROWS = range(5)
 USED, OLDEST, NEWEST = range(3)

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polydraft.compiled_code import njit
 from polydraft.drafters.grown_tree import add_node, is_full, plant
 from polydraft.drafters.text.table import ROWS, find
 from polydraft.drafters.text.trigram_store import bump_all
 from polydraft.drafters.text.trigram_table import find_row
-from polydraft.noise import uniform_at
+from polydraft.numerics.compiled_code import njit
+from polydraft.sampling.noise import uniform_at
 
 FEWEST, PER_NODE = 64, 4
 """Iterations that every budget is worth, and each node: more change tokens per step by 1.2% at most."""

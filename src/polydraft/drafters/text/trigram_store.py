@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from polydraft.compiled_code import njit
 from polydraft.drafters.text import index_file
 from polydraft.drafters.text.table import ROWS, Table, claim, lift, seat
 from polydraft.drafters.text.trigram_table import WIDTH, TrigramTable, find_row
 from polydraft.errors import InvalidInputError
+from polydraft.numerics.compiled_code import njit
 
 
 class TrigramStore(Table):

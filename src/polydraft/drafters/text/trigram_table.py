@@ -12,9 +12,9 @@ from functools import cached_property
 
 import numpy as np
 
-from polydraft.compiled_code import njit
 from polydraft.drafters.text.text_index import TextIndex
 from polydraft.errors import InvalidInputError
+from polydraft.numerics.compiled_code import njit
 
 WIDTH = 16
 """Most successors of a pair."""

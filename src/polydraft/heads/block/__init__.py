@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from polydraft import tree
 from polydraft.core import Budget, Draft, DraftSampling, Method, TreeShape
+from polydraft.core import geometry as tree
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import FIXED
 from polydraft.errors import InvalidInputError
@@ -30,8 +30,8 @@ from polydraft.heads.checkpoint import head_folder
 from polydraft.heads.depth_drafter import CachingDrafter
 from polydraft.heads.drafter import HeadState
 from polydraft.heads.markov import confidence_logits
-from polydraft.noise import Stream, choose_row, uniform_at
-from polydraft.papers import method
+from polydraft.methods.papers import method
+from polydraft.sampling.noise import Stream, choose_row, uniform_at
 
 __all__ = ["BlockDrafter", "revealed"]
 

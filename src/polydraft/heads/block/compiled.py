@@ -16,8 +16,6 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft.compile_time import inner
-from polydraft.compiled_code import njit
 from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.heads.layers import HeadLayers, ends_of, sizes_of
@@ -34,6 +32,8 @@ from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.compiled.workspace import CHUNK, ROW, Sizes, Workspace, cut_runs, workspace
 from polydraft.models.slots import TREE_ROOM
+from polydraft.numerics.compile_time import inner
+from polydraft.numerics.compiled_code import njit
 
 __all__ = ["CompiledBlock"]
 

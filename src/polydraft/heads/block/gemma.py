@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
-from polydraft.models.llama_layer import Attention, FeedForward, LlamaLayer, Norm, rms_norm
+from polydraft.models.torch.llama_layer import Attention, FeedForward, LlamaLayer, Norm, rms_norm
 
 __all__ = ["GemmaLayer"]
 

@@ -29,8 +29,8 @@ from polydraft.heads.checkpoint import has_head_norms
 from polydraft.heads.markov import place
 from polydraft.heads.network import DepthModel, HeadNetwork, Material, embedded, own_embeddings
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config, unrolled
-from polydraft.models.llama_layer import KeyValues, LlamaLayer, Norm
 from polydraft.models.slots import TREE_ROOM
+from polydraft.models.torch.llama_layer import KeyValues, LlamaLayer, Norm
 
 __all__ = ["BlockModel", "BlockNet", "BlockRecipe"]
 

@@ -21,9 +21,9 @@ from polydraft.core import Budget, Draft, DraftSampling, Outcome, Request, Score
 from polydraft.drafters.model.paths import FIXED, ModelState
 from polydraft.heads.drafter import HeadDrafter, HeadState
 from polydraft.heads.eagle.network import EagleCheckpoint
+from polydraft.methods.papers import method
 from polydraft.models.compiled.proposals import LONGEST_PENDING
 from polydraft.models.slots import given_back_on_error
-from polydraft.papers import method
 
 __all__ = ["EagleDrafter"]
 

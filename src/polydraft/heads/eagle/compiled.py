@@ -20,7 +20,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.compiled_code import njit
 from polydraft.core import TokenTree
 from polydraft.heads.compiled import HEADS, CompiledHead
 from polydraft.heads.eagle.network import EagleCheckpoint
@@ -36,6 +35,7 @@ from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.compiled.workspace import CHUNK, Sizes, Workspace, cut_runs, workspace
 from polydraft.models.slots import TREE_ROOM
+from polydraft.numerics.compiled_code import njit
 
 __all__ = ["CompiledEagle"]
 

@@ -38,12 +38,12 @@ from polydraft.heads.fields import words
 from polydraft.heads.layers import HeadLayers
 from polydraft.heads.network import HeadModel, HeadNetwork, Material
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config, unrolled
-from polydraft.models.checkpoint import Checkpoint
 from polydraft.models.compiled.architectures import LLAMA
-from polydraft.models.llama_layer import KeyValues, LlamaLayer, Norm, attend
+from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.rotary import head_width, rope_parameters
 from polydraft.models.slots import TREE_ROOM
-from polydraft.models.tree_attention import node_mask
+from polydraft.models.torch.llama_layer import KeyValues, LlamaLayer, Norm, attend
+from polydraft.models.torch.tree_attention import node_mask
 
 __all__ = ["EagleCheckpoint", "EagleHead", "EagleModel", "EagleRecipe"]
 

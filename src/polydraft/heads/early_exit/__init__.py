@@ -15,7 +15,7 @@ from polydraft.drafters.model.paths import FIXED, Guest
 from polydraft.errors import InvalidInputError
 from polydraft.heads.drafter import HeadDrafter
 from polydraft.heads.early_exit.network import ExitCheckpoint
-from polydraft.papers import method
+from polydraft.methods.papers import method
 
 __all__ = ["EarlyExitDrafter"]
 

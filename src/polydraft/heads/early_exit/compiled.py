@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from polydraft.compiled_code import njit
 from polydraft.heads.compiled import HEADS, CompiledHead, compiled
 from polydraft.heads.early_exit.network import ExitCheckpoint
 from polydraft.heads.network import TargetSlots
@@ -25,6 +24,7 @@ from polydraft.models.compiled.products import FORMATS, Packed, output_row, pack
 from polydraft.models.compiled.rounding import rounded_bytes
 from polydraft.models.compiled.vectors import aligned
 from polydraft.models.compiled.workspace import CHUNK, NONE, ONE, Sizes, Workspace, cut_runs
+from polydraft.numerics.compiled_code import njit
 
 __all__ = ["CompiledExit"]
 

@@ -29,9 +29,9 @@ from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint
 from polydraft.heads.network import HeadModel, HeadNetwork, Material, TargetSlots, llama_checkpoint
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config, unrolled
-from polydraft.models.llama_layer import FeedForward, KeyValues, Norm, rms_norm, target_layer
 from polydraft.models.slots import TREE_ROOM
-from polydraft.models.tree_attention import node_mask
+from polydraft.models.torch.llama_layer import FeedForward, KeyValues, Norm, rms_norm, target_layer
+from polydraft.models.torch.tree_attention import node_mask
 
 __all__ = ["ExitCheckpoint", "ExitHead", "ExitModel", "ExitRecipe"]
 

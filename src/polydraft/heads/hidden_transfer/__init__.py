@@ -16,7 +16,7 @@ from polydraft.drafters.model.paths import FIXED, ModelState, slots_of
 from polydraft.heads.depth_drafter import DepthDrafter
 from polydraft.heads.drafter import HeadState
 from polydraft.heads.hidden_transfer.network import TransferCheckpoint
-from polydraft.papers import method
+from polydraft.methods.papers import method
 
 __all__ = ["TransferDrafter"]
 

@@ -16,7 +16,6 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.compiled_code import njit
 from polydraft.heads.compiled import compiled
 from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.heads.hidden_transfer.network import TransferCheckpoint
@@ -26,6 +25,7 @@ from polydraft.models.compiled.products import FORMATS, Packed, packed
 from polydraft.models.compiled.rounding import rounded_bytes
 from polydraft.models.compiled.vectors import aligned
 from polydraft.models.compiled.workspace import CHUNK, cut_runs
+from polydraft.numerics.compiled_code import njit
 
 __all__ = ["CompiledTransfer"]
 

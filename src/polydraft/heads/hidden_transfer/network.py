@@ -29,7 +29,7 @@ from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint, head_config
 from polydraft.heads.network import DepthModel, HeadNetwork, Material, llama_checkpoint
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, unrolled
-from polydraft.models.llama_layer import KeyValues, rms_norm, target_layer
+from polydraft.models.torch.llama_layer import KeyValues, rms_norm, target_layer
 
 __all__ = ["TransferCheckpoint", "TransferModel", "TransferNet", "TransferRecipe"]
 

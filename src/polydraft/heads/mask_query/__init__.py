@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from polydraft import tree as trees
 from polydraft.core import Budget, Draft, DraftSampling, Needs, Outcome, Request, Scores, TreeShape
+from polydraft.core import geometry as trees
 from polydraft.drafters.base import Parts
 from polydraft.errors import IncompatibleError, InvalidInputError, PolydraftError
 from polydraft.heads.mask_query.network import MaskQueries
-from polydraft.papers import method
+from polydraft.methods.papers import method
 
 __all__ = ["MaskQueryDrafter"]
 

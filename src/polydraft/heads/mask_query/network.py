@@ -21,8 +21,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from polydraft.atomic import replacing
 from polydraft.errors import ModelLoadError
+from polydraft.files.atomic import replacing
 
 __all__ = ["KIND", "MaskQueries", "QuerySizes"]
 

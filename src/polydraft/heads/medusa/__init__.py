@@ -9,7 +9,7 @@ from polydraft.core import DraftSampling
 from polydraft.drafters.model.paths import FIXED
 from polydraft.heads.depth_drafter import DepthDrafter
 from polydraft.heads.medusa.network import MedusaCheckpoint
-from polydraft.papers import method
+from polydraft.methods.papers import method
 
 __all__ = ["MedusaDrafter"]
 

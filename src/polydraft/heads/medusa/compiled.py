@@ -13,8 +13,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.compiled_code import njit
-from polydraft.exponential import exp
 from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.heads.medusa.network import MedusaCheckpoint
 from polydraft.models.compiled.kernels import copy_row
@@ -23,6 +21,8 @@ from polydraft.models.compiled.products import FORMATS, Packed, packed
 from polydraft.models.compiled.rounding import rounded_bytes
 from polydraft.models.compiled.vectors import aligned
 from polydraft.models.compiled.workspace import CHUNK
+from polydraft.numerics.compiled_code import njit
+from polydraft.numerics.exponential import exp
 
 __all__ = ["CompiledMedusa"]
 

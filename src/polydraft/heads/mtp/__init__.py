@@ -12,7 +12,7 @@ from polydraft.drafters.model.paths import FIXED
 from polydraft.heads.eagle import EagleDrafter
 from polydraft.heads.mtp.network import MtpCheckpoint, OwnPredictor
 from polydraft.heads.mtp.published import MtpModule, PublishedMtp
-from polydraft.papers import method
+from polydraft.methods.papers import method
 
 __all__ = ["MtpDrafter"]
 

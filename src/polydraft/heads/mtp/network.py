@@ -23,10 +23,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polydraft.heads.eagle.network import EagleCheckpoint, EagleHead, EagleModel, EagleRecipe
-from polydraft.heads.folders import settings_of
 from polydraft.heads.mtp.published import PublishedMtp, reads
-from polydraft.models.checkpoint import Checkpoint, PredictorCheckpoint
-from polydraft.models.llama_layer import LlamaLayer, Norm
+from polydraft.methods.head_folders import settings_of
+from polydraft.models.loading.checkpoint import Checkpoint, PredictorCheckpoint
+from polydraft.models.torch.llama_layer import LlamaLayer, Norm
 
 __all__ = ["MtpCheckpoint", "MtpHead", "MtpModel", "MtpRecipe", "OwnPredictor"]
 

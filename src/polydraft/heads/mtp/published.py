@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from polydraft.core import AuxRows, Needs, Scores, Target, TokenTree
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.checkpoint import flat, probe
-from polydraft.heads.folders import settings_of
-from polydraft.models.checkpoint import files_of
+from polydraft.methods.head_folders import settings_of
 from polydraft.models.compiled.architectures.predictor import BEHIND, OF_QWEN, Layout
-from polydraft.models.hf import HFTarget
+from polydraft.models.loading.checkpoint import files_of
 from polydraft.models.slots import TREE_ROOM
+from polydraft.models.torch.hf import HFTarget
 
 __all__ = ["MtpModule", "PublishedMtp", "reads"]
 

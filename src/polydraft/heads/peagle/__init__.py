@@ -7,7 +7,7 @@ from polydraft.core import DraftSampling
 from polydraft.drafters.model.paths import FIXED
 from polydraft.heads.depth_drafter import CachingDrafter
 from polydraft.heads.peagle.network import PeagleCheckpoint
-from polydraft.papers import method
+from polydraft.methods.papers import method
 
 __all__ = ["PeagleDrafter"]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from polydraft.heads.checkpoint import HeadCheckpoint
 from polydraft.heads.eagle.network import EagleCheckpoint, EagleHead
 from polydraft.heads.network import DepthModel, Material, embedded, own_embeddings
-from polydraft.models.llama_layer import KeyValues
+from polydraft.models.torch.llama_layer import KeyValues
 
 __all__ = ["PeagleCheckpoint", "PeagleHead", "PeagleModel"]
 

@@ -14,8 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from polydraft.atomic import replacing
 from polydraft.errors import CapacityError, InvalidInputError
+from polydraft.files.atomic import replacing
 
 PARQUET = ".parquet"
 

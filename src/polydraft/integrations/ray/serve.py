@@ -36,12 +36,12 @@ class Replica:
     """An engine, and the server's application around it. config: of the engine."""
 
     async def __init__(self, config: EngineConfig, server: ServerConfig) -> None:
-        from polydraft.cli.start import build
+        from polydraft.engine.api import Engine
         from polydraft.engine.asynchronous import AsyncEngine
         from polydraft.server.app import create_app
 
         self._name = _serve().get_replica_context().replica_id.unique_id
-        self._engine = AsyncEngine(build(config), max_waiting=server.max_waiting)
+        self._engine = AsyncEngine(Engine.from_config(config, measured=True), max_waiting=server.max_waiting)
         self._app = create_app(self._engine, server)
         self._lifespan = self._app.router.lifespan_context(self._app)
         await self._lifespan.__aenter__()

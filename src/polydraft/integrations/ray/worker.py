@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from polydraft.config import EngineConfig
 from polydraft.core import SamplingParams
+from polydraft.core.params import MOST_SAMPLES
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError, PolydraftError
-from polydraft.params import MOST_SAMPLES
 
 Row = Mapping[str, Any]
 FORMS = ("prompt", "messages", "prompt_token_ids")

@@ -51,8 +51,8 @@ def rule_named(name: str) -> "Verifier":
         UnknownNameError: there is none.
         IncompatibleError: one that changes the distribution, or is not for chains.
     """
-    from polydraft import registry
     from polydraft.core import DraftSampling, TreeShape
+    from polydraft.methods import registry
 
     rule = registry.verifier(name)
     chains = TreeShape.CHAIN in rule.info.shapes and rule.info.draft_sampling & {DraftSampling.IID, DraftSampling.POINT_MASS}

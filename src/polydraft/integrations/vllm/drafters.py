@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer
 
-from polydraft import registry
 from polydraft.config import SpeculationConfig, from_environment, settings
 from polydraft.core import Budget, Drafter, Needs, Request
+from polydraft.core.params import SamplingParams
 from polydraft.drafters.base import Parts, as_one_round, teach_each
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.text.base import TextDrafter
 from polydraft.drafters.text.suffix import SuffixStore
 from polydraft.drafters.text.trigram_store import TrigramStore
 from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.params import SamplingParams
+from polydraft.methods import registry
 
 OPTIONS = settings(SpeculationConfig)["drafter_options"].variable
 OPENING = 32

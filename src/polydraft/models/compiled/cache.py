@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polydraft.compile_time import inner
-from polydraft.compiled_code import njit
 from polydraft.models.compiled.kernels import bfloat16_bits
 from polydraft.models.compiled.products import number_product
 from polydraft.models.compiled.tiles import UNROLL
 from polydraft.models.compiled.vectors import PANEL, aligned, give_back
+from polydraft.numerics.compile_time import inner
+from polydraft.numerics.compiled_code import njit
 
 __all__ = ["CACHE_DTYPES", "SlotMemory", "forget", "keep", "move_columns", "new_memory", "token_bytes", "whole"]
 

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from polydraft.compile_time import inner, unowned
-from polydraft.compiled_code import njit
 from polydraft.models.compiled.formats import (
     BLOCK,
     BLOCKS,
@@ -24,7 +22,9 @@ from polydraft.models.compiled.formats import (
     small_integers,
 )
 from polydraft.models.compiled.vectors import LANES
-from polydraft.threads import usable_cores
+from polydraft.numerics.compile_time import inner, unowned
+from polydraft.numerics.compiled_code import njit
+from polydraft.numerics.threads import usable_cores
 
 __all__ = ["RECODED", "decoded", "recode"]
 

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polydraft.compiled_code import njit
 from polydraft.models.compiled.products import Packed, copy_outputs
 from polydraft.models.compiled.vectors import PANEL
+from polydraft.numerics.compiled_code import njit
 
 __all__ = ["FIRST_TOKENS", "DraftVocabulary", "OutputTokens", "hide_other_texts"]
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polydraft.compile_time import inner
-from polydraft.exponential import exp
 from polydraft.models.compiled.products import matmul
 from polydraft.models.compiled.vectors import aligned
+from polydraft.numerics.compile_time import inner
+from polydraft.numerics.exponential import exp
 
 __all__ = ["Choices", "Routing", "choose", "clamped_gate", "combine", "gather", "group", "multiply_experts", "new_choices"]
 

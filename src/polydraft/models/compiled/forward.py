@@ -3,12 +3,12 @@
 import numpy as np
 from numba.extending import overload
 
-from polydraft.compile_time import inner
-from polydraft.compiled_code import njit
 from polydraft.models.compiled.kernels import rms_norm, scale_row
 from polydraft.models.compiled.layers import ModelArrays, finish_logits, multiply, run_head, run_layer
 from polydraft.models.compiled.products import output_row
 from polydraft.models.compiled.workspace import cut_runs
+from polydraft.numerics.compile_time import inner
+from polydraft.numerics.compiled_code import njit
 
 __all__ = ["compiled_pass", "describe", "draft_pass", "embed_rows", "head_rows"]
 

@@ -1,7 +1,7 @@
 """What a compiled pass does beside its products: normalisation, gates, softmax over columns.
 
 All sums of one row are made in an order that depends on that row alone. No function has a fast-math flag: flagged, its bits would
-depend on what it is compiled into, and on whether it was compiled or loaded (see `polydraft.exponential`).
+depend on what it is compiled into, and on whether it was compiled or loaded (see `polydraft.numerics.exponential`).
 """
 
 import numpy as np
@@ -9,9 +9,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from polydraft.compile_time import inner
-from polydraft.exponential import exp, fma
 from polydraft.models.compiled.vectors import FLOATS, LANES, VectorCode
+from polydraft.numerics.compile_time import inner
+from polydraft.numerics.exponential import exp, fma
 
 __all__ = [
     "GELU",

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polydraft.compile_time import inner, unowned
 from polydraft.models.compiled.architectures.base import (
     ATTENTION,
     ATTENTION_AND_STATE_SPACE,
@@ -75,7 +74,8 @@ from polydraft.models.compiled.recurrent import PENDING, StateKind, StateShape
 from polydraft.models.compiled.rounding import round_rows
 from polydraft.models.compiled.vectors import aligned
 from polydraft.models.compiled.workspace import CHUNK, NONE, Sizes, Workspace
-from polydraft.threads import share, shared_code
+from polydraft.numerics.compile_time import inner, unowned
+from polydraft.numerics.threads import share, shared_code
 
 __all__ = [
     "MIXER_BLOCKS",

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from polydraft.core import AuxRows, Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError, InvalidInputError
-from polydraft.models import checkpoint
-from polydraft.models.checkpoint import Checkpoint, head_width, why_not_compiled
 from polydraft.models.compiled.architectures import ARCHITECTURES
 from polydraft.models.compiled.architectures.base import ATTENTION
 from polydraft.models.compiled.cache import CACHE_DTYPES, new_memory, token_bytes
@@ -33,9 +31,11 @@ from polydraft.models.compiled.slots import CompiledSlots
 from polydraft.models.compiled.vectors import PANEL
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.compiled.workspace import CHUNK, Sizes, workspace
+from polydraft.models.loading import checkpoint
+from polydraft.models.loading.checkpoint import Checkpoint, head_width, why_not_compiled
+from polydraft.models.loading.supported import check_plain, context_length
 from polydraft.models.slots import TREE_ROOM, special_ids
-from polydraft.models.supported import check_plain, context_length
-from polydraft.threads import MAX_THREADS, Pool, default_threads
+from polydraft.numerics.threads import MAX_THREADS, Pool, default_threads
 
 __all__ = ["CompiledLlama"]
 

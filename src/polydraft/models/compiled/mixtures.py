@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from polydraft.models.checkpoint import Checkpoint
 from polydraft.models.compiled.architectures.mixture import CHOICE, PROJECTIONS, ROUTER, SHARED, SHARED_GATE, Mixture, expert_name
 from polydraft.models.compiled.experts import SIGMOID, SOFTMAX, Routing, new_choices
 from polydraft.models.compiled.parts.experts import (
@@ -32,6 +31,7 @@ from polydraft.models.compiled.program import COUNTED, FIXED, Part, Work, panel_
 from polydraft.models.compiled.rounding import rounded_bytes
 from polydraft.models.compiled.vectors import aligned
 from polydraft.models.compiled.workspace import CHUNK, Sizes, Workspace
+from polydraft.models.loading.checkpoint import Checkpoint
 
 __all__ = ["ExpertWeights", "expert_matrices", "expert_parts", "expert_vectors", "routing_of"]
 

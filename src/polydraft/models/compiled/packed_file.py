@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from polydraft.cache_folder import PACKED, kept_folder
-from polydraft.threads import usable_cores
+from polydraft.files.cache_folder import PACKED, kept_folder
+from polydraft.numerics.threads import usable_cores
 
 __all__ = ["LEAST_BYTES", "MOST_BYTES", "PackedFile", "code_digest", "folder"]
 

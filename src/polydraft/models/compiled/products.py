@@ -19,11 +19,11 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from polydraft.compile_time import inner
-from polydraft.compiled_code import cfunc
 from polydraft.models.compiled.formats import BLOCKS, DTYPES, ROUNDED, pack, unpack
 from polydraft.models.compiled.tiles import BLOCK_SIZES, SIZES, block_tile, number_tile, weights_of_output
 from polydraft.models.compiled.vectors import LANES, PANEL, aligned
+from polydraft.numerics.compile_time import inner
+from polydraft.numerics.compiled_code import cfunc
 
 __all__ = [
     "BFLOATS",

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polydraft.compile_time import inner, unowned
 from polydraft.models.compiled.vectors import aligned
-from polydraft.threads import put_arguments, share, shared_code, sync
+from polydraft.numerics.compile_time import inner, unowned
+from polydraft.numerics.threads import put_arguments, share, shared_code, sync
 
 __all__ = [
     "COUNTED",

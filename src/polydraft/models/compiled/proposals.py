@@ -12,11 +12,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.budget import Stop
-from polydraft.compile_time import inner
-from polydraft.compiled_code import njit
-from polydraft.confidence import acceptance_at
 from polydraft.core import Budget, DraftSampling, SamplingParams, TokenTree
+from polydraft.core.budget import Stop
+from polydraft.core.confidence import acceptance_at
 from polydraft.models.compiled.draft_vocabulary import OutputTokens, hide_other_texts
 from polydraft.models.compiled.forward import draft_pass
 from polydraft.models.compiled.kernels import copy_row
@@ -24,10 +22,12 @@ from polydraft.models.compiled.stops import add_spares, stops_asked
 from polydraft.models.compiled.trees import draft_distribution, grow
 from polydraft.models.layout import layouts, with_leaves
 from polydraft.models.slots import TREE_ROOM, SlotModel
-from polydraft.noise import Stream, choose_row, choose_systematic, first_arrivals, uniform_at
-from polydraft.sampling import samplings_of
-from polydraft.threads import sync
-from polydraft.truncation import SAMPLING
+from polydraft.numerics.compile_time import inner
+from polydraft.numerics.compiled_code import njit
+from polydraft.numerics.threads import sync
+from polydraft.sampling.noise import Stream, choose_row, choose_systematic, first_arrivals, uniform_at
+from polydraft.sampling.processing import samplings_of
+from polydraft.sampling.truncation import SAMPLING
 
 __all__ = ["CompiledProposals", "Proposal", "draft_samplings"]
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 
-from polydraft.compile_time import inner
 from polydraft.models.compiled.vectors import aligned, give_back
-from polydraft.models.memory import available_bytes
+from polydraft.models.loading.memory import available_bytes
 from polydraft.models.slots import TREE_ROOM
+from polydraft.numerics.compile_time import inner
 
 __all__ = ["BLOCK", "PENDING", "SNAPSHOT_TOKENS", "RecurrentMemory", "StateKind", "StateShape", "pending_row", "snapshot_bytes"]
 

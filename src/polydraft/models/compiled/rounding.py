@@ -8,11 +8,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from polydraft.compile_time import inner
 from polydraft.models.compiled.formats import BLOCK, ROUNDED
 from polydraft.models.compiled.kernels import bfloat16_bits
 from polydraft.models.compiled.products import BFLOATS, BYTES
 from polydraft.models.compiled.vectors import BYTE, FLOAT, FLOATS, INTS, LANES, VectorCode
+from polydraft.numerics.compile_time import inner
 
 __all__ = ["round_rows", "rounded_bytes"]
 

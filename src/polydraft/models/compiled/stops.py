@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from polydraft.budget import Stop
-from polydraft.compile_time import inner
-from polydraft.confidence import BINS, acceptance_at
+from polydraft.core.budget import Stop
+from polydraft.core.confidence import BINS, acceptance_at
 from polydraft.models.compiled.kernels import copy_row
-from polydraft.noise import Stream, choose_row, uniform_at
+from polydraft.numerics.compile_time import inner
+from polydraft.sampling.noise import Stream, choose_row, uniform_at
 
 __all__ = ["Stops", "add_spares", "stops_asked"]
 

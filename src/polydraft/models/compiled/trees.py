@@ -6,11 +6,11 @@ trees through any model's `score`.
 
 import numpy as np
 
-from polydraft.compiled_code import njit
-from polydraft.confidence import acceptance_at
+from polydraft.core.confidence import acceptance_at
 from polydraft.models.compiled.draft_vocabulary import hide_other_texts
 from polydraft.models.compiled.forward import draft_pass
-from polydraft.truncation import scale_row, soften
+from polydraft.numerics.compiled_code import njit
+from polydraft.sampling.truncation import scale_row, soften
 
 __all__ = ["advance", "draft_distribution", "draft_of", "grow", "join", "retreat"]
 

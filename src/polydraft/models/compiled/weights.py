@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from polydraft.errors import CapacityError
-from polydraft.models.checkpoint import EMBEDDING, HEAD, Checkpoint, rotary
+from polydraft.files.progress import report
 from polydraft.models.compiled.architectures.base import ATTENTION, FEED_FORWARD, MIXERS
 from polydraft.models.compiled.architectures.mixture import ROUTER, Mixture
 from polydraft.models.compiled.decoding import RECODED, recode
@@ -24,9 +24,9 @@ from polydraft.models.compiled.mixtures import ExpertWeights, expert_matrices, e
 from polydraft.models.compiled.packed_file import PackedFile, code_digest
 from polydraft.models.compiled.products import BYTES, EXACT, FORMATS, SEGMENT_LAYOUT, Format, Packed
 from polydraft.models.compiled.vectors import LANES, PANEL
-from polydraft.models.memory import available_bytes
-from polydraft.progress import report
-from polydraft.threads import usable_cores
+from polydraft.models.loading.checkpoint import EMBEDDING, HEAD, Checkpoint, rotary
+from polydraft.models.loading.memory import available_bytes
+from polydraft.numerics.threads import usable_cores
 
 __all__ = ["Ends", "PackedModel", "packed_weights"]
 

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polydraft.compile_time import inner
 from polydraft.models.compiled.cache import whole
 from polydraft.models.compiled.kernels import SILU
 from polydraft.models.compiled.rounding import rounded_bytes
 from polydraft.models.compiled.tiles import UNROLL
 from polydraft.models.compiled.vectors import aligned
 from polydraft.models.slots import TREE_ROOM
-from polydraft.threads import sync
+from polydraft.numerics.compile_time import inner
+from polydraft.numerics.threads import sync
 
 __all__ = ["CHUNK", "NONE", "ONE", "ROW", "Sizes", "Workspace", "cut_runs", "workspace"]
 

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft import tree
 from polydraft.core import Draft, DraftSampling, TreeShape
+from polydraft.core import geometry as tree
 from polydraft.verifiers.lift.draws import draws_at
 from polydraft.verifiers.residual import normalise, normalise_or
 

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polydraft import tree
 from polydraft.core import TokenTree
+from polydraft.core import geometry as tree
 
 
 def without_repeats(tokens: Int[Tensor, "*M n"]) -> Int[Tensor, "*M n"]:

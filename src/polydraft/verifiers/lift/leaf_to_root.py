@@ -21,10 +21,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polydraft.compiled_code import njit
 from polydraft.core import Draft, DraftSampling, Method, NoiseKey, Outcome
 from polydraft.errors import InvalidInputError
-from polydraft.threads import ROWS
+from polydraft.numerics.compiled_code import njit
+from polydraft.numerics.threads import ROWS
 from polydraft.verifiers.lift.contexts import Contexts, Decision, heights, lifted
 from polydraft.verifiers.lift.draws import draws_at
 from polydraft.verifiers.lift.verdict import TreeVerdict

@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polydraft import noise, tree
 from polydraft.core import NoiseKey, Outcome, TokenTree
+from polydraft.core import geometry as tree
 from polydraft.errors import InvalidInputError
+from polydraft.sampling import noise
 
 
 @dataclass(frozen=True)

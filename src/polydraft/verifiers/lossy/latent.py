@@ -26,7 +26,7 @@ from torch import Tensor
 
 from polydraft.core import Draft, DraftSampling, Method
 from polydraft.errors import InvalidInputError
-from polydraft.papers import method
+from polydraft.methods.papers import method
 from polydraft.verifiers import recursive
 from polydraft.verifiers.lift.draws import draws_at
 from polydraft.verifiers.lift.per_node import PerNode

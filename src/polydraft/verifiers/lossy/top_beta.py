@@ -18,7 +18,7 @@ from torch import Tensor
 
 from polydraft.core import Draft, DraftSampling, Method, TreeShape
 from polydraft.errors import InvalidInputError
-from polydraft.papers import method
+from polydraft.methods.papers import method
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise
 

@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft import tree
-from polydraft.compiled_code import njit
 from polydraft.core import Draft, DraftSampling, Method
-from polydraft.papers import method
+from polydraft.core import geometry as tree
+from polydraft.methods.papers import method
+from polydraft.numerics.compiled_code import njit
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from polydraft.compiled_code import njit
-from polydraft.threads import PIECE, num_pieces, share_row, shared_code
+from polydraft.numerics.compiled_code import njit
+from polydraft.numerics.threads import PIECE, num_pieces, share_row, shared_code
 from polydraft.verifiers.walks.rows import compiled, copy_normalised, keep, reject, total
 from polydraft.verifiers.walks.visits import visit_trees
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from polydraft.compiled_code import njit
-from polydraft.threads import PIECE, num_pieces, share_row, shared_code
-from polydraft.truncation import first_place, highest
+from polydraft.numerics.compiled_code import njit
+from polydraft.numerics.threads import PIECE, num_pieces, share_row, shared_code
+from polydraft.sampling.truncation import first_place, highest
 from polydraft.verifiers.walks.greedy_traversal import BUCKETS, order_by_ratio
 from polydraft.verifiers.walks.rows import compiled, keep, reject, scale, total, without
 from polydraft.verifiers.walks.visits import visit_trees

@@ -11,12 +11,12 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft import tree
-from polydraft.compiled_code import njit
 from polydraft.core import Draft, NoiseKey, Outcome
-from polydraft.noise import Stream, choose_row, uniform_at
-from polydraft.threads import sync
-from polydraft.truncation import SAMPLING
+from polydraft.core import geometry as tree
+from polydraft.numerics.compiled_code import njit
+from polydraft.numerics.threads import sync
+from polydraft.sampling.noise import Stream, choose_row, uniform_at
+from polydraft.sampling.truncation import SAMPLING
 from polydraft.verifiers.walks.rows import compiled
 
 STOP: Any = np.int64(Stream.STOP)  # a literal would compile what draws twice

@@ -11,8 +11,8 @@ pass is a function of its own with a single loop: so compiled, it uses vector re
 
 import numpy as np
 
-from polydraft.compiled_code import njit
-from polydraft.threads import PIECE, num_pieces, share_row, shared_code
+from polydraft.numerics.compiled_code import njit
+from polydraft.numerics.threads import PIECE, num_pieces, share_row, shared_code
 
 compiled = njit(cache=True, error_model="numpy", fastmath={"reassoc"})  # sums may be reordered into vector registers
 

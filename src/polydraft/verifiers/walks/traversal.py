@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from polydraft.compiled_code import njit
 from polydraft.core import DraftSampling
+from polydraft.numerics.compiled_code import njit
 from polydraft.verifiers.walks.rows import copy_normalised, keep, reject, reject_point, without
 from polydraft.verifiers.walks.visits import visit_trees
 

@@ -9,9 +9,9 @@ Rows are float32 and sums float64; equal to the verdict up to rounding.
 
 import numpy as np
 
-from polydraft.compiled_code import njit
-from polydraft.noise import uniform_at
-from polydraft.truncation import soften
+from polydraft.numerics.compiled_code import njit
+from polydraft.sampling.noise import uniform_at
+from polydraft.sampling.truncation import soften
 from polydraft.verifiers.walks.rounds import EXTRA, STOP, Tree, drawn, room
 from polydraft.verifiers.walks.rows import keep, leftover, reweight, scale, scaled, surplus, total
 

@@ -22,8 +22,8 @@ from torch import Tensor
 from polydraft.models.compiled.architectures.mixture import GGUF_NAMES as MIXTURE_NAMES
 from polydraft.models.compiled.architectures.mixture import Mixture, Stored, in_gguf, stacked
 from polydraft.models.compiled.recurrent import StateShape
-from polydraft.models.conversions.names import LLAMA_NAMES
-from polydraft.models.gguf_header import GgufHeader
+from polydraft.models.loading.conversions.names import LLAMA_NAMES
+from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.rotary import head_width, rope_parameters
 from polydraft.models.windows import windows
 

@@ -23,8 +23,8 @@ from polydraft.models.compiled.architectures.granite_hybrid import (
     state_space_shapes,
 )
 from polydraft.models.compiled.parts.state_space import state_space_shape
-from polydraft.models.conversions.state_spaces import FALCON_H1 as FILES
-from polydraft.models.conversions.state_spaces import falcon
+from polydraft.models.loading.conversions.state_spaces import FALCON_H1 as FILES
+from polydraft.models.loading.conversions.state_spaces import falcon
 
 MULTIPLIERS = ("embedding", "lm_head", "key", "attention_in", "attention_out", "ssm_in", "ssm_out")
 NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"}

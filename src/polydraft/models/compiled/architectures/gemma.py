@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from polydraft.models.compiled.architectures.base import HEAD_NORMS, Architecture, ModelSpec, one_rotary
-from polydraft.models.gguf_header import GgufHeader
+from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.rotary import rope_parameters
 
 NORMS = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from polydraft.models.compiled.architectures.base import Architecture, ModelSpec, one_rotary
 from polydraft.models.compiled.architectures.mixture import ROUTER, Mixture, stacked_by_columns
-from polydraft.models.gguf_header import GgufHeader
+from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.rotary import rope_parameters
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"

@@ -3,7 +3,7 @@
 from typing import Any
 
 from polydraft.models.compiled.architectures.base import Architecture, ModelSpec, one_rotary
-from polydraft.models.gguf_header import GgufHeader
+from polydraft.models.loading.gguf_header import GgufHeader
 
 SCALES = {
     "embedding_multiplier": "embedding_scale",

@@ -11,7 +11,7 @@ from polydraft.models.compiled.architectures.base import ATTENTION, MATRICES, ST
 from polydraft.models.compiled.architectures.granite import scaled_spec
 from polydraft.models.compiled.architectures.mixture import PROJECTIONS, ROUTER, SHARED, Mixture, Stored, stacked
 from polydraft.models.compiled.parts.state_space import StateSpaceSizes, state_space_shape
-from polydraft.models.conversions.state_spaces import granite
+from polydraft.models.loading.conversions.state_spaces import granite
 
 ATTENDS = ("attention", "full_attention")
 """Kinds of a layer in transformers' configuration; all others are state spaces."""

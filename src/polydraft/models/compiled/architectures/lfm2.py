@@ -4,7 +4,7 @@ from typing import Any
 
 from polydraft.models.compiled.architectures.base import ATTENTION, CONVOLUTION, MATRICES, Architecture, ModelSpec, one_rotary
 from polydraft.models.compiled.parts.short_convolution import convolution_shape
-from polydraft.models.conversions.lfm2 import NAMES, lfm2
+from polydraft.models.loading.conversions.lfm2 import NAMES, lfm2
 
 ATTENDS = "full_attention"
 """Kind of a layer in transformers' configuration; all others are convolutions."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from polydraft.models.compiled.architectures.lfm2 import LFM2
 from polydraft.models.compiled.architectures.mixture import CHOICE, PROJECTIONS, ROUTER, Mixture, Stored, expert_name, stacked
-from polydraft.models.conversions.lfm2 import lfm2_moe
+from polydraft.models.loading.conversions.lfm2 import lfm2_moe
 
 MOST_EXPERTS = 64
 """Whose names in older folders are known."""

@@ -3,7 +3,7 @@
 from typing import Any
 
 from polydraft.models.compiled.architectures.base import Architecture
-from polydraft.models.gguf_header import GgufHeader
+from polydraft.models.loading.gguf_header import GgufHeader
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:

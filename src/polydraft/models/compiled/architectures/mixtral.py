@@ -4,7 +4,7 @@ from typing import Any
 
 from polydraft.models.compiled.architectures.base import Architecture
 from polydraft.models.compiled.architectures.mixture import PROJECTIONS, ROUTER, Mixture, expert_name
-from polydraft.models.gguf_header import GgufHeader
+from polydraft.models.loading.gguf_header import GgufHeader
 
 EXPERTS = 8
 FOLDER_NAMES = {ROUTER: "block_sparse_moe.gate"} | {

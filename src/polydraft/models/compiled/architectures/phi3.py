@@ -3,8 +3,8 @@
 from typing import Any
 
 from polydraft.models.compiled.architectures.base import Architecture
-from polydraft.models.gguf_header import GgufHeader
-from polydraft.models.gguf_rope import ORIGINAL_LENGTH
+from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.models.loading.gguf_rope import ORIGINAL_LENGTH
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from polydraft.models.compiled.architectures.base import Architecture
 from polydraft.models.compiled.architectures.mixture import Mixture
-from polydraft.models.gguf_header import GgufHeader
+from polydraft.models.loading.gguf_header import GgufHeader
 
 
 def sparse_layers(config: Any) -> tuple[bool, ...]:

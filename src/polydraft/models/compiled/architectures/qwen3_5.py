@@ -15,8 +15,8 @@ from polydraft.models.compiled.architectures.base import (
     one_rotary,
 )
 from polydraft.models.compiled.parts.delta_net import DeltaSizes, delta_shape
-from polydraft.models.conversions.delta_nets import delta_settings
-from polydraft.models.gguf_header import GgufHeader
+from polydraft.models.loading.conversions.delta_nets import delta_settings
+from polydraft.models.loading.gguf_header import GgufHeader
 
 ATTENDS = "full_attention"
 """Kind of layers with attention in transformers' configuration; the others are gated delta nets."""

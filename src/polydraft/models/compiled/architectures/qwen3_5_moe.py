@@ -6,7 +6,7 @@ from typing import Any
 
 from polydraft.models.compiled.architectures.mixture import Mixture
 from polydraft.models.compiled.architectures.qwen3_5 import QWEN3_5
-from polydraft.models.gguf_header import GgufHeader
+from polydraft.models.loading.gguf_header import GgufHeader
 
 
 def mixture(config: Any) -> Mixture:

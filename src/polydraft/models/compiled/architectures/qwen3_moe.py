@@ -5,7 +5,7 @@ from typing import Any
 from polydraft.models.compiled.architectures.base import HEAD_NORMS, Architecture
 from polydraft.models.compiled.architectures.mixture import Mixture
 from polydraft.models.compiled.architectures.qwen2_moe import expert_settings, sparse_layers
-from polydraft.models.gguf_header import GgufHeader
+from polydraft.models.loading.gguf_header import GgufHeader
 
 
 def mixture(config: Any) -> Mixture:

@@ -20,8 +20,8 @@ from polydraft.models.compiled.architectures.qwen3_5 import (
     delta_sizes,
     spec_with,
 )
-from polydraft.models.conversions.delta_nets import delta_settings
-from polydraft.models.gguf_header import GgufHeader
+from polydraft.models.loading.conversions.delta_nets import delta_settings
+from polydraft.models.loading.gguf_header import GgufHeader
 
 QKV, Z, BA = (f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "ba"))
 

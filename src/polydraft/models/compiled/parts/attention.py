@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polydraft.compile_time import inner, unowned
-from polydraft.compiled_code import njit
-from polydraft.exponential import exp, fma
 from polydraft.models.compiled.cache import SlotMemory, keep
 from polydraft.models.compiled.kernels import cap, norm_part, soften
 from polydraft.models.compiled.products import call_product
 from polydraft.models.compiled.program import lasting_code
 from polydraft.models.compiled.vectors import PANEL
 from polydraft.models.compiled.workspace import NONE, Sizes, Workspace
+from polydraft.numerics.compile_time import inner, unowned
+from polydraft.numerics.compiled_code import njit
+from polydraft.numerics.exponential import exp, fma
 
 __all__ = ["Attention", "Place", "attend", "attend_code", "place_code", "place_heads"]
 

@@ -23,9 +23,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polydraft.compile_time import inner, unowned
-from polydraft.compiled_code import njit
-from polydraft.exponential import exp, fma
 from polydraft.models.compiled.cache import whole
 from polydraft.models.compiled.kernels import inverse_norm
 from polydraft.models.compiled.products import call_product, number_product
@@ -33,6 +30,9 @@ from polydraft.models.compiled.program import lasting_code
 from polydraft.models.compiled.recurrent import StateKind, StateShape, pending_row
 from polydraft.models.compiled.tiles import UNROLL
 from polydraft.models.compiled.vectors import PANEL, aligned
+from polydraft.numerics.compile_time import inner, unowned
+from polydraft.numerics.compiled_code import njit
+from polydraft.numerics.exponential import exp, fma
 
 __all__ = [
     "DeltaMemory",

@@ -5,9 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polydraft.compile_time import unowned
-from polydraft.compiled_code import njit
-from polydraft.exponential import exp
 from polydraft.models.compiled.experts import (
     Choices,
     Routing,
@@ -22,6 +19,9 @@ from polydraft.models.compiled.kernels import gate
 from polydraft.models.compiled.products import Packed
 from polydraft.models.compiled.program import lasting_code
 from polydraft.models.compiled.rounding import round_rows
+from polydraft.numerics.compile_time import unowned
+from polydraft.numerics.compiled_code import njit
+from polydraft.numerics.exponential import exp
 
 __all__ = [
     "Activate",

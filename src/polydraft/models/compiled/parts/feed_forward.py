@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polydraft.compile_time import unowned
-from polydraft.compiled_code import njit
 from polydraft.models.compiled.kernels import gate
 from polydraft.models.compiled.program import lasting_code
 from polydraft.models.compiled.rounding import round_rows
+from polydraft.numerics.compile_time import unowned
+from polydraft.numerics.compiled_code import njit
 
 __all__ = ["Gate", "gate_code"]
 

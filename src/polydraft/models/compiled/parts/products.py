@@ -4,12 +4,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polydraft.compile_time import unowned
-from polydraft.compiled_code import njit
 from polydraft.models.compiled.kernels import add, norm_part, rms_norm
 from polydraft.models.compiled.products import Packed, matmul, matmul_to
 from polydraft.models.compiled.program import lasting_code
 from polydraft.models.compiled.rounding import round_rows
+from polydraft.numerics.compile_time import unowned
+from polydraft.numerics.compiled_code import njit
 
 __all__ = [
     "Add",

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polydraft.compile_time import inner, unowned
-from polydraft.compiled_code import njit
-from polydraft.exponential import fma
 from polydraft.models.compiled.program import lasting_code
 from polydraft.models.compiled.recurrent import StateKind, StateShape, pending_row
 from polydraft.models.compiled.rounding import round_rows
+from polydraft.numerics.compile_time import inner, unowned
+from polydraft.numerics.compiled_code import njit
+from polydraft.numerics.exponential import fma
 
 __all__ = [
     "ConvolutionMemory",

@@ -17,14 +17,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polydraft.compile_time import inner, unowned
-from polydraft.compiled_code import njit
-from polydraft.exponential import exp, fma
 from polydraft.models.compiled.kernels import norm_part
 from polydraft.models.compiled.parts.short_convolution import convolve, fold_inputs
 from polydraft.models.compiled.program import lasting_code
 from polydraft.models.compiled.recurrent import StateKind, StateShape, pending_row
 from polydraft.models.compiled.rounding import round_rows
+from polydraft.numerics.compile_time import inner, unowned
+from polydraft.numerics.compiled_code import njit
+from polydraft.numerics.exponential import exp, fma
 
 __all__ = [
     "GatedNorm",

@@ -1,0 +1,402 @@
+"""Geometry of token trees: sizes, depth, ancestors, paths, equal prefixes, padding.
+
+Trees are small (tens of nodes) and are walked on the host by compiled loops, whatever device they live on. Two nodes
+are *copies* if their paths from the root spell the same tokens: they are one context, so the target scores them once,
+but they stay two draws for the verifier.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from polydraft.core import Outcome, TokenTree
+from polydraft.errors import InvalidInputError
+from polydraft.numerics.compiled_code import njit
+
+
+@lru_cache(maxsize=1024)
+def product(*counts: int) -> tuple[int, ...]:
+    """The parents of a tree by position: `counts[d]` children for every node of depth d. See `core.Budget.fixed`.
+
+    Example:
+        >>> product(2, 1), product(1, 2)
+        ((-1, 0, 0, 1, 2), (-1, 0, 1, 1))
+    """
+    parents, above = [-1], range(1)
+    for count in counts:
+        parents += [n for n in above for _ in range(count)]
+        above = range(above.stop, len(parents))
+    return tuple(parents)
+
+
+def chain(depth: int) -> tuple[int, ...]:
+    """The parents of one path.
+
+    Example:
+        >>> chain(3)
+        (-1, 0, 1, 2)
+    """
+    return product(*[1] * depth)
+
+
+def paths(width: int, depth: int, trunk: int = 0) -> tuple[int, ...]:
+    """The parents of `width` paths down to `depth` that part at the root, or behind `trunk` tokens that they share.
+
+    Example:
+        >>> paths(2, 2), paths(2, 2, trunk=1)
+        ((-1, 0, 0, 1, 2), (-1, 0, 1, 1))
+    """
+    return product(*[1] * min(trunk, depth), *[width] * (depth > trunk), *[1] * (depth - trunk - 1))
+
+
+def ragged(*lengths: int) -> tuple[int, ...]:
+    """The parents of paths of these lengths, longest first, that part at the root.
+
+    Example:
+        >>> ragged(3, 1)
+        (-1, 0, 0, 1, 3)
+    """
+    levels = [sum(length > d for length in lengths) for d in range(max(lengths))]
+    starts = [1, *(1 + sum(levels[: d + 1]) for d in range(len(levels)))]
+    return (-1, *(0 if d == 0 else starts[d - 1] + k for d, count in enumerate(levels) for k in range(count)))
+
+
+@njit(cache=True)
+def _depths(parents: np.ndarray) -> np.ndarray:
+    depth = np.full(parents.shape, -1, np.int64)
+    for b in range(parents.shape[0]):
+        depth[b, 0] = 0
+        for n in range(1, parents.shape[1]):
+            if parents[b, n] >= 0:
+                depth[b, n] = depth[b, parents[b, n]] + 1
+    return depth
+
+
+@njit(cache=True)
+def _ancestors(parents: np.ndarray) -> np.ndarray:
+    B, N = parents.shape
+    mask = np.zeros((B, N, N), np.bool_)
+    for b in range(B):
+        for n in range(N):
+            m = n
+            while m >= 0:
+                mask[b, n, m] = True
+                m = parents[b, m]
+    return mask
+
+
+@njit(cache=True)
+def _first_copies(tokens: np.ndarray, parents: np.ndarray) -> np.ndarray:
+    B, N = parents.shape
+    first = np.empty((B, N), np.int64)
+    for b in range(B):
+        for n in range(N):
+            first[b, n] = n
+            if parents[b, n] < 0:
+                continue
+            context = first[b, parents[b, n]]
+            for m in range(1, n):
+                if parents[b, m] >= 0 and tokens[b, m] == tokens[b, n] and first[b, parents[b, m]] == context:
+                    first[b, n] = first[b, m]
+                    break
+    return first
+
+
+@njit(cache=True)
+def paths_to(parents: np.ndarray, node: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`path_to` for arrays."""
+    length, longest = np.zeros(len(node), np.int64), 0
+    for b in range(len(node)):
+        n = node[b]
+        while n > 0:
+            length[b] += 1
+            n = parents[b, n]
+        longest = max(longest, length[b])
+    path = np.empty((len(node), longest), np.int64)
+    for b in range(len(node)):
+        n = node[b]
+        for i in range(length[b], longest):
+            path[b, i] = -1
+        for i in range(length[b] - 1, -1, -1):
+            path[b, i] = n
+            n = parents[b, n]
+    return path, length
+
+
+def _host(x: Tensor) -> np.ndarray:
+    return x.cpu().contiguous().numpy()
+
+
+def depths(tree: TokenTree) -> Int[Tensor, "B N"]:
+    """Depth of every node: root 0, padding -1.
+
+    Example:
+        >>> depths(pad([([5, 7, 9, 9], [-1, 0, 0, 1])])).tolist()
+        [[0, 1, 1, 2]]
+    """
+    return torch.from_numpy(_depths(tree.host[1])).to(tree.parents.device)
+
+
+@njit(cache=True)
+def _heights(parents: np.ndarray) -> np.ndarray:
+    heights = np.zeros_like(parents)
+    for b in range(parents.shape[0]):
+        for n in range(parents.shape[1] - 1, 0, -1):
+            if parents[b, n] >= 0:
+                heights[b, parents[b, n]] = max(heights[b, parents[b, n]], 1 + heights[b, n])
+    return heights
+
+
+def heights(tree: TokenTree) -> Int[Tensor, "B N"]:
+    """How deep a tree goes on below each of its nodes.
+
+    Example:
+        >>> heights(TokenTree.chain(torch.tensor([[5, 7, 9]]))).tolist()
+        [[2, 1, 0]]
+    """
+    return torch.from_numpy(_heights(tree.host[1])).to(tree.tokens.device)
+
+
+def ancestors(tree: TokenTree) -> Bool[Tensor, "B N N"]:
+    """mask[b, n, m]: node m is n itself or above n. Padding sees only itself.
+
+    Example:
+        >>> ancestors(pad([([5, 7, 9], [-1, 0, 0])]))[0].int().tolist()
+        [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
+    """
+    return torch.from_numpy(_ancestors(tree.host[1])).to(tree.parents.device)
+
+
+def first_copies(tree: TokenTree) -> Int[Tensor, "B N"]:
+    """The first node whose path spells the same tokens; a node that is no copy maps to itself.
+
+    Example:
+        >>> first_copies(pad([([5, 7, 7, 9, 9], [-1, 0, 0, 1, 2])])).tolist()
+        [[0, 1, 1, 3, 3]]
+    """
+    return torch.from_numpy(_first_copies(*tree.host)).to(tree.tokens.device)
+
+
+@dataclass(frozen=True)
+class Dedup:
+    """The tree to score and where to find each drafted node in it.
+
+    tree: every distinct prefix once.  places: node of `tree` for each drafted one; None where the drafted tree itself is scored.
+    """
+
+    tree: TokenTree
+    places: Int[Tensor, "B N"] | None = None
+
+    @property
+    def same(self) -> bool:
+        """Whether the drafted tree itself is scored."""
+        return self.places is None
+
+    @property
+    def row(self) -> Int[Tensor, "B N"]:
+        """Node of `tree` with the same prefix as each drafted node (padding: the root)."""
+        if self.places is not None:
+            return self.places
+        return torch.arange(self.tree.num_nodes, device=self.tree.tokens.device).expand_as(self.tree.tokens)
+
+    def expand(self, rows: Tensor) -> Tensor:
+        """From [B, M, ...] per scored node to [B, N, ...] per drafted node (copies get bit-equal rows)."""
+        if self.places is None:
+            return rows
+        batch = torch.arange(len(rows), device=rows.device)[:, None]
+        return rows[batch, self.places.to(rows.device, non_blocking=True)]
+
+    def compact(self, rows: Tensor) -> Tensor:
+        """From [B, N, ...] per drafted node to [B, M, ...] per scored node: the first copy's."""
+        if self.places is None:
+            return rows
+        first = np.zeros((rows.shape[0], self.tree.num_nodes), np.int64)
+        for b, places in enumerate(self.places.cpu().numpy()):
+            first[b, places[::-1]] = np.arange(len(places))[::-1]
+        return rows[torch.arange(len(rows))[:, None], torch.from_numpy(first)]
+
+    def outcome(self, outcome: Outcome) -> Outcome:
+        """The same outcome in terms of the scored tree's nodes."""
+        return outcome if self.places is None else _renamed(outcome, self.places)
+
+
+def at_first_copies(tree: TokenTree, outcome: Outcome) -> Outcome:
+    """The same outcome with each node at the first of its copies in the tree.
+
+    Example:
+        >>> two = pad([([5, 7, 7, 9], [-1, 0, 0, 2])])
+        >>> at_first_copies(two, Outcome.of(np.array([[2, 3]]), np.array([2]), np.array([1]))).lists
+        ([[1, 3]], [1])
+    """
+    return _renamed(outcome, first_copies(tree))
+
+
+def _renamed(outcome: Outcome, places: Int[Tensor, "B N"]) -> Outcome:
+    path = torch.where(outcome.path >= 0, places.gather(1, outcome.path.clamp(min=0)), -1)
+    return Outcome(path, outcome.num_accepted, outcome.token)
+
+
+@njit(cache=True)
+def _all_distinct(tokens: np.ndarray, parents: np.ndarray) -> bool:
+    """No two siblings with one token, and no node behind padding."""
+    for b in range(parents.shape[0]):
+        for n in range(1, parents.shape[1]):
+            if parents[b, n] < 0:
+                continue
+            if n > 1 and parents[b, n - 1] < 0:
+                return False
+            for m in range(parents[b, n] + 1, n):
+                if parents[b, m] == parents[b, n] and tokens[b, m] == tokens[b, n]:
+                    return False
+    return True
+
+
+def dedup(tree: TokenTree) -> Dedup:
+    """Map copies to one scored node. The draft itself is untouched: siblings are never merged for verification.
+
+    Example:
+        >>> d = dedup(pad([([5, 7, 7, 9, 9], [-1, 0, 0, 1, 2])]))
+        >>> d.tree.tokens.tolist(), d.row.tolist()
+        ([[5, 7, 9]], [[0, 1, 1, 2, 2]])
+    """
+    tokens, parents = tree.host
+    if _all_distinct(tokens, parents):
+        return Dedup(tree)
+    first = _first_copies(tokens, parents)
+    index, device = np.arange(tree.num_nodes), tree.tokens.device
+    keep = (first == index) & ((parents >= 0) | (index == 0))
+    order = np.argsort(~keep, axis=1, kind="stable")[:, : keep.sum(1).max()]
+    real = np.take_along_axis(keep, order, 1)
+    row = np.take_along_axis(np.where(keep, keep.cumsum(1) - 1, 0), first, 1)
+    above = np.take_along_axis(row, np.maximum(parents, 0), 1)
+    scored = (
+        np.where(real, np.take_along_axis(tokens, order, 1), 0),
+        np.where(real & (order > 0), np.take_along_axis(above, order, 1), -1),
+    )
+    return Dedup(TokenTree(*(torch.from_numpy(x).to(device) for x in scored)), torch.from_numpy(row).to(device))
+
+
+def path_to(tree: TokenTree, node: Int[Tensor, " B"]) -> tuple[Int[Tensor, "B A"], Int[Tensor, " B"]]:
+    """Nodes from below the root down to `node`, padded with -1, and how many there are.
+
+    Example:
+        >>> path, length = path_to(pad([([5, 7, 9, 9], [-1, 0, 0, 1])]), torch.tensor([3]))
+        >>> path.tolist(), length.tolist()
+        ([[1, 3]], [2])
+    """
+    path, length = paths_to(tree.host[1], _host(node))
+    device = tree.parents.device
+    return torch.from_numpy(path).to(device), torch.from_numpy(length).to(device)
+
+
+def pad(trees: Sequence[tuple[Sequence[int], Sequence[int]]]) -> TokenTree:
+    """A batch from (tokens, parents) lists of different lengths.
+
+    Example:
+        >>> pad([([5], [-1]), ([5, 7], [-1, 0])]).parents.tolist()
+        [[-1, -1], [-1, 0]]
+    """
+    N = max(len(tokens) for tokens, _ in trees)
+    tokens = [list(t) + [0] * (N - len(t)) for t, _ in trees]
+    parents = [list(p) + [-1] * (N - len(p)) for _, p in trees]
+    return TokenTree(torch.tensor(tokens, dtype=torch.int64), torch.tensor(parents, dtype=torch.int64))
+
+
+def subtree(tree: TokenTree, b: int) -> TokenTree:
+    """Row b alone, without its padding."""
+    size = int(tree.is_node[b].sum())
+    return TokenTree(tree.tokens[b : b + 1, :size], tree.parents[b : b + 1, :size])
+
+
+@njit(cache=True)
+def _fault(tokens: np.ndarray, parents: np.ndarray, vocab_size: int, roots: np.ndarray) -> int:
+    """0 where all is well, 1 for the order of nodes, 2 for padding before a node, 3 for a token id, 4 for a root."""
+    for b in range(parents.shape[0]):
+        if parents[b, 0] != -1:
+            return 1
+        if tokens[b, 0] != roots[b]:
+            return 4
+        for n in range(parents.shape[1]):
+            if parents[b, n] >= n:
+                return 1
+            if n > 1 and parents[b, n] >= 0 and parents[b, n - 1] < 0:
+                return 2
+            if not 0 <= tokens[b, n] < vocab_size:
+                return 3
+    return 0
+
+
+def check(tree: TokenTree, vocab_size: int, roots: Int[Tensor, " B"] | None = None) -> None:
+    """Raise InvalidInputError unless parents are in topological order, padding is last and ids are below `vocab_size`.
+
+    roots: the tokens that the trees have to hang on.
+    """
+    tokens, parents = tree.host
+    fault = _fault(tokens, parents, vocab_size, tokens[:, 0] if roots is None else _host(roots))
+    if fault == 1:
+        raise InvalidInputError(
+            f"parents {tree.parents.tolist()} were given; expected -1 at node 0 and parents[n] < n. Sort the nodes topologically."
+        )
+    if fault == 2:
+        raise InvalidInputError(f"parents {tree.parents.tolist()} were given; expected padding (-1) only after the last node.")
+    if fault == 4 and roots is not None:
+        raise InvalidInputError(
+            f"a draft rooted at tokens {tree.tokens[:, 0].tolist()} was proposed; expected the last committed tokens {roots.tolist()}."
+        )
+    if fault == 3:
+        bad = int(tree.tokens[(tree.tokens < 0) | (tree.tokens >= vocab_size)][0])
+        raise InvalidInputError(
+            f"token id {bad} was given; expected 0 <= id < {vocab_size}. Check that the tokenizer belongs to the model."
+        )
+
+
+@njit(cache=True)
+def _children(parents: np.ndarray, first: np.ndarray) -> np.ndarray:
+    B, N = parents.shape
+    count = np.zeros((B, N), np.int64)
+    for b in range(B):
+        for n in range(1, N):
+            if parents[b, n] >= 0:
+                count[b, first[b, parents[b, n]]] += 1
+    children = np.full((B, N, count.max()), -1, np.int64)
+    count[:] = 0
+    for b in range(B):
+        for n in range(1, N):
+            if parents[b, n] >= 0:
+                u = first[b, parents[b, n]]
+                children[b, u, count[b, u]] = n
+                count[b, u] += 1
+    return children
+
+
+def children(tree: TokenTree) -> Int[Tensor, "B N W"]:
+    """Draws at every context in draw order, padded with -1; copies of a context pool theirs at the first copy.
+
+    Example:
+        >>> children(pad([([5, 7, 7, 9, 8], [-1, 0, 0, 1, 2])]))[0].tolist()
+        [[1, 2], [3, 4], [-1, -1], [-1, -1], [-1, -1]]
+    """
+    tokens, parents = tree.host
+    return torch.from_numpy(_children(parents, _first_copies(tokens, parents))).to(tree.tokens.device)
+
+
+def packed(tree: TokenTree, kept: Bool[np.ndarray, "B N"]) -> tuple[TokenTree, Int[Tensor, "B M"]]:
+    """A tree without some nodes, padding last, and the old number of each node. kept: the root and, of each node, its parent.
+
+    Example:
+        >>> smaller, places = packed(TokenTree.chain(torch.tensor([[7, 8, 9]])), np.array([[True, True, False]]))
+        >>> smaller.lists, places.tolist()
+        (([[7, 8]], [[-1, 0]]), [[0, 1]])
+    """
+    tokens, parents = tree.host
+    order = np.argsort(~kept, 1, kind="stable")[:, : kept.sum(1).max()]
+    number = np.where(kept, kept.cumsum(1) - 1, -1)
+    above, real = np.take_along_axis(parents, order, 1), np.take_along_axis(kept, order, 1)
+    new = np.where(real & (above >= 0), np.take_along_axis(number, np.maximum(above, 0), 1), -1)
+    ids = np.where(real, np.take_along_axis(tokens, order, 1), 0)
+    return TokenTree.of(ids, new), torch.from_numpy(order)

@@ -1,0 +1,54 @@
+"""Mixtures of experts on Llama's layers: Mixtral (arXiv 2401.04088), Qwen2 and Qwen3 MoE (arXiv 2505.09388), GLM-4.5 (arXiv 2508.06471).
+
+No key says whether the weights of the chosen experts are made to sum to 1: in Qwen2 MoE they are not.
+"""
+
+from typing import Any
+
+from polydraft.models.loading.conversions.base import Conversion, has, partly_rotary
+from polydraft.models.loading.gguf_header import GgufHeader
+
+__all__ = ["GLM4_MOE", "MIXTRAL", "QWEN2_MOE", "QWEN3_MOE", "shared_experts"]
+
+
+def mixtral(file: GgufHeader) -> dict[str, Any]:
+    experts, chosen = file.count("expert_count"), file.count("expert_used_count")
+    return {"num_local_experts": experts, "num_experts_per_tok": chosen, "sliding_window": None}
+
+
+def experts(file: GgufHeader) -> dict[str, Any]:
+    return {
+        "num_experts": file.count("expert_count"),
+        "num_experts_per_tok": file.count("expert_used_count"),
+        "moe_intermediate_size": file.count("expert_feed_forward_length"),
+        "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
+        "use_sliding_window": False,
+    }
+
+
+def shared_experts(file: GgufHeader) -> dict[str, Any]:
+    """Experts, and one that every token goes through."""
+    return experts(file) | {"shared_expert_intermediate_size": file.count("expert_shared_feed_forward_length")}
+
+
+def glm4_moe(file: GgufHeader) -> dict[str, Any]:
+    return {
+        "attention_bias": has(file, "attn_q.bias"),
+        "use_qk_norm": has(file, "attn_q_norm.weight"),
+        "first_k_dense_replace": file.setting("leading_dense_block_count", 0),
+        "moe_intermediate_size": file.count("expert_feed_forward_length"),
+        "n_routed_experts": file.count("expert_count"),
+        "n_shared_experts": file.count("expert_shared_count"),
+        "num_experts_per_tok": file.count("expert_used_count"),
+        "n_group": file.count("expert_group_count", 1),
+        "topk_group": file.count("expert_group_used_count", 1),
+        "norm_topk_prob": bool(file.setting("expert_weights_norm", False)),
+        "routed_scaling_factor": file.number_or_none("expert_weights_scale") or 1.0,
+    }
+
+
+MIXTRAL = Conversion("mixtral", mixtral, interleaved=True)
+QWEN2_MOE = Conversion("qwen2_moe", lambda file: shared_experts(file) | {"norm_topk_prob": False, "qkv_bias": True})
+QWEN3_MOE = Conversion("qwen3_moe", lambda file: experts(file) | {"norm_topk_prob": True})
+GLM4_MOE = Conversion("glm4_moe", glm4_moe, {"post_attention_layernorm": "post_attention_norm"}, rotary=partly_rotary)

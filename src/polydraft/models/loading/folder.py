@@ -1,0 +1,177 @@
+"""From a name to a module of transformers: safetensors or GGUF only, no remote code, every fault with its remedy."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polydraft.errors import InvalidInputError, ModelLoadError, first_line
+from polydraft.files.schema import CONFIG, fault, read_json
+from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf_module import module_of_file
+from polydraft.models.loading.gguf_parts import is_gguf
+from polydraft.models.loading.hub import located
+from polydraft.models.loading.supported import check_plain, is_encoder_decoder
+
+__all__ = ["as_device", "as_dtype", "check_folder", "load_config", "load_module"]
+
+
+def as_device(device: str | torch.device | None) -> torch.device:
+    """The device meant; None is the first GPU, or the CPU where there is none.
+
+    Raises:
+        InvalidInputError: a device that does not exist here.
+
+    Example:
+        >>> as_device("cpu")
+        device(type='cpu')
+    """
+    try:
+        chosen = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidInputError(f"device={device!r} was given, which this machine does not have. Use 'cpu'. ({error})") from None
+    return chosen
+
+
+def as_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype | str:
+    """The number format meant; None is float32 on a CPU (half precision is slower there) and the checkpoint's own elsewhere.
+
+    Raises:
+        InvalidInputError: a name that is no floating-point format of torch.
+
+    Example:
+        >>> as_dtype("bfloat16", torch.device("cpu"))
+        torch.bfloat16
+    """
+    if dtype is None:
+        return torch.float32 if device.type == "cpu" else "auto"
+    number_format = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(number_format, torch.dtype) or not number_format.is_floating_point:
+        raise InvalidInputError(f"dtype={dtype!r} was given; expected 'float32', 'float16' or 'bfloat16'.")
+    return number_format
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder without configuration, with numbers there that cannot be, or without readable safetensors weights.
+
+    Raises:
+        ModelLoadError: naming what is missing or which file is corrupt.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not (folder / "config.json").is_file():
+        if (folder / "adapter_config.json").is_file():
+            raise ModelLoadError(
+                f"{str(folder)!r} is a LoRA adapter without its model. Merge the two with peft (`merge_and_unload`) and save the whole."
+            )
+        raise ModelLoadError(f"{str(folder)!r} has no config.json. A folder of `save_pretrained` is expected.")
+    for file in (folder / "config.json", folder / "generation_config.json"):
+        _check_config(file)
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        pickled = [f.name for f in folder.glob("*.bin")]
+        advice = (
+            f"It has {pickled[0]}, which would be unpickled: load it where you trust it and save it again with `save_pretrained`."
+            if pickled
+            else "Copy model.safetensors (and its index, where there is one) into it."
+        )
+        raise ModelLoadError(f"{str(folder)!r} has no weights in safetensors format. {advice}")
+    for file in weights:
+        try:
+            file.open("rb").close()
+            with safe_open(file, "pt"):
+                pass
+        except OSError as error:
+            raise ModelLoadError(
+                f"{str(file)!r} cannot be read: {error.strerror or error}. Check its permissions and links."
+            ) from error
+        except SafetensorError as error:
+            raise ModelLoadError(f"{str(file)!r} is corrupt or cut off ({error}). Copy or download it again.") from error
+
+
+def _check_config(file: Path) -> None:
+    try:
+        problem = fault(read_json(file.read_bytes()), CONFIG) if file.is_file() else None
+    except (OSError, ValueError) as error:
+        problem = str(error)
+    if problem:
+        raise ModelLoadError(f"the configuration {str(file)!r} cannot be: {problem}. Copy or download it again.")
+
+
+def load_config(name: str | os.PathLike[str]) -> Any:
+    """Configuration of a model; its name is as in `hub.located`.
+
+    Raises:
+        ModelLoadError: it is missing, unreadable, of an unknown type, or needs code of its own.
+    """
+    place = located(name)
+    if is_gguf(place):
+        return GgufFile(place).transformers_config
+    check_folder(place)
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(place, trust_remote_code=False)
+    except Exception as error:
+        raise ModelLoadError(f"the configuration of {str(name)!r} could not be read: {first_line(error)}.") from error
+
+
+def _auto_class(config: Any) -> Any:
+    """The class of transformers that loads a model of this configuration."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
+    from transformers.models.auto import modeling_auto
+
+    if is_encoder_decoder(config):
+        return AutoModelForSeq2SeqLM
+    if type(config) in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    if type(config) in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return AutoModelForImageTextToText  # its text model alone is run
+    raise ModelLoadError(
+        f"a model of type {config.model_type!r} was given, for which transformers has no causal language model. Use another model."
+    )
+
+
+def load_module(
+    name: str | os.PathLike[str],
+    *,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    max_model_len: int | None = None,
+    **placement: Any,
+) -> Any:
+    """A causal language model or an encoder-decoder of transformers, in evaluation mode, on its device; of models of pictures and text, the whole.
+
+    name: see `hub.located`.  dtype, device: see `as_dtype` and `as_device`.
+    placement: options of `from_pretrained` that say where which weights go, in place of the device.
+
+    Raises:
+        ModelLoadError: the folder is missing, incomplete or corrupt, or the model is no language model that transformers knows.
+        CapacityError: `max_model_len` beyond the model's context.
+    """
+    place = as_device(device)
+    number = as_dtype(dtype, place)
+    folder = located(name)
+    if is_gguf(folder):
+        file = GgufFile(folder)
+        check_plain(file.transformers_config, max_model_len)
+        return module_of_file(file, None if dtype is None else number, place)  # pyright: ignore[reportArgumentType]
+    config = load_config(folder)
+    check_plain(config, max_model_len)
+    kind = _auto_class(config)
+    try:
+        loaded: Any = kind.from_pretrained(
+            folder, dtype=number, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **placement
+        )
+    except Exception as error:
+        raise ModelLoadError(f"the model {str(name)!r} could not be loaded: {first_line(error)}.") from error
+    module, report = loaded
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise ModelLoadError(
+            f"the weights of {str(name)!r} are incomplete: {len(missing)} tensors are missing, such as {missing[0]!r}. "
+            "Copy or download them again."
+        )
+    return module.eval() if placement else module.to(place).eval()

@@ -1,0 +1,163 @@
+"""The tokenizer of a GGUF file, built by the `tokenizers` library from the file's own lists; transformers is not imported.
+
+Byte-level BPE (`tokenizer.ggml.model` = "gpt2") has its merges in the file, and the name of its pre-tokenizer. A SentencePiece
+vocabulary ("llama") has scores: of two neighbours the pair merges first whose union has the highest one, which gives the merges' order. Gemma 4's
+("gemma4") is spelt like that, with merges.
+"""
+
+from copy import copy
+from hashlib import sha256
+from typing import Any
+from weakref import WeakValueDictionary
+
+from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf_roles import special_id
+from polydraft.models.tokens.pre_tokenizers import PRE_TOKENIZERS, split_and_spell
+from polydraft.models.tokens.tokenizer import ROLES, BackendTokenizer
+
+__all__ = ["gguf_tokenizer"]
+
+CONTROL, USER_DEFINED = 3, 4
+"""Types of tokens that are matched whole before text is split; the first are no text."""
+TEMPLATE = "tokenizer.chat_template"
+KEYS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+
+
+def gguf_tokenizer(file: GgufFile) -> BackendTokenizer | None:
+    """The tokenizer of a file, or None where transformers has to make it: Unigram vocabularies. Files that hold the same one share its backend.
+
+    Raises:
+        ModelLoadError: the file has none, or splits text in a way that is not known here.
+    """
+    if "tokenizer.ggml.tokens" not in file.metadata:
+        raise file.refusal("it has no tokenizer (tokenizer.ggml.tokens)", "Give a whole file, or token ids instead of text")
+    kind = file.metadata.get("tokenizer.ggml.model")
+    if kind not in ("gpt2", "llama", "gemma4"):
+        return None
+    digest = _digest(file)
+    if (known := _in_use.get(digest)) is not None:
+        same = copy(known)
+        same.chat_template = _templates(file)
+        return same
+    tokens = file.strings("tokenizer.ggml.tokens")
+    backend, add_bos = _byte_level(file, tokens) if kind == "gpt2" else _sentencepiece(file, tokens)
+    add_bos = bool(file.metadata.get("tokenizer.ggml.add_bos_token", add_bos))
+    roles = {role: tokens[i] for role in ROLES if (i := special_id(file, KEYS[role])) is not None and i < len(tokens)}
+    _add_whole_tokens(backend, tokens, file.metadata.get("tokenizer.ggml.token_type") or (), roles)
+    _surround(backend, roles, add_bos, bool(file.metadata.get("tokenizer.ggml.add_eos_token", False)))
+    tokenizer = BackendTokenizer(backend, roles, chat_template=_templates(file), add_bos_token=add_bos and "bos_token" in roles)
+    _in_use[digest] = tokenizer
+    return tokenizer
+
+
+_in_use: WeakValueDictionary[str, BackendTokenizer] = WeakValueDictionary()
+"""Tokenizers that somebody holds, by what their files say of them."""
+
+
+def _digest(file: GgufFile) -> str:
+    """Of all that a file says of its tokenizer, but for the chat template."""
+    digest = sha256(file.architecture.encode())
+    for key in sorted(key for key in file.metadata if key.startswith("tokenizer.") and not key.startswith(TEMPLATE)):
+        digest.update(key.encode())
+        digest.update(file.raw_strings(key) or repr(file.metadata[key]).encode())
+    return digest.hexdigest()
+
+
+def _templates(file: GgufFile) -> str | dict[str, str] | None:
+    """The chat template of a file, or those that it has, by name."""
+    default = file.metadata.get(TEMPLATE)
+    named = {key.removeprefix(f"{TEMPLATE}."): text for key, text in file.metadata.items() if key.startswith(f"{TEMPLATE}.")}
+    if not named:
+        return default
+    return named if default is None else {"default": default, **named}
+
+
+def _byte_level(file: GgufFile, tokens: list[str]) -> tuple[Any, bool]:
+    """Backend of a byte-level vocabulary, and whether its files begin texts with BOS where they do not say."""
+    from tokenizers import Tokenizer
+    from tokenizers.decoders import ByteLevel
+    from tokenizers.models import BPE
+
+    name = file.metadata.get("tokenizer.ggml.pre", "default")
+    if name not in PRE_TOKENIZERS:
+        raise file.refusal(
+            f"its pre-tokenizer is {name!r}; expected one of {', '.join(PRE_TOKENIZERS)}",
+            "Give the model's safetensors folder, or token ids instead of text",
+        )
+    chosen = PRE_TOKENIZERS[name]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    backend: Any = Tokenizer(BPE(vocab=vocabulary, merges=_read_merges(file), ignore_merges=chosen.ignore_merges))
+    backend.pre_tokenizer, backend.decoder = split_and_spell(chosen.patterns), ByteLevel()
+    return backend, chosen.add_bos
+
+
+def _read_merges(file: GgufFile) -> list[tuple[str, str]]:
+    return [_halves(merge) for merge in file.strings("tokenizer.ggml.merges")]
+
+
+def _halves(merge: str) -> tuple[str, str]:
+    first, _, right = merge.partition(" ")
+    return first, right
+
+
+def _sentencepiece(file: GgufFile, tokens: list[str]) -> tuple[Any, bool]:
+    """Backend of a SentencePiece vocabulary; texts begin with BOS unless the file says otherwise."""
+    from tokenizers import Tokenizer, decoders, normalizers
+    from tokenizers.models import BPE
+
+    vocabulary, unknown = {token: i for i, token in enumerate(tokens)}, special_id(file, "unknown")
+    has_merges = file.metadata["tokenizer.ggml.model"] == "gemma4"
+    merges = _read_merges(file) if has_merges else _scored_merges(file, vocabulary)
+    named = {} if unknown is None or unknown >= len(tokens) else {"unk_token": tokens[unknown]}
+    model = BPE(vocab=vocabulary, merges=merges, fuse_unk=True, byte_fallback=True, **named)
+    backend: Any = Tokenizer(model)
+    space, adds_space = "▁", bool(file.metadata.get("tokenizer.ggml.add_space_prefix", not has_merges))
+    prepended = [normalizers.Prepend(space)] if adds_space else []  # to blanks, too, and behind each special token
+    backend.normalizer = normalizers.Sequence([*prepended, normalizers.Replace(" ", space)])
+    stripped = [decoders.Strip(" ", 1, 0)] if adds_space else []
+    backend.decoder = decoders.Sequence([decoders.Replace(space, " "), decoders.ByteFallback(), decoders.Fuse(), *stripped])
+    return backend, True
+
+
+def _scored_merges(file: GgufFile, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+    scores = file.metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) <= max(vocabulary.values()):
+        raise file.refusal("it has no score of each token (tokenizer.ggml.scores)", "Give another file of the model")
+    return _merges(vocabulary, scores)
+
+
+def _merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
+    """Pairs of tokens whose union is a token, best first: by its score, then with the longer left half."""
+    pairs: list[tuple[float, int, int, str, str]] = []
+    for token, i in vocabulary.items():
+        score = -scores[i]
+        for cut in range(1, len(token)):
+            prefix = token[:cut]
+            if prefix in vocabulary and (right := token[cut:]) in vocabulary:
+                pairs.append((score, -cut, cut - len(token), prefix, right))
+    pairs.sort(key=lambda pair: pair[:3])
+    return [pair[3:] for pair in pairs]
+
+
+def _add_whole_tokens(backend: Any, tokens: list[str], types: Any, roles: dict[str, str]) -> None:
+    """Tokens that are matched before text is split: control tokens and those of roles, and what the file's author defined."""
+    from tokenizers import AddedToken
+
+    special = dict.fromkeys([*(token for token, kind in zip(tokens, types, strict=False) if kind == CONTROL), *roles.values()])
+    defined = [token for token, kind in zip(tokens, types, strict=False) if kind == USER_DEFINED and token not in special]
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special if token])
+    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in defined if token])
+
+
+def _surround(backend: Any, roles: dict[str, str], add_bos: bool, add_eos: bool) -> None:
+    """BOS before and EOS behind each text, where they are wanted and there are such."""
+    from tokenizers.processors import TemplateProcessing
+
+    begin = [roles["bos_token"]] if add_bos and "bos_token" in roles else []
+    end = [roles["eos_token"]] if add_eos and "eos_token" in roles else []
+    if begin or end:
+        ids = [(token, backend.token_to_id(token)) for token in dict.fromkeys([*begin, *end])]
+        pair = [f"{token}:1" for token in begin] + ["$B:1"] + [f"{token}:1" for token in end]
+        backend.post_processor = TemplateProcessing(
+            single=[*begin, "$A", *end], pair=[*begin, "$A", *end, *pair], special_tokens=ids
+        )

@@ -1,0 +1,381 @@
+"""Any causal language model of transformers as a target: trees scored in one pass, in slots, over a cache of its own.
+
+    B  sequences of a call    N  nodes of the tree    X  auxiliary rows    T = N - since + X  rows of the pass
+
+The module is used as it is: it gets an explicit mask for each kind of its layers, explicit positions and a `SlotCache`. When a target is
+built, a branching tree behind a prefix is scored and compared with a plain pass, so that a model that ignores any of the three is refused, see `proof`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Int64
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from polydraft.core import AuxRows, Needs, Scores, TokenTree
+from polydraft.errors import CapacityError, IncompatibleError, ModelLoadError, PolydraftError
+from polydraft.models.cache import LayerShape, SlotCache
+from polydraft.models.loading.checkpoint import of_module
+from polydraft.models.loading.memory import weight_bytes
+from polydraft.models.loading.supported import check_rolls_back, context_length
+from polydraft.models.rotary import FixedRotary, fixed, fixed_rotary
+from polydraft.models.slots import TREE_ROOM, SlotModel, special_ids
+from polydraft.models.torch.grouped_attention import GROUPED
+from polydraft.models.torch.proof import NARROW, proof_text, prove_trees
+from polydraft.models.torch.tree_attention import column_positions, node_mask
+from polydraft.models.windows import narrowed, text_config, windows, within
+
+__all__ = ["HFTarget", "PassRecorder"]
+
+Shapes = Mapping[int, tuple[torch.Size, torch.Size, torch.dtype]]
+
+
+class PassRecorder(Cache):
+    """Keeps keys and values of a pass without a past, by layer."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.states: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        self.states[layer_idx] = key_states, value_states
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """Of each layer."""
+        return [k.device for _, (k, _) in sorted(self.states.items())]
+
+    @property
+    def shapes(self) -> Shapes:
+        """Of keys and values, and their number format."""
+        return {layer: (k.shape, v.shape, k.dtype) for layer, (k, v) in self.states.items()}
+
+
+def _layers(shapes: Shapes) -> list[LayerShape]:
+    if not shapes or sorted(shapes) != list(range(len(shapes))):
+        raise ModelLoadError(
+            f"only the layers {sorted(shapes)} keep keys and values; each of the first layers is expected to. Use another model."
+        )
+    return [LayerShape(keys[1], keys[3], values[3], dtype) for _, (keys, values, dtype) in sorted(shapes.items())]
+
+
+class HFTarget(SlotModel):
+    """A causal language model of transformers that scores token trees in slots; see `core.Target`.
+
+    model: a module, in evaluation mode from now on; its weights and configuration stay as they are.
+    max_model_len: most tokens of a sequence. Default: the model's context, or as much of it as fits half the free memory.
+    max_num_seqs: most sequences at once.
+
+    Attributes: max_model_len, max_num_seqs, eos_token_ids, bos_token_id, name, cache_bytes, dtype, device.
+    vocab_size: rows of logits; lower it to cut off ids that the tokenizer does not have.
+    The tensors that it returns are inference tensors: read them, clone them to change them in place.
+
+    Raises:
+        ModelLoadError: a model whose cache cannot be rolled back (recurrent, hybrid, encoder-decoder), or that does not follow masks.
+        CapacityError: a cache larger than the free memory, or a context longer than the model's.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+        >>> target = HFTarget(LlamaForCausalLM(config), max_model_len=64, max_num_seqs=2)
+        >>> _ = target.prefill([0], [[3, 1, 4]])
+        >>> target.score([0], TokenTree(torch.tensor([[1, 5, 9]]), torch.tensor([[-1, 0, 0]]))).logits.shape
+        torch.Size([1, 3, 32])
+        >>> from polydraft.core import Outcome
+        >>> target.commit([0], Outcome(torch.tensor([[2]]), torch.tensor([1]), torch.tensor([2])))
+        >>> target.lengths.tolist()
+        [5, 0]
+    """
+
+    _said_length = 1 << 20
+    """Far from any: a model that takes positions from it shows in the proof (Llama 4 scales queries by them)."""
+
+    def __init__(self, model: Any, *, max_model_len: int | None = None, max_num_seqs: int = 8) -> None:
+        self._check(model, max_model_len)
+        self.model, self.checkpoint = model.eval(), of_module(model)
+        self.name = getattr(model.config, "name_or_path", "") or type(model).__name__
+        weights = next(model.parameters())
+        self.dtype, self.device, self.weight_bytes = weights.dtype, weights.device, weight_bytes(model)
+        self.eos_token_ids, self.bos_token_id = special_ids(model)
+        self._attention = self._choose_attention()
+        self._keeps_logits = "logits_to_keep" in signature(model.forward).parameters
+        self._num_groups, self._windows = 1, dict[str, Any]()
+        self._rotaries: list[FixedRotary] = []
+        try:
+            self._build(max_model_len, max_num_seqs)
+        except PolydraftError:
+            raise
+        except Exception as error:
+            raise ModelLoadError(
+                f"{type(model).__name__} does not run with a mask, positions and a cache of our own ({error}). Use another model."
+            ) from error
+
+    # Building
+
+    def _check(self, model: Any, max_model_len: int | None) -> None:
+        check_rolls_back(model.config, max_model_len, model)
+        if getattr(model.config, "is_encoder_decoder", False):
+            raise ModelLoadError(f"{type(model).__name__} was given, which has an encoder. Use models.seq2seq.Seq2SeqTarget.")
+
+    def _choose_attention(self) -> str:
+        configured = self.model.config._attn_implementation
+        if configured not in ("sdpa", "eager"):
+            raise IncompatibleError(
+                f"attention {configured!r} was given; expected 'sdpa' or 'eager'. Load the model with attn_implementation='sdpa'."
+            )
+        return GROUPED if configured == "sdpa" and getattr(self.model, "_supports_attention_backend", False) else configured
+
+    @torch.inference_mode()
+    def _build(self, max_model_len: int | None, max_num_seqs: int) -> None:
+        """Find the cache's shape with a plain pass, allocate it, and prove that a tree gives the logits of its paths."""
+        recorder, path = PassRecorder(), torch.tensor([[0, 2]], device=self.device)
+        ones = torch.ones_like(path)
+        out = self.model(path, past_key_values=recorder, use_cache=True, attention_mask=ones, output_hidden_states=True)
+        self.vocab_size: int = out.logits.shape[-1]
+        self._num_states, head = len(out.hidden_states), self.model.get_output_embeddings()
+        self._plain_head = head is not None and torch.allclose(head(out.hidden_states[-1]), out.logits, rtol=1e-2, atol=1e-3)
+        layers = self._allocate(recorder, max_model_len, max_num_seqs)
+        if self._attention == GROUPED:
+            num_ranks = getattr(self.model, "tp_size", None) or 1  # each has its part of the heads
+            self._num_groups = max(1, text_config(self.model.config).num_attention_heads // (layers[0].num_heads * num_ranks))
+        self._rotaries = fixed_rotary(self.model, self.max_model_len)
+        self._windows = self._shorter_windows()
+        text, wide = proof_text(self.vocab_size, self.max_model_len), self._windows
+        with narrowed(self.model, NARROW) if wide else nullcontext():
+            self._windows = self._shorter_windows() if wide else {}
+            with fixed(self._rotaries):
+                plain = self.model(torch.tensor([text], device=self.device), use_cache=False).logits[0]
+            self._prove(text, plain)
+        self._windows = wide
+
+    def _shorter_windows(self) -> dict[str, Any]:
+        """By kind of layer, see `windows`; empty where none is shorter than a sequence: one mask then serves all."""
+        kinds = windows(self.model.config)
+        return kinds if any(w is not None and w.width < self.max_model_len for w in kinds.values()) else {}
+
+    def _allocate(self, recorder: PassRecorder, max_model_len: int | None, max_num_seqs: int) -> list[LayerShape]:
+        layers = _layers(recorder.shapes)
+        columns = self.open_slots(
+            max_model_len,
+            max_num_seqs,
+            context=context_length(self.model.config) or 0,  # 0 only where max_model_len is given, see check_rolls_back
+            bytes_per_token=sum(shape.bytes_per_token for shape in layers),
+            device=self.device,
+        )
+        self._cache = SlotCache(layers, self.max_num_seqs, columns, recorder.devices)
+        self._cache.said_length = self._said_length
+        return layers
+
+    def _prove(self, text: list[int], plain: Float[Tensor, "L V"]) -> None:
+        prove_trees(self, text, plain)
+        self.passes = 0
+
+    # Passes
+
+    @contextmanager
+    def _own_attention(self) -> Iterator[None]:
+        """The grouped attention and fixed rotary positions, for the length of a pass: the module is the caller's."""
+        config = self.model.config
+        before, config._attn_implementation = config._attn_implementation, self._attention
+        try:
+            with fixed(self._rotaries):
+                yield
+        finally:
+            config._attn_implementation = before
+
+    def _bias(self, mask: Float32[np.ndarray, "B T C"]) -> Float[Tensor, "B 1 GT C"]:
+        bias = torch.from_numpy(mask)[:, None]
+        if self._num_groups > 1:
+            bias = bias.repeat(1, 1, self._num_groups, 1)
+        return bias.to(self.device, self.dtype)
+
+    def _masks(self, mask: np.ndarray, positions: np.ndarray, columns: np.ndarray) -> Tensor | dict[str, Tensor]:
+        """What the module gets: one mask, or one for each kind of its layers."""
+        if not self._windows:
+            return self._bias(mask)
+        full = self._bias(mask)
+        masks = {
+            kind: full if window is None else self._bias(within(mask, positions, columns, window))
+            for kind, window in self._windows.items()
+        }
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _forward(self, inputs: Tensor, mask: np.ndarray, positions: np.ndarray, columns: np.ndarray, **options: Any) -> Any:
+        """One pass of the module; its tokens go where `SlotCache.begin` said.
+
+        inputs: [B, T] ids or [B, T, D] embeddings.  mask, positions, columns: as of `tree_attention`.
+        """
+        self.passes += 1
+        embedded = {"inputs_embeds": inputs} if inputs.ndim == 3 else {"input_ids": inputs}
+        with self._own_attention():
+            return self.model(
+                **embedded,
+                attention_mask=self._masks(mask, positions, columns),
+                position_ids=torch.from_numpy(positions).to(self.device),
+                past_key_values=self._cache,
+                use_cache=True,
+                **options,
+            )
+
+    def _logits(self, output: Any) -> Float[Tensor, "B T V"]:
+        return self.without_absent(output.logits[..., : self.vocab_size].float())
+
+    def _row_order(self, slots: Sequence[int]) -> list[int]:
+        """The entries of `slots` in the order of their rows: a full batch is then a slice of the cache."""
+        rows = [self._cache.row(slot) for slot in slots]
+        return sorted(range(len(rows)), key=rows.__getitem__)
+
+    def cached(self, layer: int, slots: Sequence[int]) -> tuple[Float[Tensor, "B C G D"], Float[Tensor, "B C G E"]]:
+        """Keys and values of these slots in a layer, as many as the longest has committed tokens."""
+        return self._cache.committed(layer, slots, int(self.lengths[slots].max()))
+
+    @property
+    def offers(self) -> Needs:
+        """Hidden states of all layers, embeddings, auxiliary rows, and the head where it is a matrix and nothing more."""
+        return Needs(tuple(range(self._num_states)), True, self._plain_head, True, True, True)
+
+    @torch.inference_mode()
+    def embed(self, token_ids: Int64[Tensor, "*shape"]) -> Float[Tensor, "*shape D"]:
+        """What the model's embedding makes of tokens."""
+        return self.model.get_input_embeddings()(token_ids.to(self.device))
+
+    @torch.inference_mode()
+    def head(self, hidden: Float[Tensor, "*shape D"]) -> Float[Tensor, "*shape V"]:
+        """Logits of states as the last layer of `hidden` has them, after the final norm."""
+        return self.model.get_output_embeddings()(hidden.to(self.device, self.dtype)).float()[..., : self.vocab_size]
+
+    def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
+        """See `slots.SlotModel.append`."""
+        slots = sorted(token_ids, key=self._cache.row)
+        last_rows, T = {slot: len(ids) - 1 for slot, ids in token_ids.items()}, max(map(len, token_ids.values()))
+        tokens = torch.tensor([[*token_ids[slot], *[0] * (T - len(token_ids[slot]))] for slot in slots], device=self.device)
+        chains = np.broadcast_to(np.arange(-1, T - 1), (len(slots), T)).copy()
+        mask, positions = node_mask(self.lengths[slots], chains)
+        columns = column_positions(self.lengths[slots], chains)
+        kept_rows = sorted(set(last_rows.values())) if self._keeps_logits else list(range(T))
+        options = {"logits_to_keep": torch.tensor(kept_rows, device=self.device)} if self._keeps_logits else {}
+        self._cache.begin(slots, self.lengths[slots], T)
+        positions = np.minimum(positions, self.max_model_len - 1)
+        out = self._forward(tokens, mask, positions, columns, output_hidden_states=bool(hidden), **options)
+        logits, row = self._logits(out), {slot: b for b, slot in enumerate(slots)}
+        return [
+            (logits[row[slot], kept_rows.index(end)], [out.hidden_states[layer][row[slot], : end + 1] for layer in hidden])
+            for slot, end in last_rows.items()
+        ]
+
+    @torch.inference_mode()
+    def score(
+        self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None, since: int = 0
+    ) -> Scores:
+        """Logits of the nodes `since`.. of a tree, in one pass; what is committed stays as it is.
+
+        tree: [B, N]; copies are not merged here (`tree.dedup` does that).
+        hidden: layers whose outputs are wanted, as in transformers' `hidden_states`: 0 is the embedding, the last one
+            comes after the final norm.
+        aux: extra rows, see `AuxRows`; each of them also sees itself, and one with node -1 sees no node.
+        since: the nodes before are those of the last call on these slots: a tree that grows is scored depth by depth.
+            All that is returned then begins at node `since`.
+
+        Raises:
+            CapacityError: a node beyond the context, or a tree too large for the scratch behind it.
+        """
+        self.check_slots(slots, [1] * len(slots), TREE_ROOM)
+        order, N = self._row_order(slots), tree.num_nodes
+        if order != list(range(len(order))):
+            return self._reordered(slots, order, tree, hidden, aux, since)
+        self.check_tree(N, 0 if aux is None else aux.nodes.shape[1])
+        parents = tree.parents.cpu().contiguous().numpy()
+        mask, positions = node_mask(self.lengths[slots], parents, since, aux)
+        columns = column_positions(self.lengths[slots], parents, aux)
+        self._check_positions(positions)
+        inputs = self._inputs(tree.tokens[:, since:].to(self.device), aux)
+        self._cache.begin(slots, self.lengths[slots] + since, mask.shape[1])
+        out = self._forward(inputs, mask, positions, columns, **({"output_hidden_states": True} if hidden else {}))
+        self.scored(slots, N)
+        logits, M = self._logits(out), N - since
+        return Scores(
+            TokenTree(tree.tokens[:, since:], tree.parents[:, since:]),
+            logits[:, :M],
+            {layer: out.hidden_states[layer][:, :M] for layer in hidden},
+            None if aux is None else logits[:, M:],
+        )
+
+    def _reordered(
+        self, slots: Sequence[int], order: list[int], tree: TokenTree, hidden: Sequence[int], aux: AuxRows | None, since: int
+    ) -> Scores:
+        """`score` with the sequences in the order of their rows, and its results back in the order of the call."""
+        forth = torch.tensor(order)
+        back = forth.argsort().to(self.device)
+
+        def sorted_(*tensors: Tensor) -> list[Tensor]:
+            return [x[forth.to(x.device)] for x in tensors]
+
+        extra = None if aux is None else AuxRows(*sorted_(aux.inputs, aux.positions, aux.nodes, aux.mask))
+        inner = TokenTree(*sorted_(tree.tokens, tree.parents))
+        scores = self.score([slots[b] for b in order], inner, hidden=hidden, aux=extra, since=since)
+        return Scores(
+            TokenTree(tree.tokens[:, since:], tree.parents[:, since:]),
+            scores.logits[back],
+            {layer: states[back] for layer, states in scores.hidden.items()},
+            None if scores.aux_logits is None else scores.aux_logits[back],
+        )
+
+    def _check_positions(self, positions: Int64[np.ndarray, "B T"]) -> None:
+        if positions.max() >= self.max_model_len:
+            raise CapacityError(
+                f"a node at position {positions.max()} was given; the context holds {self.max_model_len} tokens. "
+                "Lower the draft's depth near the end, or raise max_model_len."
+            )
+
+    def _inputs(self, tokens: Tensor, aux: AuxRows | None) -> Tensor:
+        if aux is None:
+            return tokens
+        extra = aux.inputs.to(self.device)
+        if extra.ndim == 3:
+            tokens = self.model.get_input_embeddings()(tokens)
+        return torch.cat([tokens, extra.to(tokens.dtype)], 1)
+
+    @torch.inference_mode()
+    def fresh(self, token_ids: Sequence[int]) -> Float[Tensor, " V"]:
+        """Logits after a text by a pass over all of it, alone and without a cache: a function of the token ids only.
+
+        In low precision the rows of a tree, a batch and a cache differ in their last bits; these do not.
+        """
+        options = {"logits_to_keep": 1} if self._keeps_logits else {}
+        self.passes += 1
+        with fixed(self._rotaries):
+            out = self.model(torch.tensor([list(token_ids)], device=self.device), use_cache=False, **options)
+        return self.without_absent(out.logits[0, -1, : self.vocab_size].float())
+
+    @torch.inference_mode()
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        """See `slots.SlotModel.move`."""
+        self._cache.move(source, target)
+
+    block_tokens = 16
+
+    def read_block(self, slot: int, start: int) -> list[Tensor]:
+        """See `core.BlockCopying`; it lies in the memory of the CPU."""
+        return self._cache.read(slot, start, self.block_tokens)
+
+    @torch.inference_mode()
+    def write_block(self, slot: int, entries: list[Tensor]) -> None:
+        """See `core.BlockCopying`."""
+        self._cache.write(slot, int(self.lengths[slot]), entries)
+        self.appended([slot], self.block_tokens)
+
+    @torch.inference_mode()
+    def release(self, slots: Sequence[int]) -> None:
+        """Empty the slots; those that are empty already are ignored."""
+        for slot in slots:
+            self._cache.free(slot, self._lengths + self._scored)
+        super().release(slots)

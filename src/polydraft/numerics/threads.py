@@ -1,0 +1,520 @@
+"""Helper threads of the process: compiled code cuts its work into units, and whoever is free claims the next one.
+
+Helpers are Python threads in one compiled function that they leave when the process ends: they need no lock of the interpreter, neither to
+work nor to wake. A helper that finds nothing to do spins for some 100 microseconds, then sleeps until units are published. Each thread claims
+the units of its own share one after the other, then those that are left of others', so that a thread that loses its core to another
+process costs one unit; whoever waits for that unit sleeps, too, which gives the unit's thread a core.
+A unit is computed by one thread, whoever that is: results have the same bits whatever the number of threads.
+
+phase    the units that one call of `share` publishes; phases of several callers never overlap: a caller that finds another's works alone
+ticket   of a share: phase, end and next unit in one word; a unit belongs to who moves the word on, and to the phase that it read
+pass     forward pass of a model, see `Pool`: while several run, each has its caller's thread, and helpers are for the cores that remain
+"""
+
+import atexit
+import os
+import platform
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from polydraft.numerics.compile_time import inner
+from polydraft.numerics.compiled_code import njit
+
+__all__ = [
+    "MAX_THREADS",
+    "PIECE",
+    "ROWS",
+    "Pool",
+    "default_threads",
+    "num_pieces",
+    "put_arguments",
+    "share",
+    "share_row",
+    "shared_arguments",
+    "shared_code",
+    "sync",
+    "usable_cores",
+]
+
+MAX_THREADS = 64
+_LINE = 8
+"""Numbers in a cache line: what different threads write lies in different ones."""
+_LOCK_BYTES = 128
+"""Of a mutex or a condition variable of POSIX systems, and more."""
+_DONE, _OWNER, _PHASE, _WAITING, _STOP, _HELPERS, _PASSES, _CLOCK, _JOB = (k * _LINE for k in range(9))
+_ALONE_UNTIL, _WINDOW, _WORKED = (_CLOCK + k for k in (2, 3, 4))
+_CODE, _ARGUMENTS, _COUNT, _GRAIN, _UNITS, _THREADS = range(_JOB, _JOB + 6)
+_MUTEX, _WAKE, _ENDED = (np.int64(_JOB + _LINE + k * _LOCK_BYTES // 8) for k in range(3))
+_TICKETS = _ENDED + _LOCK_BYTES // 8
+_ASLEEP = 1
+"""Behind a thread's ticket: whether it sleeps."""
+_HELPER_TURNS, _CALLER_TURNS = 6000, 1000
+"""Turns of a loop before a thread sleeps, some 20 nanoseconds each: a helper without work, and a caller who waits for the last unit."""
+_WINDOW_LENGTH, _PAYS = 2_000_000, 16
+"""Nanoseconds of a pass after which a caller looks how long it had no core, and how many times as long it then works alone: what helpers
+lose, on a machine where others want the cores, is at most a seventeenth of the time."""
+_BITS = 14
+_MASK = (1 << _BITS) - 1
+"""Of a ticket: the next unit, the end, 8 bits for the number of threads, the phase."""
+
+
+def _new_sync() -> np.ndarray:
+    room = np.zeros(_TICKETS + (MAX_THREADS + 1) * _LINE, np.int64)
+    return room[-room.ctypes.data // 8 % _LINE :][: _TICKETS + MAX_THREADS * _LINE]
+
+
+sync = _new_sync()
+"""What the threads of the process have in common; compiled code takes it as an argument."""
+
+
+def _pointer(context, builder, signature, args):
+    data = context.make_array(signature.args[0])(context, builder, args[0]).data
+    return builder.gep(data, [args[1]])
+
+
+@intrinsic
+def _load(typingctx, array, i):
+    def emit(context, builder, signature, args):
+        return builder.load_atomic(_pointer(context, builder, signature, args), "seq_cst", 8)
+
+    return types.int64(array, types.intp), emit
+
+
+@intrinsic
+def _store(typingctx, array, i, value):
+    def emit(context, builder, signature, args):
+        builder.store_atomic(args[2], _pointer(context, builder, signature, args), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.int64), emit
+
+
+@intrinsic
+def _add(typingctx, array, i, value):
+    """The sum."""
+
+    def emit(context, builder, signature, args):
+        before = builder.atomic_rmw("add", _pointer(context, builder, signature, args), args[2], "seq_cst")
+        return builder.add(before, args[2])
+
+    return types.int64(array, types.intp, types.int64), emit
+
+
+@intrinsic
+def _swap(typingctx, array, i, old, new):
+    """Whether array[i] was `old` and now is `new`."""
+
+    def emit(context, builder, signature, args):
+        exchange = builder.cmpxchg(_pointer(context, builder, signature, args), args[2], args[3], "seq_cst", "monotonic")
+        return builder.extract_value(exchange, 1)
+
+    return types.boolean(array, types.intp, types.int64, types.int64), emit
+
+
+@intrinsic
+def _pause(typingctx):
+    """Tell the processor that this is a waiting loop, where it has a word for that."""
+
+    def emit(context, builder, signature, args):
+        if platform.machine() in ("x86_64", "AMD64"):
+            kind = ir.FunctionType(ir.VoidType(), [])
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])
+        return context.get_dummy_value()
+
+    return types.void(), emit
+
+
+_init_mutex, _init_condition = (
+    types.ExternalFunction(f"pthread_{kind}_init", types.int32(types.int64, types.int64)) for kind in ("mutex", "cond")
+)
+_lock, _unlock, _broadcast = (
+    types.ExternalFunction(f"pthread_{name}", types.int32(types.int64))
+    for name in ("mutex_lock", "mutex_unlock", "cond_broadcast")
+)
+_sleep = types.ExternalFunction("pthread_cond_wait", types.int32(types.int64, types.int64))
+_read_clock = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
+_WALL, _WORK = (np.int32(getattr(time, name, 0)) for name in ("CLOCK_MONOTONIC", "CLOCK_THREAD_CPUTIME_ID"))
+
+
+@njit(cache=True)
+def _reset(sync):
+    """No helpers, no passes, nobody waits."""
+    sync[:] = 0
+    at = sync.ctypes.data
+    _init_mutex(at + 8 * _MUTEX, 0)
+    _init_condition(at + 8 * _WAKE, 0)
+    _init_condition(at + 8 * _ENDED, 0)
+
+
+@inner
+def _rouse(sync, condition):
+    """Wake who sleeps until this condition."""
+    at = sync.ctypes.data
+    _lock(at + 8 * _MUTEX)
+    _broadcast(at + 8 * condition)
+    _unlock(at + 8 * _MUTEX)
+
+
+@inner
+def _is_due(sync, thread, last):
+    """Whether there is a phase after the last that this thread may help with, or it is to end."""
+    return _load(sync, _STOP) != 0 or (_load(sync, _PHASE) != last and thread < _load(sync, _THREADS))
+
+
+@inner
+def _await_phase(sync, thread, last):
+    """Wait until a phase after the last is due, or the end; returns its number."""
+    turns = 0
+    while not _is_due(sync, thread, last):
+        turns += 1
+        if turns < _HELPER_TURNS:
+            _pause()
+            continue
+        at, asleep = sync.ctypes.data, _TICKETS + thread * _LINE + _ASLEEP
+        _lock(at + 8 * _MUTEX)
+        _add(sync, asleep, 1)
+        while not _is_due(sync, thread, last):
+            _sleep(at + 8 * _WAKE, at + 8 * _MUTEX)
+        _add(sync, asleep, -1)
+        _unlock(at + 8 * _MUTEX)
+    return _load(sync, _PHASE)
+
+
+@inner
+def _nanoseconds(sync, clock):
+    """clock: of POSIX systems."""
+    _read_clock(clock, sync.ctypes.data + 8 * _CLOCK)
+    return 1_000_000_000 * _load(sync, _CLOCK) + _load(sync, _CLOCK + 1)
+
+
+@inner
+def _await_units(sync, units):
+    """Wait until all units of the phase are done."""
+    turns = 0
+    while _load(sync, _DONE) < units:
+        turns += 1
+        if turns < _CALLER_TURNS:
+            _pause()
+            continue
+        at = sync.ctypes.data
+        _lock(at + 8 * _MUTEX)
+        _add(sync, _WAITING, 1)
+        while _load(sync, _DONE) < units:
+            _sleep(at + 8 * _ENDED, at + 8 * _MUTEX)
+        _add(sync, _WAITING, -1)
+        _unlock(at + 8 * _MUTEX)
+
+
+@inner
+def _publish(sync, threads, units):
+    """Open a phase of so many units; what they are lies in sync[_JOB:] by now."""
+    _store(sync, _DONE, 0)
+    for thread in range(threads):
+        ticket = _TICKETS + thread * _LINE
+        begin, end = thread * units // threads, (thread + 1) * units // threads
+        phase = (_load(sync, ticket) >> (2 * _BITS + 8)) + 1
+        _store(sync, ticket, ((phase << 8 | threads) << _BITS | end) << _BITS | begin)
+    _add(sync, _PHASE, 1)
+    for thread in range(1, threads):
+        if _load(sync, _TICKETS + thread * _LINE + _ASLEEP):
+            _rouse(sync, _WAKE)
+            break
+
+
+@inner
+def _claim(sync, thread, threads):
+    """The next unit of the thread's share, or of another's, or -1 if all are claimed."""
+    for turn in range(threads):
+        place = _TICKETS + (thread + turn) % threads * _LINE
+        ticket = _load(sync, place)
+        while ticket & _MASK < (ticket >> _BITS) & _MASK and thread < (ticket >> 2 * _BITS) & 0xFF:
+            if _swap(sync, place, ticket, ticket + 1):
+                return ticket & _MASK
+            ticket = _load(sync, place)
+    return -1
+
+
+_UNITS_OF = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 4)
+
+
+@intrinsic
+def _call(typingctx, code, arguments, begin, end, thread):
+    """Do what `shared_code` gave the address of."""
+
+    def emit(context, builder, signature, args):
+        builder.call(builder.inttoptr(args[0], _UNITS_OF.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), emit
+
+
+@inner
+def _take(sync, thread, threads):
+    """Do units until all are claimed; returns whether the phase then ended."""
+    ended, unit = False, _claim(sync, thread, threads)
+    while unit >= 0:
+        count, grain, units = _load(sync, _COUNT), _load(sync, _GRAIN), _load(sync, _UNITS)
+        _call(_load(sync, _CODE), _load(sync, _ARGUMENTS), unit * grain, min(count, (unit + 1) * grain), thread)
+        ended = _add(sync, _DONE, 1) == units
+        unit = _claim(sync, thread, threads)
+    return ended
+
+
+@njit(cache=True, nogil=True)
+def _help(sync, thread):
+    """Do units of all phases until the process ends."""
+    phase = np.int64(-1)
+    while True:
+        phase = _await_phase(sync, thread, phase)
+        if _load(sync, _STOP):
+            return
+        if _take(sync, thread, _load(sync, _THREADS)) and _load(sync, _WAITING):
+            _rouse(sync, _ENDED)
+
+
+@intrinsic
+def shared_code(typingctx, function, arguments):
+    """What `share` runs: the addresses of code that calls function(arguments, begin, end, thread), and of the arguments, see `shared_arguments`;
+    numbers and arrays, read again by each unit. `function` raises nothing, as nobody would see it: what it allocates is small."""
+    argument_types = arguments, types.int64, types.int64, types.int64
+    typingctx.resolve_function_type(function, argument_types, {})
+    called = function.dispatcher.overloads[argument_types]
+
+    def emit(context, builder, signature, args):
+        context.add_linking_libs([called.library])
+        kind, place = context.get_value_type(arguments), _on_stack(context, builder, arguments, args[1])
+        code = ir.Function(builder.module, _UNITS_OF, builder.module.get_unique_name(f"units.{called.fndesc.mangled_name}"))
+        code.linkage = "internal"
+        body = ir.IRBuilder(code.append_basic_block("entry"))
+        value = _read(body, body.inttoptr(code.args[0], kind.as_pointer()), kind)
+        context.call_internal_no_propagate(body, called.fndesc, called.signature, (value, *code.args[1:]))
+        body.ret_void()
+        return context.make_tuple(builder, signature.return_type, [builder.ptrtoint(x, ir.IntType(64)) for x in (code, place)])
+
+    return types.UniTuple(types.int64, 2)(function, arguments), emit
+
+
+@intrinsic
+def shared_arguments(typingctx, arguments):
+    """The address of arguments, which lie on the stack of the calling function."""
+
+    def emit(context, builder, signature, args):
+        return builder.ptrtoint(_on_stack(context, builder, arguments, args[0]), ir.IntType(64))
+
+    return types.int64(arguments), emit
+
+
+@intrinsic
+def put_arguments(typingctx, arguments, address):
+    """Write arguments where an address points, for code that is called often; returns how many bytes they take. An address of 0 writes nothing.
+
+    Arrays are written without who owns them: that object ends with this call, and code that counted its owners later would free it again.
+    """
+
+    def emit(context, builder, signature, args):
+        kind = context.get_value_type(arguments)
+        with builder.if_then(builder.icmp_signed("!=", args[1], ir.Constant(ir.IntType(64), 0))):
+            _write_borrowed(builder, arguments, args[0], builder.inttoptr(args[1], kind.as_pointer()))
+        return ir.Constant(ir.IntType(64), context.get_abi_sizeof(kind))
+
+    return types.int64(arguments, types.int64), emit
+
+
+def _on_stack(context, builder, kind, value):
+    place = cgutils.alloca_once(builder, context.get_value_type(kind))
+    _write(builder, value, place)
+    return place
+
+
+def _read(builder, pointer, kind):
+    """A value, leaf by leaf: what is not used is not read."""
+    if not isinstance(kind, ir.LiteralStructType):
+        return builder.load(pointer)
+    value = ir.Constant(kind, ir.Undefined)
+    for i, part in enumerate(kind.elements):
+        value = builder.insert_value(value, _read(builder, cgutils.gep_inbounds(builder, pointer, 0, i), part), i)
+    return value
+
+
+def _write(builder, value, pointer):
+    if not isinstance(value.type, ir.LiteralStructType):
+        builder.store(value, pointer)
+        return
+    for i in range(len(value.type.elements)):
+        _write(builder, builder.extract_value(value, i), cgutils.gep_inbounds(builder, pointer, 0, i))
+
+
+def _write_borrowed(builder, kind, value, pointer):
+    """`_write`, with nothing in the place of an array's owner and of its Python object, which numba then does not count. kind: of numba."""
+    if not isinstance(kind, (types.BaseTuple, types.Array)):
+        builder.store(value, pointer)
+        return
+    kinds: Any = kind
+    for i in range(len(kinds.types) if isinstance(kind, types.BaseTuple) else len(value.type.elements)):
+        part, place = builder.extract_value(value, i), cgutils.gep_inbounds(builder, pointer, 0, i)
+        if isinstance(kind, types.BaseTuple):
+            _write_borrowed(builder, kinds.types[i], part, place)
+        else:
+            builder.store(ir.Constant(part.type, None) if i < 2 else part, place)
+
+
+@inner
+def _is_alone(sync):
+    """Whether the caller has waited so long for a core, its own or a helper's, that it works alone for a while."""
+    now, until, begin = _nanoseconds(sync, _WALL), _load(sync, _ALONE_UNTIL), _load(sync, _WINDOW)
+    if now < until:
+        return True
+    if begin == 0 or now > begin + _WINDOW_LENGTH:
+        worked = _nanoseconds(sync, _WORK)
+        lost = now - begin - (worked - _load(sync, _WORKED))
+        alone = begin > 0 and lost > _WINDOW_LENGTH // 32
+        _store(sync, _ALONE_UNTIL, now + _PAYS * lost if alone else 0)
+        _store(sync, _WINDOW, 0 if alone else now)
+        _store(sync, _WORKED, worked)
+        return alone
+    return False
+
+
+@inner
+def share(sync, threads, code, count, grain):
+    """Do items 0 .. count-1, `grain` of them a unit, on at most so many threads. code: of `shared_code`."""
+    grain = max(grain, count // _MASK + 1)
+    units = (count + grain - 1) // grain
+    team = min(threads, units, _load(sync, _HELPERS) + 2 - max(1, _load(sync, _PASSES)))
+    if team <= 1 or not _swap(sync, _OWNER, 0, 1):
+        _call(code[0], code[1], 0, count, 0)
+        return
+    if _is_alone(sync):
+        _call(code[0], code[1], 0, count, 0)
+        _store(sync, _OWNER, 0)
+        return
+    _store(sync, _CODE, code[0])
+    _store(sync, _ARGUMENTS, code[1])
+    _store(sync, _COUNT, count)
+    _store(sync, _GRAIN, grain)
+    _store(sync, _UNITS, units)
+    _store(sync, _THREADS, team)
+    _publish(sync, team, units)
+    if not _take(sync, np.int64(0), team):
+        _await_units(sync, units)
+    _store(sync, _OWNER, 0)
+
+
+class Pool:
+    """The threads of a model's passes; a context, entered around each pass. Helpers start with the first."""
+
+    def __init__(self, num_threads: int) -> None:
+        self.num_threads = num_threads
+
+    def __enter__(self) -> None:
+        with _HELPERS_OF_PROCESS.guard:
+            sync[_PASSES] += 1
+            sync[_WINDOW] = 0
+            _HELPERS_OF_PROCESS.start(self.num_threads - 1)
+
+    def __exit__(self, *_: object) -> None:
+        with _HELPERS_OF_PROCESS.guard:
+            sync[_PASSES] -= 1
+
+
+PIECE = 1 << 14
+"""Tokens of a row of logits that a thread takes at a time. Bounds of pieces are the same whatever the number of threads: so are the bits of their sums."""
+ROWS = Pool(1)
+"""Entered around work on rows of a vocabulary, which takes the helpers that passes have started."""
+
+
+@inner(error_model="numpy")
+def num_pieces(size):
+    """Of a row."""
+    return -(-size // PIECE)
+
+
+@inner
+def share_row(sync, code, arguments, size):
+    """Do all tokens of a row, on the threads of the process; one call of the function may be for several pieces. arguments: those of the code; they live until it is done."""
+    share(sync, np.int64(MAX_THREADS), code, np.int64(size), np.int64(PIECE))
+
+
+class _Helpers:
+    """The helper threads of the process. guard: of what is not changed in compiled code."""
+
+    def __init__(self) -> None:
+        self.guard, self.threads = threading.Lock(), list[threading.Thread]()
+        if os.name == "posix":
+            _reset(sync)
+
+    def start(self, count: int) -> None:
+        """Have at least so many; elsewhere than on POSIX systems there are none."""
+        while len(self.threads) < count and os.name == "posix" and not sync[_STOP]:
+            if not self.threads:  # compiled before the first begins, not in it
+                _help.compile((types.int64[::1], types.int64))
+                _end.compile((types.int64[::1],))
+            number = len(self.threads) + 1
+            self.threads.append(threading.Thread(target=_help, args=(sync, number), daemon=True, name=f"polydraft-{number}"))
+            self.threads[-1].start()
+            sync[_HELPERS] = number
+
+    def stop(self) -> None:
+        """End all, and wait for them: one that comes back from compiled code while the interpreter ends would abort the process."""
+        if self.threads:
+            _end(sync)
+        for thread in self.threads:
+            thread.join(timeout=1.0)
+
+
+@njit(cache=True)
+def _end(sync):
+    _store(sync, _HELPERS, 0)
+    _store(sync, _STOP, 1)
+    _rouse(sync, _WAKE)
+
+
+_HELPERS_OF_PROCESS = _Helpers()
+atexit.register(_HELPERS_OF_PROCESS.stop)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_HELPERS_OF_PROCESS.__init__)
+
+
+def usable_cores() -> int:
+    """Physical cores that this process may use: those of its affinity mask, and no more than its control group's quota of time."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    siblings = {_content(f"/sys/devices/system/cpu/cpu{k}/topology/thread_siblings_list") or str(k) for k in usable}
+    return max(1, int(min(len(siblings), _quota())))
+
+
+def _quota() -> float:
+    """Cores' worth of time that the control group grants (versions 2 and 1)."""
+    whole = _content("/sys/fs/cgroup/cpu.max").split() or [
+        _content(f"/sys/fs/cgroup/cpu/cpu.cfs_{name}_us").strip() for name in ("quota", "period")
+    ]
+    limited = len(whole) == 2 and whole[0].isdecimal() and whole[1].isdecimal() and int(whole[1]) > 0
+    return int(whole[0]) / int(whole[1]) if limited else float("inf")
+
+
+def _content(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii")
+    except OSError:
+        return ""
+
+
+_SMALL = 64 << 20
+"""Bytes of weights below which a pass is over before helpers are of use."""
+
+
+def default_threads(weight_bytes: int) -> int:
+    """Threads for a model of this size: one if it is small, else the physical cores that this process may use.
+
+    Example:
+        >>> default_threads(1 << 20)
+        1
+    """
+    return 1 if weight_bytes < _SMALL else min(MAX_THREADS, usable_cores())

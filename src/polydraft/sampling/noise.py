@@ -1,0 +1,491 @@
+"""All randomness of polydraft: counter-based noise, a pure function of (seed, sample, position, stream, index).
+
+Philox4x32-10 (Salmon, Moraes, Dror & Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3"). The key is the request's
+64-bit seed; the counter is (index // 2, position, stream, sample). Each counter gives four 32-bit words, two for each
+index. Nothing depends on the slot, the batch row, the order of arrival or the size of the vocabulary.
+
+    DRAFT, STOP, EXTRA  position = committed length at the start of the round
+    RACE                position = absolute position of the token, index = token id
+    EPOCH               position = committed length when an epoch of asynchronous drafts began
+
+Trap: DRAFT and STOP keyed by a token's own position would meet, at a position that is drafted again after a rejection,
+noise that the rule has already looked at; single rounds stay exact and the distribution over several rounds is biased.
+
+On the CPU the functions are compiled; on other devices they run in int64 torch operations. The integer bits are the same
+everywhere, and so are the floats: they are made with exact bit patterns, + - * / and no library logarithm.
+"""
+
+import math
+from enum import IntEnum
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int
+from torch import Tensor
+
+from polydraft.core import NoiseKey
+from polydraft.errors import InvalidInputError
+from polydraft.numerics.compiled_code import njit
+
+
+class Stream(IntEnum):
+    """What a draw is for; streams are independent."""
+
+    DRAFT = 0
+    """Tokens of the draft: node n is drawn with index n; all draws of a context at once with that of its first copy."""
+    STOP = 1
+    """Where the verifier stops."""
+    EXTRA = 2
+    """The one token after the accepted path."""
+    RACE = 3
+    """Clocks of the exponential race, one for each token of the vocabulary."""
+    EPOCH = 4
+    """Seeds of asynchronous drafts, see `epoch_seed`."""
+
+
+_RACE = int(Stream.RACE)
+_MASK = 0xFFFFFFFF
+_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+_KEY_STEPS = 0x9E3779B9, 0xBB67AE85
+_U = np.uint64
+_LOW = _U(_MASK)
+_M0, _M1 = map(_U, _MULTIPLIERS)
+_K0, _K1 = map(_U, _KEY_STEPS)
+
+# Bits of float64. A clock is -log(u) with u = (2k + 1) / 2^53 and k of 52 bits: u and 1 - u are exact and never 0.
+_ONE = 0x3FF0000000000000
+_SQRT_HALF = 0x3FE6A09E667F3BCD
+_MANTISSA = 0x000FFFFFFFFFFFFF
+_BELOW_ONE = 1.0 - 2.0**-53
+_UONE, _UROOT, _UMANTISSA = _U(_ONE), _U(_SQRT_HALF), _U(_MANTISSA)
+_LN2_HIGH = math.floor(math.log(2) * 2**40) / 2**40  # exact times any exponent
+_LN2_LOW = 7.371002565167799e-13  # ln 2 - _LN2_HIGH
+_ATANH = tuple(2 / (2 * k + 1) for k in range(1, 10))  # 2 atanh(s) = 2 s + s sum_k _ATANH[k-1] s^2k
+
+
+@njit(error_model="numpy", forceinline=True)
+def _round(k0, k1, c0, c1, c2, c3):
+    a, b = _M0 * c0, _M1 * c2
+    return (b >> _U(32)) ^ c1 ^ (k0 & _LOW), b & _LOW, (a >> _U(32)) ^ c3 ^ (k1 & _LOW), a & _LOW
+
+
+@njit(error_model="numpy", forceinline=True)
+def _philox(k0, k1, c0, c1, c2, c3):
+    """Ten rounds, written out: a loop here would keep the caller's loop over tokens from being vectorised."""
+    c0, c1, c2, c3 = _round(k0, k1, c0, c1, c2, c3)
+    c0, c1, c2, c3 = _round(k0 + _K0, k1 + _K1, c0, c1, c2, c3)
+    c0, c1, c2, c3 = _round(k0 + _U(2) * _K0, k1 + _U(2) * _K1, c0, c1, c2, c3)
+    c0, c1, c2, c3 = _round(k0 + _U(3) * _K0, k1 + _U(3) * _K1, c0, c1, c2, c3)
+    c0, c1, c2, c3 = _round(k0 + _U(4) * _K0, k1 + _U(4) * _K1, c0, c1, c2, c3)
+    c0, c1, c2, c3 = _round(k0 + _U(5) * _K0, k1 + _U(5) * _K1, c0, c1, c2, c3)
+    c0, c1, c2, c3 = _round(k0 + _U(6) * _K0, k1 + _U(6) * _K1, c0, c1, c2, c3)
+    c0, c1, c2, c3 = _round(k0 + _U(7) * _K0, k1 + _U(7) * _K1, c0, c1, c2, c3)
+    c0, c1, c2, c3 = _round(k0 + _U(8) * _K0, k1 + _U(8) * _K1, c0, c1, c2, c3)
+    return _round(k0 + _U(9) * _K0, k1 + _U(9) * _K1, c0, c1, c2, c3)
+
+
+@njit(error_model="numpy", forceinline=True)
+def _uniform(high, low):
+    return np.float64((high << _U(21)) | (low >> _U(11))) * 2.0**-53
+
+
+@njit(error_model="numpy", forceinline=True)
+def _clock(high, low):
+    """-log((2k + 1) / 2^53) within one ulp; the same operations, in the same order, as `_clock_torch`."""
+    k = (high << _U(20)) | (low >> _U(12))
+    u = np.uint64(k | _UONE).view(np.float64) - _BELOW_ONE
+    shifted = np.float64(u).view(np.uint64) + (_UONE - _UROOT)
+    exponent = np.float64(np.int32(shifted >> _U(52)) - np.int32(1023))
+    f = np.uint64((shifted & _UMANTISSA) + _UROOT).view(np.float64) - 1.0
+    s = f / (2.0 + f)
+    z = s * s
+    tail = _ATANH[8]
+    tail = _ATANH[7] + z * tail
+    tail = _ATANH[6] + z * tail
+    tail = _ATANH[5] + z * tail
+    tail = _ATANH[4] + z * tail
+    tail = _ATANH[3] + z * tail
+    tail = _ATANH[2] + z * tail
+    tail = _ATANH[1] + z * tail
+    tail = _ATANH[0] + z * tail
+    log_mantissa = f - s * (f - z * tail)
+    return -(exponent * _LN2_HIGH) - (exponent * _LN2_LOW + log_mantissa)
+
+
+@njit(error_model="numpy", forceinline=True)
+def _least_clock(high, low):
+    """A number just below `_clock`, without its logarithm: -log(u) >= 1 - u."""
+    k = (high << _U(20)) | (low >> _U(12))
+    return (1.0 - (np.uint64(k | _UONE).view(np.float64) - _BELOW_ONE)) * (1.0 - 1e-12)
+
+
+@njit(error_model="numpy", forceinline=True)
+def _words(seed, sample, position, stream, block):
+    seed = _U(seed)
+    return _philox(seed & _LOW, seed >> _U(32), _U(block) & _LOW, _U(position) & _LOW, _U(stream) & _LOW, _U(sample) & _LOW)
+
+
+@njit(cache=True, error_model="numpy")
+def uniform_at(seed: int, sample: int, position: int, stream: int, index: int) -> float:
+    """One uniform in [0, 1), for compiled callers: the number that `uniforms` has at `index`.
+
+    Example:
+        >>> uniform_at(0, 0, 0, 0, 0)  # the first two words are 6627e8d5 e169c58d
+        0.3990464...
+    """
+    w0, w1, w2, w3 = _words(seed, sample, position, stream, index >> 1)
+    return _uniform(w2, w3) if index & 1 else _uniform(w0, w1)
+
+
+def epoch_seed(seed: int, sample: int, start: int) -> int:
+    """The seed of what is drafted asynchronously from one rollback to the next: such drafts cannot know where a round starts.
+
+    With it a draft meets noise of its own place in the text and of its epoch, which no rule has looked at; epochs never begin at one place twice.
+
+    Example:
+        >>> epoch_seed(1, 0, 10) == epoch_seed(1, 0, 10), epoch_seed(1, 0, 10) == epoch_seed(1, 0, 11)
+        (True, False)
+    """
+    return int(uniform_at(seed, sample, start, int(Stream.EPOCH), 0) * 2.0**53)
+
+
+@njit(cache=True, error_model="numpy")
+def clock_at(seed: int, sample: int, position: int, index: int) -> float:
+    """One clock of the race, for compiled callers: the number that `clocks` has for the token `index`.
+
+    Example:
+        >>> clock_at(7, 0, 3, 5) == clocks(NoiseKey.of([7], [0], [3]), 8)[0, 5].item()
+        True
+    """
+    w0, w1, w2, w3 = _words(seed, sample, position, _RACE, index >> 1)
+    return _clock(w2, w3) if index & 1 else _clock(w0, w1)
+
+
+SPAN = 256
+"""Tokens whose clocks are bounded at once."""
+
+
+@njit(error_model="numpy")
+def _fill_least(seed, sample, position, index, least):
+    """Numbers just below the clocks from an even index on, in vector lanes."""
+    key, position, sample, block = _U(seed), _U(position) & _LOW, _U(sample) & _LOW, index >> 1
+    for j in range(SPAN // 2):
+        w0, w1, w2, w3 = _philox(key & _LOW, key >> _U(32), _U(block + j) & _LOW, position, _U(_RACE), sample)
+        least[2 * j], least[2 * j + 1] = _least_clock(w0, w1), _least_clock(w2, w3)
+
+
+@njit(error_model="numpy")
+def _has_any(rates):
+    count = 0
+    for t in range(rates.size):
+        count += rates[t] > 0.0
+    return count > 0
+
+
+@njit(error_model="numpy")
+def _num_possible(rates, least, bound):
+    """How many tokens may arrive before the bound."""
+    count = 0
+    for t in range(rates.size):
+        count += least[t] < bound * rates[t]
+    return count
+
+
+@njit(cache=True, error_model="numpy")
+def arrivals(rates, begin, end, seed, sample, position, start, least, arrival, drawn):
+    """The first arrivals of the tokens begin .. end-1, as many as there is room for; returns how many there are.
+
+    arrival, drawn: times and tokens, in their order.  start: as of `first_arrivals`.  least: [SPAN] room.
+    """
+    count, bound, first = 0, np.inf, (start + begin) // 2 * 2
+    for index in range(first, start + end, SPAN):
+        low, high = max(index - start, begin), min(index + SPAN - start, end)
+        part = rates[low:high]
+        if not _has_any(part):
+            continue
+        _fill_least(seed, sample, position, index, least)
+        if _num_possible(part, least[low + start - index :], bound) == 0:
+            continue
+        for t in range(low, high):
+            if not least[t + start - index] < bound * rates[t]:
+                continue
+            at, j = clock_at(seed, sample, position, start + t) / np.float64(rates[t]), min(count, drawn.size - 1)
+            if count < drawn.size or at < bound:
+                while j > 0 and arrival[j - 1] > at:
+                    arrival[j], drawn[j] = arrival[j - 1], drawn[j - 1]
+                    j -= 1
+                arrival[j], drawn[j] = at, t
+                count = min(count + 1, drawn.size)
+                bound = arrival[count - 1] if count == drawn.size else np.inf
+    return count
+
+
+@njit(cache=True, error_model="numpy")
+def first_arrivals(rates: np.ndarray, seed: int, sample: int, position: int, drawn: np.ndarray, start: int = 0) -> None:
+    """The winners of the race at a position: token ids in the order of clock / rate, into `drawn`; equal arrivals: lowest id first.
+
+    rates: a distribution, [V].  Where fewer tokens have a positive rate than there is room, the last one is repeated.
+    start: index of token 0's clock; that of token i is start + i.
+    A clock is at least one minus its uniform, so the logarithm is only taken for tokens that may still win.
+
+    Example:
+        >>> drawn = np.zeros(3, np.int64)
+        >>> first_arrivals(np.array([0.0, 0.5, 0.5]), 1, 0, 10, drawn)
+        >>> sorted(set(drawn.tolist()))
+        [1, 2]
+    """
+    count = arrivals(rates, 0, rates.size, seed, sample, position, start, np.empty(SPAN), np.empty(drawn.size), drawn)
+    drawn[count:] = drawn[count - 1]
+
+
+@njit(cache=True, error_model="numpy")
+def _uniforms(seed, sample, position, stream, count, start):
+    out = np.empty((len(seed), count))
+    for b in range(len(seed)):
+        for i in range(count):
+            out[b, i] = uniform_at(seed[b], sample[b], position[b], stream, start + i)
+    return out
+
+
+@njit(error_model="numpy")
+def _fill_clocks(out, k0, k1, position, sample):
+    for block in range(len(out) // 2):
+        w0, w1, w2, w3 = _philox(k0, k1, _U(block), position, _U(_RACE), sample)
+        out[2 * block] = _clock(w0, w1)
+        out[2 * block + 1] = _clock(w2, w3)
+
+
+@njit(cache=True, error_model="numpy")
+def _clocks(seed, sample, position, vocab_size):
+    out = np.empty((len(seed), vocab_size))
+    for b in range(len(seed)):
+        key = _U(seed[b])
+        _fill_clocks(out[b], key & _LOW, key >> _U(32), _U(position[b]) & _LOW, _U(sample[b]) & _LOW)
+        if vocab_size % 2:
+            out[b, vocab_size - 1] = clock_at(seed[b], sample[b], position[b], vocab_size - 1)
+    return out
+
+
+_BLOCK = 128
+
+
+@njit(cache=True, error_model="numpy", fastmath={"reassoc"})
+def choose_row(probs: np.ndarray, u: float) -> int:
+    """`choose` for one row, for compiled callers; -1 where the row has no positive finite sum.
+
+    Example:
+        >>> choose_row(np.array([0.0, 0.25, 0.75]), 0.25)
+        2
+    """
+    V = len(probs)
+    full = V // _BLOCK
+    sums = np.zeros(full + 1)
+    total = 0.0
+    for j in range(full):
+        part = 0.0
+        for i in range(_BLOCK):  # a constant count is summed in vector lanes
+            part += np.float64(probs[j * _BLOCK + i])
+        sums[j] = part
+        total += part
+    for i in range(full * _BLOCK, V):
+        sums[full] += np.float64(probs[i])
+    total += sums[full]
+    if not 0.0 < total < np.inf:
+        return -1
+    threshold = u * total
+    below, j, end = 0.0, 0, V
+    while j <= full and below + sums[j] <= threshold:
+        below += sums[j]
+        j += 1
+    if j <= full:
+        end = min(V, (j + 1) * _BLOCK)
+        for i in range(j * _BLOCK, end):
+            below += np.float64(probs[i])
+            if below > threshold:
+                return i
+    while probs[end - 1] <= 0.0:  # rounding left no crossing: the last token that can be
+        end -= 1
+    return end - 1
+
+
+@njit(cache=True, error_model="numpy")
+def last_nonzero(probs):
+    """The last place of a number that is not 0; 0 where there is none. A draft vocabulary leaves most of a row 0 behind it."""
+    last = len(probs) - 1
+    while last > 0 and probs[last] == 0.0:
+        last -= 1
+    return last
+
+
+@njit(cache=True, error_model="numpy")
+def choose_systematic(probs: np.ndarray, u: float, drawn: np.ndarray) -> None:
+    """k draws at equal steps of one uniform, for compiled callers; into `drawn`, whose length is k; -1 where the row has no positive finite sum.
+
+    Draw j is the first token whose cumulative sum is above (u + j)/k of the whole, at most the last with any mass. Sums are added up one
+    after the other in float64: `verifiers.flow` finds the distribution of the draws by the same sums.
+
+    Example:
+        >>> drawn = np.zeros(4, np.int64)
+        >>> choose_systematic(np.array([0.5, 0.25, 0.25]), 0.5, drawn)
+        >>> drawn.tolist()
+        [0, 0, 1, 2]
+    """
+    k, j, last = len(drawn), 0, last_nonzero(probs)
+    total, below = 0.0, 0.0
+    for i in range(last + 1):
+        total += np.float64(probs[i])
+    if not 0.0 < total < np.inf:
+        drawn[:] = -1
+        return
+    for i in range(last + 1):
+        below += np.float64(probs[i])
+        while j < k and (i == last or below / total > (u + j) / k):
+            drawn[j] = i
+            j += 1
+
+
+@njit(cache=True, error_model="numpy")
+def _choose(probs, u):
+    out = np.empty(len(u), np.int64)
+    for b in range(len(u)):
+        out[b] = choose_row(probs[b], u[b])
+    return out
+
+
+def _words_torch(key: NoiseKey, stream: int, block: Int[Tensor, " M"]) -> list[Int[Tensor, "B M"]]:
+    """The four words of each counter; products wrap around in int64 without losing a bit."""
+    seed = key.seed[:, None]
+    k0, k1 = seed & _MASK, (seed >> 32) & _MASK
+    c0, c1, c2, c3 = (
+        x.expand(len(seed), len(block)) & _MASK
+        for x in (block[None], key.position[:, None], torch.full_like(block, stream)[None], key.sample[:, None])
+    )
+    for _ in range(10):
+        a, b = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = ((b >> 32) & _MASK) ^ c1 ^ k0, b & _MASK, ((a >> 32) & _MASK) ^ c3 ^ k1, a & _MASK
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
+    return [c0, c1, c2, c3]
+
+
+def _pairs_torch(key: NoiseKey, stream: int, count: int, start: int) -> tuple[Int[Tensor, "B M"], Int[Tensor, "B M"]]:
+    """(high, low) words of the indices start ... start + count - 1."""
+    first = start // 2
+    w0, w1, w2, w3 = _words_torch(key, stream, torch.arange(first, (start + count + 1) // 2, device=key.seed.device))
+    window = slice(start - 2 * first, start - 2 * first + count)
+    return torch.stack([w0, w2], -1).flatten(1)[:, window], torch.stack([w1, w3], -1).flatten(1)[:, window]
+
+
+def _uniforms_torch(key: NoiseKey, stream: int, count: int, start: int) -> Float64[Tensor, "B count"]:
+    high, low = _pairs_torch(key, stream, count, start)
+    return ((high << 21) | (low >> 11)).double() * 2.0**-53
+
+
+def _clocks_torch(key: NoiseKey, vocab_size: int) -> Float64[Tensor, "B V"]:
+    high, low = _pairs_torch(key, _RACE, vocab_size, 0)
+    u = ((high << 20) | (low >> 12) | _ONE).view(torch.float64) - _BELOW_ONE
+    shifted = u.view(torch.int64) + (_ONE - _SQRT_HALF)
+    exponent = ((shifted >> 52) - 1023).double()
+    f = ((shifted & _MANTISSA) + _SQRT_HALF).view(torch.float64) - 1.0
+    s = f / (2.0 + f)
+    z = s * s
+    tail = torch.full_like(z, _ATANH[-1])
+    for coefficient in _ATANH[-2::-1]:
+        tail = coefficient + z * tail
+    log_mantissa = f - s * (f - z * tail)
+    return -(exponent * _LN2_HIGH) - (exponent * _LN2_LOW + log_mantissa)
+
+
+def try_choose(probs: Float[Tensor, "M V"], u: Float[Tensor, " M"]) -> Int[Tensor, " M"]:
+    """`choose` in torch operations, without a look at the result: -1 for a row that has no positive finite sum.
+
+    Same distribution as `choose_row`; a parallel sum rounds differently, so a draw within 1e-15 of a border may differ.
+
+    Example:
+        >>> try_choose(torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.tensor([0.5, 0.5])).tolist()
+        [1, -1]
+    """
+    p = probs.double()
+    cumulative = p.cumsum(-1)
+    total = cumulative[:, -1:]
+    possible = p > 0
+    crossed = possible & (cumulative > u[:, None] * total)
+    last = probs.shape[-1] - 1 - possible.flip(-1).int().argmax(-1)
+    chosen = torch.where(crossed.any(-1), crossed.int().argmax(-1), last)
+    return torch.where(((total > 0) & total.isfinite()).squeeze(-1), chosen, -1)
+
+
+def uniforms(key: NoiseKey, stream: Stream, count: int, *, start: int = 0) -> Float64[Tensor, "B count"]:
+    """Uniforms in [0, 1) with 53 bits; column i is the draw of index start + i.
+
+    Example:
+        >>> key = NoiseKey.of([1, 2], [0, 0], [10, 10])
+        >>> u = uniforms(key, Stream.DRAFT, 4)
+        >>> torch.equal(u[:, 2:], uniforms(key, Stream.DRAFT, 2, start=2))
+        True
+    """
+    if key.seed.device.type == "cpu":
+        return torch.from_numpy(_uniforms(*key.host, int(stream), count, start))
+    return _uniforms_torch(key, int(stream), count, start)
+
+
+def clocks(key: NoiseKey, vocab_size: int) -> Float64[Tensor, "B V"]:
+    """Exp(1) clocks of the race at `key.position`, an absolute position: one for each token id, strictly positive.
+
+    They are multiples of 2^-53 near 0, the smallest is 2^-53 and the largest 36.7; bit-equal on every device.
+
+    Example:
+        >>> bool((clocks(NoiseKey.of([1], [0], [10]), 1000) > 0).all())
+        True
+    """
+    if key.seed.device.type == "cpu":
+        return torch.from_numpy(_clocks(*key.host, vocab_size))
+    return _clocks_torch(key, vocab_size)
+
+
+def choose(probs: Float[Tensor, "*M V"], u: Float[Tensor, "*M"]) -> Int[Tensor, "*M"]:
+    """Inverse of the cumulative distribution: the first token whose cumulative sum, in float64, is above u times the total.
+
+    Rows need not sum to one. A token of probability 0 is never chosen, not even for a u that was rounded to 1.
+
+    Raises:
+        InvalidInputError: a row is all zero, or holds NaN or infinity.
+
+    Example:
+        >>> choose(torch.tensor([[0.0, 0.5, 0.5], [1.0, 1.0, 0.0]]), torch.tensor([0.2, 0.999])).tolist()
+        [1, 1]
+    """
+    rows, draws = probs.detach().reshape(-1, probs.shape[-1]), u.detach().to(probs.device).double().flatten()
+    if rows.device.type == "cpu":
+        rows = (rows if rows.dtype in (torch.float32, torch.float64) else rows.double()).contiguous()
+        chosen = _choose(rows.numpy(), draws.numpy())
+        refused, ids = (chosen < 0).any(), torch.from_numpy(chosen)
+    else:
+        ids = try_choose(rows, draws)
+        refused = (ids < 0).any()
+    if refused:
+        bad = int((ids < 0).nonzero()[0])
+        raise InvalidInputError(
+            f"probability row {bad} sums to {float(rows[bad].sum())}; expected a positive finite sum. Check its logits for NaN."
+        )
+    return ids.view(u.shape)
+
+
+@njit(cache=True, error_model="numpy")
+def _draw(probs, seed, sample, position, stream):
+    out = np.empty(len(seed), np.int64)
+    for b in range(len(seed)):
+        out[b] = choose_row(probs[b], uniform_at(seed[b], sample[b], position[b], stream, 0))
+    return out
+
+
+def draw(probs: Float[Tensor, "B V"], key: NoiseKey, stream: Stream) -> Int[Tensor, " B"]:
+    """`choose` with draw 0 of a stream: row b meets the noise of row b of the key.
+
+    Example:
+        >>> draw(torch.tensor([[0.0, 1.0]]), NoiseKey.of([1], [0], [10]), Stream.EXTRA).tolist()
+        [1]
+    """
+    if probs.device.type != "cpu" or probs.dtype not in (torch.float32, torch.float64):
+        return choose(probs, uniforms(key, stream, 1)[:, 0])
+    drawn = _draw(probs.contiguous().numpy(), *key.host, int(stream))
+    return torch.from_numpy(drawn) if drawn.min() >= 0 else choose(probs, uniforms(key, stream, 1)[:, 0])

@@ -1,0 +1,392 @@
+"""The distribution of a row of logits under temperature, top-k, top-p and min-p: of targets, row by row as a walk visits them, and of compiled draft models.
+
+    mass   exp((logit - largest logit) / temperature), in float32; a token that does not stay has mass 0
+
+Top-k and top-p are searches among candidates: tokens that a bound does not rule out. That of top-k is the k-th largest of the largest logits
+of some spans of the row. For top-p those are dropped first whose masses are so small that all such tokens may go; the others are thrown into
+buckets by their masses, and only the bucket where the sum passes the limit is put in order. All threads take pieces of the row.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from polydraft.numerics.compiled_code import njit
+from polydraft.numerics.exponential import exp
+from polydraft.numerics.threads import PIECE, num_pieces, share_row, shared_code
+
+__all__ = [
+    "SAMPLING",
+    "first_place",
+    "highest",
+    "kth_largest",
+    "largest",
+    "scale_row",
+    "sift",
+    "soften",
+    "soften_rows",
+    "truncate",
+]
+
+_f32 = np.float32
+LANES = 64
+SAMPLING = np.dtype([("temperature", float), ("top_k", np.int64), ("top_p", float), ("min_p", float), ("least", float)])
+"""Sampling parameters of a request; top_k 0: all.  least: of a drafted tree, path probability of its nodes."""
+_ROUNDING = float(np.finfo(_f32).eps) / 2
+"""Of a sum of masses: those that are equal up to rounding count as equal."""
+_STEEPEST = float(np.finfo(_f32).max)
+"""Largest inverse of a temperature: 0 times it is 0, where 0 times infinity is no number."""
+_LOWEST = _f32(-87.0)
+"""Powers below it have mass 0."""
+_BUCKETS = 1 << 12
+_BITS_OF_A_BUCKET = 18
+"""Of a mass in (0, 1], as the bits of a float32: 32 buckets for each power of two, 4,065 in all."""
+_SLIGHT = (1.0, 4.0, 16.0, 64.0)
+"""Times the mass that may go over the number of tokens: bounds of masses that may all go. The first always holds."""
+
+_summing = njit(cache=True, fastmath={"reassoc"})
+"""Sums may be reordered into vector registers."""
+
+
+@njit(cache=True)
+def sift(heap, x, at, size):
+    """Let heap[at] sink: the token to remove first, smallest x and then highest id, comes to lie on top."""
+    while 2 * at + 1 < size:
+        low = 2 * at + 1
+        if low + 1 < size:
+            a, b = heap[low + 1], heap[low]
+            low += x[a] < x[b] or (x[a] == x[b] and a > b)
+        a, b = heap[low], heap[at]
+        if not (x[a] < x[b] or (x[a] == x[b] and a > b)):
+            return
+        heap[low], heap[at] = b, a
+        at = low
+
+
+@njit(cache=True)
+def _lane_tops(x, top):
+    """top[j] = the largest of x[j], x[LANES + j], ... without a look at NaN; the comparisons run in vector lanes."""
+    whole = x.size // LANES * LANES
+    for j in range(LANES):
+        top[j] = -np.inf
+    for i in range(0, whole, LANES):
+        for j in range(LANES):
+            top[j] = x[i + j] if x[i + j] > top[j] else top[j]
+    for i in range(whole, x.size):
+        top[i - whole] = x[i] if x[i] > top[i - whole] else top[i - whole]
+
+
+@njit(cache=True)
+def highest(x):
+    """max(x) without a look at NaN."""
+    top = np.empty(LANES, x.dtype)
+    _lane_tops(x, top)
+    for j in range(1, LANES):  # `top.max()` would compile for half a second
+        top[0] = top[j] if top[j] > top[0] else top[0]
+    return top[0]
+
+
+@njit(cache=True)
+def first_place(x, value):
+    """The first place of a value, -1 where there is none; spans of a fixed length are compared in vector lanes."""
+    whole = x.size // LANES * LANES
+    for start in range(0, whole, LANES):
+        count = 0
+        for i in range(LANES):
+            count += x[start + i] == value
+        if count:
+            whole = start
+            break
+    for i in range(whole, x.size):
+        if x[i] == value:
+            return i
+    return -1
+
+
+@njit(cache=True)
+def _find_largest(arguments, begin, end, thread):
+    x, tops, faults = arguments
+    for start in range(begin, end, PIECE):
+        piece, count = x[start : min(start + PIECE, end)], 0
+        for i in range(piece.size):
+            count += piece[i] != piece[i]
+        tops[start // PIECE], faults[start // PIECE] = highest(piece), count
+
+
+@njit(cache=True)
+def largest(sync, x):
+    """argmax, the lowest id among equals; -1 where there is no finite largest number or a NaN. A caller has entered `threads.ROWS`."""
+    tops, faults, best = np.empty(num_pieces(x.size), x.dtype), np.empty(num_pieces(x.size), np.int64), 0
+    arguments = x, tops, faults
+    share_row(sync, shared_code(_find_largest, arguments), arguments, x.size)
+    for piece in range(tops.size):
+        best = piece if tops[piece] > tops[best] else best
+    if faults.any() or not -np.inf < tops[best] < np.inf:
+        return -1
+    return best * PIECE + first_place(x[best * PIECE : (best + 1) * PIECE], tops[best])
+
+
+@njit(cache=True)
+def kth_largest(x, k):
+    """By a heap of k. `np.partition` finds it, too, and takes some three seconds to compile."""
+    heap, first = np.arange(k), np.int64(0)  # the least on top; a literal 0 would compile `sift` twice
+    for j in range(k // 2 - 1, -1, -1):
+        sift(heap, x, j, k)
+    for i in range(k, x.size):
+        if x[i] > x[heap[0]]:
+            heap[0] = i
+            sift(heap, x, first, k)
+    return x[heap[0]]
+
+
+@njit(cache=True)
+def _find_tops(arguments, begin, end, thread):
+    x, tops = arguments
+    for start in range(begin, end, PIECE):
+        _lane_tops(x[start : min(start + PIECE, end)], tops[start // PIECE])
+
+
+@njit(cache=True)
+def _candidates_of(x, bound, out):
+    """out = those of x that are at least the bound; how many there are."""
+    count, whole = 0, x.size // LANES * LANES
+    for start in range(0, whole, LANES):
+        many = 0
+        for i in range(LANES):
+            many += x[start + i] >= bound
+        if many:
+            for i in range(start, start + LANES):
+                if x[i] >= bound:
+                    out[count] = x[i]
+                    count += 1
+    for i in range(whole, x.size):
+        if x[i] >= bound:
+            out[count] = x[i]
+            count += 1
+    return count
+
+
+@njit(cache=True)
+def _find_candidates(arguments, begin, end, thread):
+    x, bound, out, counts = arguments
+    for start in range(begin, end, PIECE):
+        last = min(start + PIECE, end)
+        counts[start // PIECE] = _candidates_of(x[start:last], bound, out[start:last])
+
+
+@njit(cache=True)
+def _least_of_top_k(sync, x, k, tops, candidates):
+    """The k-th largest logit. tops: largest ones of spans.  candidates: [V] room."""
+    bound, counts, size = _f32(-np.inf), np.empty(num_pieces(x.size), np.int64), 0
+    if k <= tops.size:
+        bound = kth_largest(tops, k)
+    arguments = x, bound, candidates, counts
+    share_row(sync, shared_code(_find_candidates, arguments), arguments, x.size)
+    for piece in range(counts.size):
+        start = piece * PIECE
+        for i in range(start, start + counts[piece]):
+            candidates[size] = candidates[i]
+            size += 1
+    return kth_largest(candidates[:size], k)
+
+
+@njit(cache=True, error_model="numpy")
+def _exponentiate(arguments, begin, end, thread):
+    x, out, top, inverse, least, sums = arguments
+    for start in range(begin, end, PIECE):
+        faults, last = 0, min(start + PIECE, end)
+        logits, masses = x[start:last], out[start:last]
+        for i in range(logits.size):
+            power = (logits[i] - top) * inverse
+            masses[i] = exp(power) if power > _LOWEST and logits[i] >= least else _f32(0.0)
+            faults += logits[i] != logits[i]
+        sums[start // PIECE] = np.nan if faults else total_mass(masses)
+
+
+@_summing
+def total_mass(x):
+    """sum(x) in float64."""
+    mass = 0.0
+    for i in range(x.size):
+        mass += x[i]
+    return mass
+
+
+@_summing
+def _mass_below(x, bound):
+    """The sum of those that are less, in float64."""
+    mass = 0.0
+    for i in range(x.size):
+        mass += x[i] if x[i] < bound else _f32(0.0)
+    return mass
+
+
+@njit(cache=True)
+def _places_from(x, bound, out):
+    """out = the places of those that are at least the bound; how many there are."""
+    count = 0
+    for i in range(x.size):
+        out[count] = i
+        count += x[i] >= bound
+    return count
+
+
+@njit(cache=True)
+def _clear_below(x, bound):
+    for i in range(x.size):
+        x[i] = x[i] if x[i] >= bound else _f32(0.0)
+
+
+@njit(cache=True)
+def _sum_slight(arguments, begin, end, thread):
+    masses, bounds, sums = arguments
+    for start in range(begin, end, PIECE):
+        for k in range(bounds.size):
+            sums[k, start // PIECE] = _mass_below(masses[start : min(start + PIECE, end)], bounds[k])
+
+
+@njit(cache=True)
+def _drop_slight(arguments, begin, end, thread):
+    masses, slight, ids, counts = arguments
+    for start in range(begin, end, PIECE):
+        last = min(start + PIECE, end)
+        counts[start // PIECE] = _places_from(masses[start:last], slight, ids[start:last])
+        _clear_below(masses[start:last], slight)
+
+
+@njit(cache=True)
+def _bucket(mass):
+    return _f32(mass).view(np.int32) >> _BITS_OF_A_BUCKET
+
+
+@njit(cache=True, error_model="numpy")
+def _drop_tail(sync, masses, limit, ids):
+    """masses = 0 for the smallest whose sum is at most this, of equals the highest id first; at least one stays. Returns the sum of the others.
+
+    masses: the largest is 1.  ids: [V] room for numbers of tokens.
+    """
+    pieces, below, slight, bounds = num_pieces(masses.size), 0.0, _f32(0.0), np.empty(len(_SLIGHT), _f32)
+    for k in range(bounds.size):
+        bounds[k] = min(_SLIGHT[k] * limit / masses.size, 1.0)
+    mass_below, counts = np.empty((bounds.size, pieces)), np.empty(pieces, np.int64)
+    arguments = masses, bounds, mass_below
+    share_row(sync, shared_code(_sum_slight, arguments), arguments, masses.size)
+    for k in range(bounds.size):
+        if mass_below[k].sum() <= limit:
+            below, slight = mass_below[k].sum(), bounds[k]
+    more = masses, slight, ids, counts
+    share_row(sync, shared_code(_drop_slight, more), more, masses.size)
+    sums, top, count, border, size = np.zeros(_BUCKETS), 0, 0, 0, 0
+    for piece in range(pieces):
+        for j in range(piece * PIECE, piece * PIECE + counts[piece]):
+            token = ids[count] = ids[j] + piece * PIECE
+            k = _bucket(masses[token])
+            sums[k] += masses[token]
+            top, count = max(top, k), count + 1
+    while border < top and below + sums[border] <= limit:
+        below += sums[border]
+        border += 1
+    kept = sums[border:].sum()
+    for j in range(count):  # the heap takes the places of those that were looked at
+        token = ids[j]
+        k = _bucket(masses[token])
+        if k < border:
+            masses[token] = 0
+        elif k == border:
+            ids[size] = token
+            size += 1
+    heap, first = ids[:size], np.int64(0)
+    for j in range(size // 2 - 1, -1, -1):
+        sift(heap, masses, j, size)
+    while size > (border == top):  # the largest token always stays
+        token = heap[0]
+        below += masses[token]
+        if below > limit:
+            break
+        kept -= masses[token]
+        size -= 1
+        heap[0] = heap[size]
+        sift(heap, masses, first, size)
+        masses[token] = 0
+    return kept
+
+
+@njit(cache=True)
+def _keep_from(arguments, begin, end, thread):
+    masses, least, sums = arguments
+    for start in range(begin, end, PIECE):
+        piece = masses[start : min(start + PIECE, end)]
+        _clear_below(piece, least)
+        sums[start // PIECE] = total_mass(piece)
+
+
+@njit(cache=True, error_model="numpy")
+def _distribution(sync, x, sampling, out, ids) -> tuple[float, Any]:
+    """`soften`, and the least logit that top-k leaves."""
+    if sampling.temperature == 0.0:
+        place, out[:] = largest(sync, x), 0.0
+        out[max(place, 0)] = 1.0
+        return (1.0 if place >= 0 else np.nan), _f32(-np.inf)
+    tops, sums, least = np.empty((num_pieces(x.size), LANES), _f32), np.empty(num_pieces(x.size)), _f32(-np.inf)
+    arguments = x, tops
+    share_row(sync, shared_code(_find_tops, arguments), arguments, x.size)
+    top = highest(tops.ravel())
+    if not -np.inf < top < np.inf:
+        return np.nan, least
+    if 0 < sampling.top_k < x.size:
+        least = _least_of_top_k(sync, x, sampling.top_k, tops.ravel(), ids.view(_f32))
+    more = x, out, top, _f32(min(1.0 / sampling.temperature, _STEEPEST)), least, sums
+    share_row(sync, shared_code(_exponentiate, more), more, x.size)
+    mass = sums.sum()
+    if sampling.top_p < 1.0 and mass > 0.0:
+        mass = _drop_tail(sync, out, min(1.0 - sampling.top_p + _ROUNDING, 1.0) * mass, ids)
+    if sampling.min_p > 0.0 and mass > 0.0:
+        rest = out, _f32(sampling.min_p), sums
+        share_row(sync, shared_code(_keep_from, rest), rest, x.size)
+        mass = sums.sum()
+    return mass, least
+
+
+@njit(cache=True, error_model="numpy")
+def soften(sync, x, sampling, out, ids):
+    """out = masses of the tokens that stay; their sum, or NaN where x holds NaN or +inf or has no token left.
+
+    sync: of `threads`; a caller has entered `threads.ROWS`.  x, out: [V] float32.  sampling: of `SAMPLING`; at temperature 0 the largest logit has mass 1.
+    ids: [V] int32, room.
+    """
+    return _distribution(sync, x, sampling, out, ids)[0]
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def soften_rows(sync, x, samplings, out):
+    """out = distributions of rows [R, V], NaN for those that are faulty. samplings: [R] of `SAMPLING`; see `soften`."""
+    ids = np.empty(x.shape[1], np.int32)
+    for r in range(len(x)):
+        scale_row(out[r], 1.0 / soften(sync, x[r], samplings[r], out[r], ids))
+
+
+@njit(cache=True)
+def scale_row(row, factor):
+    """row = factor row, in place."""
+    scale = _f32(factor)
+    for i in range(row.size):
+        row[i] *= scale
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def truncate(sync, x, out, samplings):
+    """out = x / temperature of rows [R, V], -inf for tokens that do not stay; which rows were sound. Rows that are not keep all tokens.
+
+    samplings: [R] of `SAMPLING`, temperatures above 0; see `soften`.
+    """
+    (R, V), sound = x.shape, np.empty(x.shape[0], np.bool_)
+    masses, ids = np.empty(V, _f32), np.empty(V, np.int32)
+    for r in range(R):
+        sampling, temperature = samplings[r], _f32(samplings[r].temperature)
+        mass, least = _distribution(sync, x[r], sampling, masses, ids)
+        sound[r] = mass > 0.0
+        by_mass = sound[r] and (sampling.top_p < 1.0 or sampling.min_p > 0.0)
+        for i in range(V):
+            stays = masses[i] > 0.0 if by_mass else x[r, i] >= least or not sound[r]
+            out[r, i] = x[r, i] / temperature if stays else _f32(-np.inf)
+    return sound
