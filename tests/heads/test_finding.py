@@ -92,8 +92,13 @@ def refuse():
 def test_a_named_head_of_another_model_is_refused_before_the_model_is_loaded(beside, monkeypatch):
     model, put = beside
     monkeypatch.setattr("polydraft.engine.api.load_models", lambda *_: pytest.fail("a model was loaded"))
-    with pytest.raises(ModelLoadError, match="num_target_layers=36, the model has 6"):
-        engine_of(model, head=put("one", "dspark-qwen3-gated", num_target_layers=36))
+    for i, (settings, reason) in enumerate(
+        (({"num_target_layers": 36}, "num_target_layers=36, the model has 6"),
+         ({"hidden_size": 128}, "its states have hidden_size=128 numbers, the model's 64"),
+         ({"vocab_size": 100}, "it knows vocab_size=100 tokens, the model 320"))
+    ):  # fmt: skip
+        with pytest.raises(ModelLoadError, match=reason):
+            engine_of(model, head=put(f"one{i}", "dspark-qwen3-gated", **settings))
     other = put("three", "dspark-qwen3-gated")
     (other / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}}))
     with pytest.raises(ModelLoadError, match=r"has a tokenizer\.json with other tokens"):

@@ -8,6 +8,9 @@ prompt in the place of a source.
 The draft is a chain of the queries' most likely tokens, cut behind the first end token: POINT_MASS, exact with `match`, relaxed with
 `top_beta`. It is a function of source and committed tokens; nothing outlives a request. Beyond the `window` last committed tokens it
 reads none, at their true positions.
+
+It is no `block` head, which reads the target's states: it reads none, but source and output with an encoder and a cross-attention of its
+own, and its files are of that form. A `block` head drafts for encoder-decoders too, but `polydraft train` makes none for them: its texts have no source.
 """
 
 from collections.abc import Sequence
