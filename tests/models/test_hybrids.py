@@ -4,6 +4,7 @@ import json
 import random
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,13 +24,14 @@ from polydraft.policy.fixed import FixedPolicy
 from tests.models.tree_rounds import V, branch, fresh, outcome, small_model
 from tests.support.closeness import assert_close
 
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
 HYBRIDS = {
     "lfm2": lambda vocab: hf.Lfm2Config(
         vocab_size=vocab,
         num_hidden_layers=3,
         layer_types=["conv", "full_attention", "conv"],
         block_auto_adjust_ff_dim=False,
+        conv_bias=True,
         max_position_embeddings=1024,
         pad_token_id=0,
         **SIZES,
@@ -60,6 +62,7 @@ HYBRIDS = {
         num_local_experts=0,
         num_experts_per_tok=0,
         shared_intermediate_size=40,
+        mamba_proj_bias=True,
         position_embedding_type="rope",
         max_position_embeddings=1024,
         pad_token_id=0,
@@ -75,6 +78,17 @@ HYBRIDS = {
         mamba_n_groups=2,
         max_position_embeddings=1024,
         pad_token_id=0,
+        mamba_proj_bias=True,
+        projectors_bias=True,
+        embedding_multiplier=1.5,
+        lm_head_multiplier=0.5,
+        key_multiplier=0.75,
+        attention_in_multiplier=1.25,
+        attention_out_multiplier=0.8,
+        ssm_in_multiplier=1.2,
+        ssm_out_multiplier=0.7,
+        ssm_multipliers=[1.1, 0.9, 1.3, 0.6, 1.4],
+        mlp_multipliers=[1.2, 0.8],
         **SIZES,
     ),
     "lfm2_moe": lambda vocab: hf.Lfm2MoeConfig(
@@ -132,6 +146,13 @@ def greedy_texts(name):
 
 def after(target, slot, token=7):
     return target.score([slot], pad([([token], [-1])])).logits[0, 0]
+
+
+def test_a_folder_whose_weights_have_multipliers_is_the_model_of_transformers(tmp_path):
+    model, _ = made("falcon")
+    model.save_pretrained(tmp_path)
+    target, text = load_model(str(tmp_path), backend="compiled", max_num_seqs=1, max_model_len=128), text_of(20)
+    assert_close(target.prefill([0], [text]).logits[0, 0], fresh(model, text)[-1])
 
 
 @EVERY

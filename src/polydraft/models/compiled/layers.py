@@ -22,12 +22,14 @@ from polydraft.models.compiled.parts.delta_net import DeltaMemory, DeltaNet, Del
 from polydraft.models.compiled.parts.feed_forward import Gate, gate_code
 from polydraft.models.compiled.parts.products import (
     Add,
+    Bias,
     Head,
     Join,
     Norm,
     Product,
     Rounding,
     add_code,
+    bias_code,
     head_code,
     join_code,
     norm_code,
@@ -153,6 +155,14 @@ def product(step: np.ndarray, x: np.ndarray, w: Packed, y: np.ndarray, work: Wor
     return Part(product_code, Product(step, x, w, work.rounded, y), items)
 
 
+def biased_product(
+    step: np.ndarray, x: np.ndarray, w: Packed, y: np.ndarray, work: Workspace, bias: np.ndarray
+) -> tuple[Part, ...]:
+    """y = x W^T + bias. bias: [layers, outputs], or [layers, 0]."""
+    added = (Part(bias_code, Bias(step, y, bias)),) if bias.shape[1] else ()
+    return product(step, x, w, y, work), *added
+
+
 def attention_block(weights: Weights, sizes: Sizes, memory: SlotMemory, work: Workspace, step: np.ndarray) -> Block:
     """Keys and values go to the slot's column, then every row attends to those that it sees."""
     heads = Place(step, sizes, work.rows, work.qkv, weights.bias, weights.q_norm, weights.k_norm,
@@ -170,17 +180,18 @@ def attention_block(weights: Weights, sizes: Sizes, memory: SlotMemory, work: Wo
 
 def convolution_block(weights: Weights, sizes: Sizes, memory: ConvolutionMemory, work: Workspace, step: np.ndarray) -> Block:
     """Inputs become pending rows, then every row takes those of its path; see `parts.short_convolution`."""
-    into, out, taps = weights.others["conv_in"], weights.others["conv_out"], weights.others["conv_taps"]
+    of = weights.others
+    into, out, taps = of["conv_in"], of["conv_out"], of["conv_taps"]
     taps = np.ascontiguousarray(taps[:, :, 0].swapaxes(1, 2))
     x, mixed = aligned(CHUNK, into.outputs), aligned(CHUNK, taps.shape[2])
     convolution = GatedConvolution(
-        step, work.rows, work.seen_columns, x, memory, taps, taps[:, 0, :0], mixed, out.rounding, work.rounded
+        step, work.rows, work.seen_columns, x, memory, taps, of["conv_taps_bias"], mixed, out.rounding, work.rounded
     )
     parts = (
-        product(step, work.normed, into, x, work),
+        *biased_product(step, work.normed, into, x, work, of["conv_in_bias"]),
         Part(keep_inputs_code, KeepInputs(step, work.rows, x, memory)),
         Part(convolve_code, convolution),
-        product(step, mixed, out, work.update, work),
+        *biased_product(step, mixed, out, work.update, work, of["conv_out_bias"]),
     )
     return Block(into.rounding, parts)
 
@@ -194,13 +205,13 @@ def state_space_block(weights: Weights, sizes: Sizes, memory: StateSpaceMemory, 
     mix = Mix(*rows, x, memory, taps, of["ssm_taps_bias"], -np.exp(of["ssm_rates"]), of["ssm_rate_bias"], mixed)
     norm = GatedNorm(step, x, y, of["ssm_norm"], s.groups, sizes.epsilon, out.rounding, work.rounded)
     parts = (
-        product(step, work.normed, into, x, work),
+        *biased_product(step, work.normed, into, x, work, of["ssm_in_bias"]),
         Part(keep_rows_code, KeepRows(step, work.rows, x, memory)),
         Part(mix_code, mix, Work(grain=1)),
         Part(overlap_code, Overlap(*rows, memory, mixed, overlaps), Work(grain=1)),
         Part(scan_code, Scan(*rows, memory, of["ssm_skips"], mixed, overlaps, y), Work(FIXED, s.heads, grain=1)),
         Part(gated_norm_code, norm),
-        product(step, y, out, work.update, work),
+        *biased_product(step, y, out, work.update, work, of["ssm_out_bias"]),
     )
     return Block(into.rounding, parts)
 

@@ -33,7 +33,7 @@ from polydraft.models.compiled.architectures import (
     Stored,
     predictor,
 )
-from polydraft.models.compiled.architectures.base import ATTENTION
+from polydraft.models.compiled.architectures.base import ATTENTION, as_named
 from polydraft.models.gguf_beside import predictor_beside
 from polydraft.models.loading.composites import COMPOSITES, language_model_config, name_in_text_model
 from polydraft.models.loading.config import CheckpointConfig
@@ -164,9 +164,9 @@ def of_module(module: Any) -> Checkpoint:
 
 
 def _parts_of_tensors(module: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of mixtures, by the names of `mixture`, what transformers stacks; of other layers the matrices that lie below one another in one."""
+    """Of mixtures, by the names of `mixture`, what transformers stacks; of other layers what is a part or a multiple of a tensor."""
     architecture = ARCHITECTURES.get(module.config.model_type)
-    if architecture is None or (architecture.mixture is None and not architecture.fused):
+    if architecture is None or (architecture.mixture is None and not architecture.fused and architecture.place is as_named):
         return {}
     tensors = {**dict(module.named_buffers()), **weights}
     try:

@@ -41,6 +41,7 @@ __all__ = [
     "Architecture",
     "Mixer",
     "ModelSpec",
+    "as_named",
     "layer_windows",
     "one_rotary",
 ]
@@ -60,9 +61,10 @@ class Mixer(NamedTuple):
 
 MIXERS = {
     ATTENTION: Mixer(("qkv", "out")),
-    CONVOLUTION: Mixer(("conv_in", "conv_out"), ("conv_taps",)),
+    CONVOLUTION: Mixer(("conv_in", "conv_out"), ("conv_taps", "conv_taps_bias", "conv_in_bias", "conv_out_bias")),
     STATE_SPACE: Mixer(
-        ("ssm_in", "ssm_out"), ("ssm_taps", "ssm_taps_bias", "ssm_rates", "ssm_rate_bias", "ssm_skips", "ssm_norm")
+        ("ssm_in", "ssm_out"),
+        ("ssm_taps", "ssm_taps_bias", "ssm_rates", "ssm_rate_bias", "ssm_skips", "ssm_norm", "ssm_in_bias", "ssm_out_bias"),
     ),
     DELTA_NET: Mixer(("delta_in", "delta_out"), ("delta_taps", "delta_rate", "delta_rate_bias", "delta_norm")),
 }
@@ -112,6 +114,11 @@ class ModelSpec:
         return [layer for layer, mixer in enumerate(self.mixers) if kind in SIDE_BY_SIDE.get(mixer, (mixer,))]
 
 
+def as_named(name: str, config: Any) -> Stored | None:
+    """Of no weight: each is a tensor of its name."""
+    return None
+
+
 def layer_windows(config: Any) -> tuple[int, ...]:
     """The window of each layer of a configuration, 0 where it sees everything.
 
@@ -157,7 +164,7 @@ class Architecture:
     fused: whether q, k, v and gate, up are one matrix each.
     gguf_names: where GGUF files name tensors otherwise than Llama's.  interleaved: whether they have the two halves of a rotation side by side
     in the rows of queries and keys.  gguf_settings: of transformers' configuration, what such a file implies or names otherwise.
-    place: where transformers has a weight that is a part of another, by its name and the configuration.
+    place: where transformers has a weight that is a part of another, or a multiple of it, by its name and the configuration.
     gguf_values: what makes transformers' weights of those of a file, by name.  refusal: why models of some configurations are not compiled, or None.
     partial_rotary: whether files may say that only the first part of each head rotates.
     mixture: from a configuration, where layers are mixtures of experts.  some_without_experts: whether it is None for some.  stack: where transformers has a weight of an expert, by its name and
@@ -181,7 +188,7 @@ class Architecture:
     module_names: Mapping[str, str] = field(default_factory=dict[str, str])
     out_bias: bool = False
     sinks: bool = False
-    place: Callable[[str, Any], Stored | None] = lambda name, config: None
+    place: Callable[[str, Any], Stored | None] = as_named
     gguf_values: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict[str, Callable[[Tensor], Tensor]])
     refusal: Callable[[Any], str | None] = lambda config: None
     output_gate: bool = False
@@ -212,9 +219,10 @@ class Architecture:
         matrix, rows = self.fused_rows(config).get(module, (None, slice(None)))
         in_matrix = None if matrix is None else Stored(f"{matrix}.{kind}", part=lambda tensor: tensor[rows])
         return [
+            *(place for place in (self.place(name, config),) if place is not None),
             Stored(name),
             *renamed,
-            *(place for place in (in_stack, in_matrix, self.place(name, config)) if place is not None),
+            *(place for place in (in_stack, in_matrix) if place is not None),
         ]
 
     def gguf_name(self, module: str) -> str:

@@ -1,9 +1,11 @@
 """Falcon-H1 (arXiv 2507.22448): attention and a state space of Mamba-2 side by side in every layer.
 
-Multipliers are folded into the weights of GGUF files; folders, whose weights have none of them, run through transformers.
+Multipliers are folded into the weights of GGUF files; of folders they are multiplied with the weights that are read, in float32.
 """
 
 from typing import Any
+
+import torch
 
 from polydraft.models.compiled.architectures.base import (
     ATTENTION_AND_STATE_SPACE,
@@ -22,32 +24,67 @@ from polydraft.models.compiled.architectures.granite_hybrid import (
     sizes,
     state_space_shapes,
 )
+from polydraft.models.compiled.architectures.mixture import Stored
 from polydraft.models.compiled.parts.state_space import state_space_shape
 from polydraft.models.loading.conversions.state_spaces import FALCON_H1 as FILES
 from polydraft.models.loading.conversions.state_spaces import falcon
 
-MULTIPLIERS = ("embedding", "lm_head", "key", "attention_in", "attention_out", "ssm_in", "ssm_out")
 NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"}
 
 
 def spec(config: Any) -> ModelSpec:
     layers = config.num_hidden_layers
     states = {STATE_SPACE: state_space_shape(layers, sizes(config))}
-    return one_rotary(config, mixers=(ATTENTION_AND_STATE_SPACE,) * layers, states=states, windows=(0,) * layers)
+    return one_rotary(
+        config,
+        mixers=(ATTENTION_AND_STATE_SPACE,) * layers,
+        states=states,
+        windows=(0,) * layers,
+        embedding_scale=_multiplier(config, "embedding"),
+        logit_scale=_multiplier(config, "lm_head"),
+    )
+
+
+def _multiplier(config: Any, name: str) -> float:
+    return getattr(config, f"{name}_multiplier", None) or 1.0
+
+
+def multipliers(config: Any) -> dict[str, float]:
+    """What weights of a layer are multiplied by, but for the state space's first product."""
+    entering, (gate, down) = _multiplier(config, "attention_in"), getattr(config, "mlp_multipliers", None) or (1.0, 1.0)
+    return {
+        "self_attn.q_proj.weight": entering,
+        "self_attn.k_proj.weight": entering * _multiplier(config, "key"),
+        "self_attn.v_proj.weight": entering,
+        "self_attn.o_proj.weight": _multiplier(config, "attention_out"),
+        "mamba.out_proj.weight": _multiplier(config, "ssm_out"),
+        "mamba.out_proj.bias": _multiplier(config, "ssm_out"),
+        "feed_forward.gate_proj.weight": gate,
+        "feed_forward.down_proj.weight": down,
+    }
+
+
+def place(name: str, config: Any) -> Stored | None:
+    """A weight times its multiplier; of the state space's first product z, x, B, C and dt have one each."""
+    factor = multipliers(config).get(name, 1.0)
+    if name in ("mamba.in_proj.weight", "mamba.in_proj.bias"):
+        s, entering = sizes(config), _multiplier(config, "ssm_in") if name.endswith("weight") else 1.0
+        rows = s.inner, s.inner, s.groups * s.states, s.groups * s.states, s.heads
+        each = getattr(config, "ssm_multipliers", None) or (1.0,) * len(rows)
+        if entering != 1.0 or any(multiplier != 1.0 for multiplier in each):
+            factors = torch.tensor(each).repeat_interleave(torch.tensor(rows)) * entering
+            return Stored(name, part=lambda weight: weight.float() * factors.to(weight.device).view(-1, *[1] * (weight.ndim - 1)))
+    return None if factor == 1.0 else Stored(name, part=lambda weight: weight.float() * factor)
 
 
 def refusal(config: Any) -> str | None:
-    factors = [getattr(config, f"{name}_multiplier", 1.0) for name in MULTIPLIERS]
-    factors += [*getattr(config, "ssm_multipliers", ()), *getattr(config, "mlp_multipliers", ())]
-    if any(factor not in (None, 1.0) for factor in factors):
-        return "it has multipliers, which GGUF files have in their weights"
-    if config.projectors_bias or config.mamba_proj_bias or (config.mamba_rms_norm and config.mamba_norm_before_gate):
-        return "its state spaces have biases, or norms before their gates"
+    if config.mamba_rms_norm and config.mamba_norm_before_gate:
+        return "its state spaces have norms before their gates"
     return limited_steps(config)
 
 
 def mixer_shapes(config: Any, kind: str) -> dict[str, tuple[int, ...]]:
-    return state_space_shapes(config, norm=config.mamba_rms_norm)
+    return state_space_shapes(config, out_bias=config.projectors_bias, norm=config.mamba_rms_norm)
 
 
 FALCON_H1 = Architecture(
@@ -65,4 +102,5 @@ FALCON_H1 = Architecture(
     mixer_shapes=mixer_shapes,
     gguf_values=LOGARITHMS,
     refusal=refusal,
+    place=place,
 )

@@ -27,6 +27,8 @@ STATE_VECTORS = {
     "ssm_rate_bias": "mamba.dt_bias",
     "ssm_skips": "mamba.D",
     "ssm_norm": "mamba.norm.weight",
+    "ssm_in_bias": "mamba.in_proj.bias",
+    "ssm_out_bias": "mamba.out_proj.bias",
 }
 
 
@@ -44,10 +46,6 @@ def spec(config: Any) -> ModelSpec:
     return scaled_spec(config, mixers=mixers, states=states, windows=(0,) * len(mixers), rotary_of_layer=(rotates,) * len(mixers))
 
 
-def refusal(config: Any) -> str | None:
-    return "products of its state spaces have biases" if config.mamba_proj_bias else limited_steps(config)
-
-
 def limited_steps(config: Any) -> str | None:
     """Why a model's time steps are not computed, or None."""
     limits = getattr(config, "time_step_limit", None) or (0.0, math.inf)
@@ -57,26 +55,27 @@ def limited_steps(config: Any) -> str | None:
 
 
 def mixer_shapes(config: Any, kind: str) -> dict[str, tuple[int, ...]]:
-    return state_space_shapes(config)
+    return state_space_shapes(config, out_bias=config.mamba_proj_bias)
 
 
-def state_space_shapes(config: Any, *, norm: bool = True) -> dict[str, tuple[int, ...]]:
-    """Of the weights of a layer's state space. norm: whether it has one."""
+def state_space_shapes(config: Any, *, out_bias: bool, norm: bool = True) -> dict[str, tuple[int, ...]]:
+    """Of the weights of a layer's state space. out_bias: whether its last product has one.  norm: whether there is one."""
     h, s = config.hidden_size, sizes(config)
-    bias = {"mamba.conv1d.bias": (s.channels,)} if config.mamba_conv_bias else {}
-    gain = {"mamba.norm.weight": (s.inner,)} if norm else {}
-    return (
-        bias
-        | gain
-        | {
-            "mamba.in_proj.weight": (s.inner + s.channels + s.heads, h),
-            "mamba.out_proj.weight": (h, s.inner),
-            "mamba.conv1d.weight": (s.channels, 1, s.kernel),
-            "mamba.A_log": (s.heads,),
-            "mamba.D": (s.heads,),
-            "mamba.dt_bias": (s.heads,),
-        }
-    )
+    entering = s.inner + s.channels + s.heads
+    optional = {
+        "mamba.conv1d.bias": (config.mamba_conv_bias, (s.channels,)),
+        "mamba.in_proj.bias": (config.mamba_proj_bias, (entering,)),
+        "mamba.out_proj.bias": (out_bias, (h,)),
+        "mamba.norm.weight": (norm, (s.inner,)),
+    }
+    return {name: shape for name, (present, shape) in optional.items() if present} | {
+        "mamba.in_proj.weight": (entering, h),
+        "mamba.out_proj.weight": (h, s.inner),
+        "mamba.conv1d.weight": (s.channels, 1, s.kernel),
+        "mamba.A_log": (s.heads,),
+        "mamba.D": (s.heads,),
+        "mamba.dt_bias": (s.heads,),
+    }
 
 
 def mixture(config: Any) -> Mixture | None:
@@ -115,5 +114,5 @@ GRANITE_HYBRID = Architecture(
     inner_width=lambda config: config.shared_intermediate_size,
     mixer_shapes=mixer_shapes,
     gguf_values=LOGARITHMS,
-    refusal=refusal,
+    refusal=limited_steps,
 )

@@ -27,7 +27,9 @@ def inner_width(config: Any) -> int:
 
 def mixer_shapes(config: Any, kind: str) -> dict[str, tuple[int, ...]]:
     h = config.hidden_size
-    return {"conv.conv.weight": (h, 1, config.conv_L_cache), "conv.in_proj.weight": (3 * h, h), "conv.out_proj.weight": (h, h)}
+    biases = {"conv.conv.bias": (h,), "conv.in_proj.bias": (3 * h,), "conv.out_proj.bias": (h,)} if config.conv_bias else {}
+    weights = {"conv.conv.weight": (h, 1, config.conv_L_cache), "conv.in_proj.weight": (3 * h, h), "conv.out_proj.weight": (h, h)}
+    return weights | biases
 
 
 LFM2 = Architecture(
@@ -46,9 +48,13 @@ LFM2 = Architecture(
         "gate_up": ("feed_forward.w1", "feed_forward.w3"),
         "down": ("feed_forward.w2",),
     },
-    vectors={"conv_taps": "conv.conv.weight"},
+    vectors={
+        "conv_taps": "conv.conv.weight",
+        "conv_taps_bias": "conv.conv.bias",
+        "conv_in_bias": "conv.in_proj.bias",
+        "conv_out_bias": "conv.out_proj.bias",
+    },
     final_norm="model.embedding_norm",
     inner_width=inner_width,
-    refusal=lambda config: "its convolutions have biases" if config.conv_bias else None,
     mixer_shapes=mixer_shapes,
 )

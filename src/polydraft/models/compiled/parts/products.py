@@ -13,12 +13,14 @@ from polydraft.numerics.compiled_code import njit
 
 __all__ = [
     "Add",
+    "Bias",
     "Head",
     "Join",
     "Norm",
     "Product",
     "Rounding",
     "add_code",
+    "bias_code",
     "head_code",
     "join_code",
     "norm_code",
@@ -137,6 +139,27 @@ def _join(a, begin, end, thread):
 @njit(cache=True)
 def join_code(arguments, address):
     return lasting_code(_join, arguments, address)
+
+
+class Bias(NamedTuple):
+    """y += bias, of the layers that have the product.  bias: [layers, outputs]."""
+
+    step: np.ndarray
+    y: np.ndarray
+    bias: np.ndarray
+
+
+@unowned
+def _bias(a, begin, end, thread):
+    bias = a.bias[a.step[0].index]
+    for t in range(begin, end):
+        for i in range(len(bias)):
+            a.y[t, i] += bias[i]
+
+
+@njit(cache=True)
+def bias_code(arguments, address):
+    return lasting_code(_bias, arguments, address)
 
 
 class Add(NamedTuple):
