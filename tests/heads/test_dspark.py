@@ -1,15 +1,17 @@
 """Training block heads with a Markov and a confidence part: what is trained is what drafts, and steps begin where they begin when drafting."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from polydraft.errors import IncompatibleError
 from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.block.compiled import CompiledBlock
 from polydraft.heads.block.dspark import DSparkRecipe, Places, accepted_depths
-from polydraft.heads.block.network import BlockModel
+from polydraft.heads.block.network import BlockModel, BlockRecipe
 from polydraft.heads.checkpoint import embeddings, output_rows
 from polydraft.heads.losses import KL
 from polydraft.heads.markov import confidence_logits
@@ -107,3 +109,16 @@ def test_gradients_reach_every_part_and_are_finite_and_replay_adds_blocks(net, b
         assert parameter.grad is not None and parameter.grad.isfinite().all() and parameter.grad.any(), name
     regular, replayed = asked
     assert not set(regular.tolist()) & set(replayed.tolist()) and set((replayed - 1).tolist()) & set(regular.tolist())
+
+
+def test_a_training_goes_on_from_a_head_of_its_own_form_alone(net, material, tmp_path):
+    fresh = BlockRecipe().fresh(replace(material, sizes={"layers": 1, "block": 2}))
+    for recipe, network in ((DSparkRecipe(), net), (BlockRecipe(), fresh)):
+        recipe.export(network, material, tmp_path / type(recipe).__name__)
+    dspark, block = (BlockCheckpoint.load(tmp_path / name) for name in ("DSparkRecipe", "BlockRecipe"))
+    again = DSparkRecipe().started(material, dspark).state_dict()
+    assert all(torch.equal(again[name], weight) for name, weight in net.state_dict().items())
+    with pytest.raises(IncompatibleError, match=r"has in_place=True; expected one that `polydraft train dspark` wrote"):
+        DSparkRecipe().started(material, block)
+    with pytest.raises(IncompatibleError, match="the Markov part 'vanilla'; expected one that `polydraft train block` wrote"):
+        BlockRecipe().started(material, dspark)

@@ -392,4 +392,6 @@ def _fit(
         network.load_state_dict(best[1])
     seconds = round(spent + clock() - start, 1)
     finished = recipe.finish(network, (batch(held[i : i + 8]) for i in range(0, len(held), 8)))
+    for name, value in finished.items():
+        report(f"{name}: {value}")
     return {"training_seconds": seconds, "tokens_seen": num_tokens, **evaluate(held), **finished}

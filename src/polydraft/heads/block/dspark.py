@@ -29,6 +29,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, linear
 
+from polydraft.errors import IncompatibleError
 from polydraft.heads.block.network import BlockNet, BlockRecipe
 from polydraft.heads.losses import Figures, Loss, distance
 from polydraft.heads.recipe import Batch, Material, fresh_config
@@ -143,6 +144,21 @@ class DSparkRecipe(BlockRecipe):
         return DSparkNet(
             fresh_config(material.hidden_size, vocab_size=len(material.embeddings), **sizes, **form, **bias), material
         )
+
+    def started(self, material: Material, first: Any) -> DSparkNet:
+        """A head as an older checkpoint has it.
+
+        Raises:
+            IncompatibleError: one of another form.
+        """
+        form = {"in_place": False, "markov_head_type": "vanilla", "confidence_head_with_markov": True}
+        other = next((name for name, wanted in form.items() if getattr(first.config, name, None) != wanted), None)
+        if other or "mask" not in first.tensors:
+            found = f"has {other}={getattr(first.config, other, None)!r}" if other else "has no mask of its own"
+            raise IncompatibleError(
+                f"the head to start with {found}; expected one that `polydraft train dspark` wrote. Start with such a head, or with none."
+            )
+        return self.network.of(first, material)
 
     def loss(self, network: Any, batch: Batch, *, steps: int, loss: Loss) -> Figures:
         """Of blocks all over the texts, whose figures these are, and of blocks where steps begin."""

@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from polydraft.errors import IncompatibleError
 from polydraft.heads.block.checkpoint import GEMMA, BlockCheckpoint
 from polydraft.heads.block.gemma import GemmaLayer
 from polydraft.heads.checkpoint import has_head_norms
@@ -184,6 +185,19 @@ class BlockRecipe(Recipe):
         if config.num_attention_heads % 3 == 0:
             config.num_key_value_heads = config.num_attention_heads // 3
         return BlockNet(config, material)
+
+    def started(self, material: Material, first: Any) -> nn.Module:
+        """A head as an older checkpoint has it.
+
+        Raises:
+            IncompatibleError: one of another form, whose places learn something else.
+        """
+        if not first.config.in_place or first.bias_kind != "none" or set(first.config.sees) != {"apart"}:
+            raise IncompatibleError(
+                f"the head to start with has in_place={first.config.in_place}, sees={first.config.sees[0]!r} and the Markov part "
+                f"{first.bias_kind!r}; expected one that `polydraft train block` wrote. Start with such a head, or train another kind: dspark."
+            )
+        return super().started(material, first)
 
     def loss(self, network: BlockNet, batch: Batch, *, steps: int, loss: Loss) -> Figures:
         """Of all places: those of blocks of masks, whose figures these are, and time-sampled."""
