@@ -45,10 +45,11 @@ MASK = -1
 
 class BlockArrays(NamedTuple):
     """model: its first layer turns states into columns, the others are the head's.  states: [CHUNK, F] of the target.  mask: [h] or nothing.
-    sights: [kinds, CHUNK] rows as the attention of a kind of layers reads them.  sees: [kinds] of `SEES`.  has_window: [kinds]."""
+    logits: [CHUNK, D] of several blocks.  sights: [kinds, CHUNK] rows as the attention of a kind of layers reads them.  sees: [kinds] of `SEES`.  has_window: [kinds]."""
 
     model: ModelArrays
     states: np.ndarray
+    logits: np.ndarray
     mask: np.ndarray
     sights: np.ndarray
     sees: np.ndarray
@@ -80,10 +81,10 @@ def _sight(row, n, length, places, sees, has_window):
 
 
 @njit(cache=True, nogil=True)
-def block_pass(head, slots, tokens, wanted, states, logits):
+def block_pass(head, slots, tokens, wanted, states, logits, where):
     """One pass over blocks of tokens [B, N], the last token first.
 
-    wanted: places from this one on have logits, [B (N - wanted), D].  states: [B N, h] what they put out, behind the norm.
+    wanted: places from this one on have logits, [*, N - wanted, D], of block b at where[b].  states: [B N, h] what they put out, behind the norm.
     """
     model, work = head.model, head.model.work
     (B, N), zero, layers = tokens.shape, np.int64(0), len(model.program.layers) - 2
@@ -113,7 +114,13 @@ def block_pass(head, slots, tokens, wanted, states, logits):
         if t % N >= wanted:
             copy_row(states[t], work.normed[num_logits])
             num_logits += 1
-    run_head(model, num_logits, logits)
+    if B == 1:
+        run_head(model, num_logits, logits[where[0]])
+        return
+    run_head(model, num_logits, head.logits)
+    for b in range(B):
+        for k in range(N - wanted):
+            copy_row(head.logits[b * (N - wanted) + k], logits[where[b], k])
 
 
 class CompiledBlock(DepthDistributions):
@@ -159,7 +166,7 @@ class CompiledBlock(DepthDistributions):
         model = ModelArrays(*ends, sizes, memory, work, program)
         mask = np.zeros(0, np.float32) if own_mask is None else own_mask.float().numpy()
         sees, has_window = np.array([SEES[sees] for sees, _ in kinds]), np.array([window for _, window in kinds])
-        self.net = BlockArrays(model, states, mask, sights, sees, has_window)
+        self.net = BlockArrays(model, states, aligned(CHUNK, sizes.outputs), mask, sights, sees, has_window)
         self.roots = np.zeros(target.max_num_seqs, np.int64)
         """The last token of each slot."""
 
@@ -172,29 +179,30 @@ class CompiledBlock(DepthDistributions):
         self.filled(slot, begin + len(rows))
 
     def _block(
-        self, slots: Sequence[int], blocks: Int[np.ndarray, "B X"]
-    ) -> tuple[Float[np.ndarray, "B N h"], Float[np.ndarray, "B K D"]]:
-        """States of all places, and logits of those that draft, of blocks of masks and revealed tokens behind the last token: one pass."""
+        self, slots: Sequence[int], blocks: Int[np.ndarray, "B X"], logits: Float[np.ndarray, "C K D"], where: Sequence[int]
+    ) -> Float[np.ndarray, "B N h"]:
+        """States of all places of blocks of masks and revealed tokens behind the last token, by one pass; logits of those that draft go to logits[where]."""
         tokens = np.concatenate([self.roots[list(slots)][:, None], np.where(blocks == self.mask, self._shown, blocks)], 1)
-        (B, N), most, wanted = tokens.shape, CHUNK // tokens.shape[1], tokens.shape[1] - self.depths
+        (B, N), most = tokens.shape, CHUNK // tokens.shape[1]
         states = np.empty((B, N, len(self.net.model.norm)), np.float32)
-        logits = np.empty((B, N - wanted, self.arrays.sizes.outputs), np.float32)
         with self.pool:
             for i in range(0, B, most):
                 some = slice(i, i + most)
-                outputs = states[some].reshape(-1, states.shape[2]), logits[some].reshape(-1, logits.shape[2])
-                block_pass(self.net, np.array(slots[some]), tokens[some], wanted, *outputs)
+                places = np.array(slots[some]), tokens[some], N - self.depths, states[some].reshape(-1, states.shape[2])
+                block_pass(self.net, *places, logits, np.array(where[some]))
         self.passes += 1
-        return states, logits
+        return states
 
     def denoise(self, slots: Sequence[int], blocks: Int[np.ndarray, "B X"]) -> Float[np.ndarray, "B X D"]:
         """Logits at every place of blocks of masks and revealed tokens: one pass."""
-        return self._block(slots, blocks)[1]
+        logits = np.empty((len(slots), self.depths, self.arrays.sizes.outputs), np.float32)
+        self._block(slots, blocks, logits, range(len(slots)))
+        return logits
 
     def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
         """One pass over a block of masks. The states are injected already."""
-        outputs, self.arrays.logits[list(slots)] = self._block(slots, np.full((len(slots), self.num_places - 1), self.mask))
-        place(self.arrays.markov, list(slots), outputs, self.roots[list(slots)])
+        blocks = np.full((len(slots), self.num_places - 1), self.mask)
+        place(self.arrays.markov, list(slots), self._block(slots, blocks, self.arrays.logits, slots), self.roots[list(slots)])
 
 
 def _injection(
