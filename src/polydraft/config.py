@@ -193,6 +193,7 @@ class SpeculationConfig(Config):
     offered: "Sequence[str]" = setting("Further drafter that requests may name; may be repeated", list, (), flag="--offer", panel=SPECULATION)
     policy: Any = setting("Speculation policy: adaptive, fixed, or an object", str, flag="", objects="Policy", unset="adaptive, fixed with a draft shape")
     profile: Any = setting("File of `polydraft tune --save`: costs and acceptance rates for the speculation policy", str, objects="Path | Profile", unset="measured after the first answer", panel=SPECULATION)
+    max_step_ms: float | None = setting("Maximum time of a step, to which drafts and the pieces of joining prompts are cut", float, unit="ms", low=0.01, unset="what makes the most tokens a second", panel=SPECULATION)
     asynchronous: bool = setting("Asynchronous drafting: the draft model runs ahead on another core or device", bool, False, flag="--asynchronous", panel=SPECULATION)
     lead_cap: int | None = setting("Maximum lead of the draft model with --asynchronous", int, unit="tokens", unset="the drafter's own", panel=SPECULATION)
     decoding: "str | Decoding | None" = setting("Decoding method: a name of `polydraft methods`, sampled exactly in place of the target distribution", str, objects="Decoding", unset="the target distribution", panel=DECODING)

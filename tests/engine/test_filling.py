@@ -91,6 +91,12 @@ def test_pieces_are_half_as_long_as_a_round_within_bounds_and_longer_where_more_
     assert read.room() == filling.MOST
 
 
+def test_pieces_are_cut_to_what_rounds_leave_of_the_time_of_a_step():
+    read = filling.Filling(TableModel(), lambda: 0.0, max_step=0.1075)
+    read._seconds_per_token, read.round_seconds = 0.001, 0.1
+    assert read.room() == read.room(9) == 7
+
+
 @pytest.fixture(scope="module")
 def compiled():
     return load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=6, max_model_len=512)

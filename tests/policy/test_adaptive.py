@@ -229,6 +229,38 @@ def test_a_greedy_request_is_drafted_a_tree_where_sixteen_rows_are_cheap(sixteen
     assert (not greedy.parents) is grows and sampled.parents and greedy.max_depth > 1
 
 
+@pytest.mark.parametrize("shape", ["chain", "tree", "chain with spares"])
+def test_a_draft_is_cut_to_the_time_of_a_step(shape):
+    prices = Costs.of({1: 1.0, 4: 1.1, 8: 1.2}, draft_start=0.1, draft_step=0.05)
+    for max_step, fits in ((1.0, False), (1.5, True), (9.0, True)):
+        policy = AdaptivePolicy(known(prices, 0.9), max_step=max_step)
+        policy._ranked, policy._spares = shape == "tree", shape == "chain with spares"
+        (budget,) = policy.budgets(sequences())
+        rows = len(budget.stop.spare_least) + 2 if budget.has_spares else 1 + budget.max_nodes
+        assert (budget.max_depth > 0) is fits and prices.step(rows, budget.max_depth) <= max_step
+        if shape == "chain" and fits:
+            assert (prices.step(rows + 1, budget.max_depth + 1) > max_step) is (max_step < 9.0)
+
+
+def test_a_step_shorter_than_a_forward_pass_is_refused_with_both_times():
+    with pytest.raises(InvalidInputError, match=r"max_step_ms=0\.01 was given; expected at least [\d.]+, which one forward pass"):
+        Engine.embedded(max_num_seqs=1, max_step_ms=0.01)
+    with pytest.raises(InvalidInputError, match="only the adaptive policy"):
+        Engine.embedded(max_num_seqs=1, max_step_ms=50, depth=3)
+    engine = Engine.embedded(max_num_seqs=1, max_step_ms=1e4)
+    assert engine.policy._max_step == 10.0 and engine.num_free == 1 and engine.generate("import", SamplingParams(max_tokens=3))
+
+
+def test_of_a_batch_the_drafts_that_survive_are_drawn_and_the_others_leave_them_the_rows():
+    prices = Costs.of({1: 1.0, 4: 1.2, 5: 1.25, 6: 1.3, 7: 1.9, 8: 2.5}, draft_start=0.05, draft_step=0.05)
+    policy, batch = made(prices, rate=0.6), sequences(4)
+    for s, sure in zip(batch, (True, False, True, False), strict=True):
+        for step in range(30):
+            policy.course(s).seen.observe([-1, 0], [1] if sure or step % 2 else [], [1.0, 0.9])
+    depths = [budget.max_depth for budget in policy.budgets(batch)]
+    assert depths[0] and depths[2] and not depths[1] and not depths[3]
+
+
 def test_dear_drafts_are_short_and_cheap_ones_deep():
     depths = [made(costs(0.02, step)).budgets(sequences())[0].max_depth for step in (0.6, 0.2, 0.02)]
     assert depths == sorted(depths) and depths[0] < depths[2]

@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import count
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +24,7 @@ from polydraft.engine.checks import check
 from polydraft.engine.fields import EngineFields, SpeculationFields
 from polydraft.engine.loop import Inbox
 from polydraft.engine.output import StepOutput
-from polydraft.engine.parts import check_encoders, decoding, slots
+from polydraft.engine.parts import check_encoders, check_step, decoding, slots
 from polydraft.engine.prefixes import PrefixKeeping
 from polydraft.engine.pretrained import load_models
 from polydraft.engine.prompts import Prompt, as_ids, as_list, check_messages, check_params, cut_behind
@@ -170,12 +171,13 @@ class Engine(PrefixKeeping):
         if keep_prefixes and draft_model is not parts.second_model and can_keep(draft_model):
             cache["prefix_cache_bytes"], draft_bytes = shares(prefix_cache_bytes, target, draft_model)
             parts.draft_slots.prefix_cache = PrefixCache(draft_model, draft_bytes)
-        menu = Menu.of(config, parts, compile_drafts)
-        engine = cls(
-            target, menu, tokenizer=tokenizer, eos_token_ids=eos, tie_margin=tie_margin, decoding=parts.decoding, **cache
-        )
+        menu, max_step = Menu.of(config, parts, compile_drafts), inf if config.max_step_ms is None else 1e-3 * config.max_step_ms
+        options: dict[str, Any] = {"tie_margin": tie_margin, "decoding": parts.decoding, "max_step": max_step, **cache}
+        engine = cls(target, menu, tokenizer=tokenizer, eos_token_ids=eos, **options)
         engine.sampling_defaults = dict(sampling_defaults or {})
         engine.draft_slots = None if draft_model is None else parts.draft_slots
+        if max_step < inf:
+            check_step(target, engine._slots, max_step)
         if measured:
             engine.measure()
         return engine

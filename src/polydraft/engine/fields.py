@@ -34,6 +34,8 @@ class SpeculationFields(TypedDict, total=False):
     """Speculation policy: adaptive, fixed, or an object. Default: adaptive, fixed with a draft shape."""
     profile: str | Path | Profile | None
     """File of `polydraft tune --save`: costs and acceptance rates for the speculation policy. Default: measured after the first answer."""
+    max_step_ms: float | None
+    """Maximum time of a step, to which drafts and the pieces of joining prompts are cut (ms, >= 0.01). Default: what makes the most tokens a second."""
     asynchronous: bool
     """Asynchronous drafting: the draft model runs ahead on another core or device. Default: False."""
     lead_cap: int | None

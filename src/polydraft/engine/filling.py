@@ -12,6 +12,7 @@ Shenker 1989). Short prompts go before long ones, and those that come later dela
 from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from math import inf
 from statistics import median
 from typing import NamedTuple
 
@@ -70,13 +71,13 @@ class RoundTime(NamedTuple):
 
 
 class Filling:
-    """What is read of new sequences in each step. clock: seconds, by which the size of pieces is learnt.
+    """What is read of new sequences in each step. clock: seconds, by which the size of pieces is learnt.  max_step: of a step in which others run.
 
     rides: whether pieces ride in the passes of rounds.  round_seconds: of a step's rounds, without what rode in them; the median of the last.
     """
 
-    def __init__(self, target: Target, clock: Callable[[], float]) -> None:
-        self._target, self._clock = target, clock
+    def __init__(self, target: Target, clock: Callable[[], float], max_step: float = inf) -> None:
+        self._target, self._clock, self._max_step = target, clock, max_step
         self.rides = isinstance(target, Mixing)
         self._cost, self._seconds_per_token, self._num_read, self.round_seconds = RowCost(), 0.0, 0, 0.0
         self._recent = deque[float](maxlen=RECENT)
@@ -86,7 +87,7 @@ class Filling:
     def room(self, num_new: int = 1) -> int:
         """Prompt tokens that take a share of a round's time for each of the prompts that are read."""
         own_seconds = SHARE * self.round_seconds
-        seconds = max(own_seconds, min(own_seconds * num_new, LONGEST))
+        seconds = min(max(own_seconds, min(own_seconds * num_new, LONGEST)), max(self._max_step - self.round_seconds, 0.0))
         count = int(seconds / self._seconds_per_token) if self._seconds_per_token else 0
         return max(1 if self.rides else FEWEST, min(MOST, count))
 

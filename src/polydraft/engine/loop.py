@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from math import inf
 from time import perf_counter
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -73,6 +74,7 @@ class Loop:
     keep_prefixes: whether slots keep what was read for requests that begin with the same tokens, such as the next turn of a chat;
         not where prompts are measured.
     prefix_cache_bytes: most bytes of KV cache entries that stay, beside the slots, of texts whose slots were taken for others; 0: none.
+    max_step: seconds of a step, to which the pieces of joining prompts are cut, as drafts are by the policy.
     clock: of the seconds that steps take, by default the wall's, and for what a policy learns that of `polydraft.numerics.clock`; it stands still while
         functions are compiled.
     """
@@ -90,6 +92,7 @@ class Loop:
         teaching: bool = True,
         keep_prefixes: bool = False,
         prefix_cache_bytes: int = 0,
+        max_step: float = inf,
     ) -> None:
         check_margin(target, tie_margin)
         if decoding is not None:
@@ -106,7 +109,7 @@ class Loop:
         self._slots, self._teaching, self.decoding = Slots(target), teaching, decoding
         self._second = Second(decoding, target, self._slots) if isinstance(decoding, SecondSequenceDecoding) else None
         self._admission = Admission(target, tokenizer, self.eos_token_ids, self.menu, decoding, self._second)
-        self._filling, self._arrivals, self._expected = Filling(target, self._clock), Arrivals(self._clock), 1
+        self._filling, self._arrivals, self._expected = Filling(target, self._clock, max_step), Arrivals(self._clock), 1
         shared = self._second is not None and self._second.model is target
         self._room = Room(target, self._slots, 2 if shared else 1)
         self._keeps = keep_prefixes and self._second is None and target.rolls_back and not isinstance(target, EncoderDecoder)

@@ -10,6 +10,8 @@ from polydraft.methods import registry
 from polydraft.models.compiled.draft_vocabulary import FIRST_TOKENS
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.load import check_same_context, token_names
+from polydraft.models.slots import Slots
+from polydraft.policy.costs import seconds_of_a_pass
 
 SAID = {
     "embeddings": "the embeddings of tokens (`embed`)",
@@ -29,6 +31,26 @@ def _check(target: Target, needs: Needs, who: str) -> None:
         lacking.append(f"hidden states of layer {', '.join(map(str, layers))} ({there})")
     if lacking:
         raise IncompatibleError(f"{who} needs {' and '.join(lacking)}, which {type(target).__name__} does not give. {ADVICE}")
+
+
+def check_step(target: Target, slots: Slots, max_step: float) -> None:
+    """Refuse a time of a step, in seconds, within which the idle target makes no forward pass of one row.
+
+    Raises:
+        InvalidInputError: with both times.
+    """
+    if isinstance(target, EncoderDecoder):  # whose pass takes what its source says
+        return
+    slot = slots.take()
+    try:
+        seconds = seconds_of_a_pass(target, slot)
+    finally:
+        slots.give_back(slot)
+    if seconds > max_step:
+        raise InvalidInputError(
+            f"max_step_ms={1e3 * max_step:g} was given; expected at least {1e3 * seconds:.3g}, which one forward pass takes here. "
+            "Raise it, or leave it out."
+        )
 
 
 def check_drafter(target: Target, drafter: Drafter) -> None:

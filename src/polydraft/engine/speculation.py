@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from pathlib import Path
 
 from polydraft.config import SpeculationConfig
@@ -103,11 +104,14 @@ class Menu:
         others = by_name.others(config.offered, drafter, parts)
         name = config.policy if isinstance(config.policy, str) else None  # an object is of one drafter
         copying = config.drafter == "auto" and parts.decoding is None
-        policy = choose_policy(config.policy, config.depth, config.num_paths, config.profile, drafter, copying=copying)
+        max_step = inf if config.max_step_ms is None else 1e-3 * config.max_step_ms
+        policy = choose_policy(
+            config.policy, config.depth, config.num_paths, config.profile, drafter, copying=copying, max_step=max_step
+        )
         verifier = choose_verifier(config.verifier, drafter, policy)
 
         def make_policy(other: Drafter) -> Policy:
-            return choose_policy(name, config.depth, config.num_paths, None, other)
+            return choose_policy(name, config.depth, config.num_paths, None, other, max_step=max_step)
 
         default = Speculation(drafter, verifier, policy)
         compiling = compile_drafts(parts.target, default) if compile_drafts is not None else None
@@ -209,8 +213,9 @@ def choose_policy(
     source: Drafter | None,
     *,
     copying: bool = False,
+    max_step: float = inf,
 ) -> Policy:
-    """Its policy. copying: see `AdaptivePolicy`."""
+    """Its policy. copying, max_step: see `AdaptivePolicy`."""
     fixed = depth is not None or num_paths is not None
     ahead = source.lead_cap if isinstance(source, Asynchronous) else None
     if ahead is not None and (profile is not None or named == "adaptive" or num_paths not in (None, 1)):
@@ -226,12 +231,18 @@ def choose_policy(
             f"depth={depth} and num_paths={num_paths} were given beside policy={named!r} and profile={profile!r}; "
             "a fixed size leaves nothing to decide. Drop one of them."
         )
+    if chosen != "adaptive" and source is not None and max_step < inf:
+        raise InvalidInputError(
+            f"max_step_ms={1e3 * max_step:g} was given beside policy={named!r}, depth={depth} and num_paths={num_paths}; "
+            "only the adaptive policy cuts drafts to a time. Drop one of them."
+        )
     if chosen == "fixed":
         depth, num_paths = depth or 5, num_paths or 1
         check_room(depth * num_paths, f"depth={depth} and num_paths={num_paths}")
         return FixedPolicy(Budget.fixed(tree.paths(num_paths, depth)))
     if chosen == "adaptive":
-        return AdaptivePolicy(Profile.load(profile) if isinstance(profile, (str, Path)) else profile, copying=copying)
+        known = Profile.load(profile) if isinstance(profile, (str, Path)) else profile
+        return AdaptivePolicy(known, copying=copying, max_step=max_step)
     if isinstance(chosen, str):
         raise unknown_name("policy", chosen, ("adaptive", "fixed"))
     if not hasattr(chosen, "budgets"):

@@ -9,6 +9,7 @@ their distribution.
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -23,7 +24,7 @@ from polydraft.drafters.base import Confident, ModelBased, ReadingAhead
 from polydraft.policy.acceptance import FIRST, NEXT, SPARE, Acceptance
 from polydraft.policy.costs import Costs, LiveCosts, Overhead, no_overhead
 from polydraft.policy.fixed import RunningSequence
-from polydraft.policy.marginal import Expected, depth_of, gain, least_reach, least_spare, speed_of
+from polydraft.policy.marginal import Expected, depth_of, fastest_share, gain, least_reach, least_spare, speed_of
 from polydraft.policy.profile import Profile, begun, check_identity, profile_of, remember_steps
 from polydraft.policy.repeats import Repeats
 
@@ -102,16 +103,22 @@ class Course:
     left: int = 0
     looks: int = 0
 
+    @property
+    def survival(self) -> float:
+        """Accepted tokens by drafted node, as expected."""
+        expected = self.seen.expected
+        return (expected.tokens - 1.0) / max(expected.nodes, 1.0)
+
 
 class AdaptivePolicy:
     """Drafts by the marginal rule; see the module.
 
     profile: None for one that is measured while the engine is idle.  copying: whether long repeats of the text are verified in place of the drafts
-        of a model or head.
+        of a model or head.  max_step: seconds of a step, to which drafts are cut.
     """
 
-    def __init__(self, profile: Profile | None = None, *, copying: bool = False) -> None:
-        self.given, self._copying = profile, copying
+    def __init__(self, profile: Profile | None = None, *, copying: bool = False, max_step: float = inf) -> None:
+        self.given, self._copying, self._max_step = profile, copying, max_step
         self.open(profile or Profile.assumed())
         self._ranked, self._greedy_trees, self._spares, self._confident, self._copies = False, False, False, True, False
         self._num_unread, self._reads, self._expected, self._riding = len, False, 1, 0
@@ -234,23 +241,25 @@ class AdaptivePolicy:
         reach, value, count, tokens = 1.0, 0.0, 0, course.repeats.tokens(MOST_COPIED)
         for acceptance in course.repeats.acceptance(len(tokens)):
             reach *= acceptance
-            if reach * (1.0 - reading) < speed * costs.row(rows + count):
+            if reach * (1.0 - reading) < speed * costs.row(rows + count) or costs.step(rows + count + 1, 0) > self._max_step:
                 break
             value, count = value + reach * (1.0 - reading), count + 1
         return tokens[:count] if value - speed * (costs.rows(rows + count) - costs.rows(rows)) > max(least, 0.0) else ()
 
     def _weighed(self, s: RunningSequence, course: Course, beside: Seq[Course]) -> Budget:
         """The draft that the rule is for; nothing, and a pause, where the whole draft does not pay. beside: of the same batch."""
-        costs, expected, live = course.costs or self.live.costs, course.seen.expected, [c for c in beside if not c.left]
-        batch, drafting = 1 + len(beside), 1 + len(live)
-        others = [c.seen.expected for c in live]
-        speed = max(speed_of([expected, *others], batch, costs), speed_of([], batch, costs))
-        rows = batch + sum(draft.nodes for draft in others)
-        course.weighed = Weighed(speed, rows, gain(expected, speed, batch, drafting, costs))
+        costs, batch = course.costs or self.live.costs, 1 + len(beside)
+        ranked = sorted([course, *(c for c in beside if not c.left)], key=lambda c: c.survival, reverse=True)
+        count, speed = fastest_share([c.seen.expected for c in ranked], batch, costs)
+        others = [c.seen.expected for c in ranked[:count] if c is not course]
+        rows, drafting = batch + sum(draft.nodes for draft in others), 1 + len(others)
+        rows += 0 if course.costs else self._riding
+        worth = gain(course.seen.expected, speed, rows, drafting, costs)
+        course.weighed = Weighed(speed, rows, worth if len(others) < count else min(worth, 0.0))
         course.age = 1
         if course.weighed.gain > 0:
             course.pause = course.looks = 0
-        elif course.looks and gain(CERTAIN, speed, batch, drafting, costs) > 0:  # a pause is over
+        elif course.looks and gain(CERTAIN, speed, rows, drafting, costs) > 0:  # a pause is over
             course.looks, course.age = course.looks - 1, HELD
         else:
             course.pause = min(max(2 * course.pause, FIRST_PAUSE, least_pause(batch, costs)), LONGEST_PAUSE)
@@ -262,15 +271,24 @@ class AdaptivePolicy:
     def _budget(self, s: RunningSequence, course: Course, speed: float, rows: float, drafting: int, costs: Costs) -> Budget:
         rates = course.seen.rates
         least = least_reach(speed, max(rates[NEXT], 0.05), rows, drafting, costs)
+
+        def most_nodes(most: int, depth: int) -> int:
+            """Nodes of such a depth that a step has time for."""
+            return next((n for n in range(most, 0, -1) if costs.step(rows + n, min(n, depth), drafting) <= self._max_step), 0)
+
+        least = least[: most_nodes(len(least), len(least))]
+        if not least:
+            return NOTHING
         stop = Stop(least, tuple(rates[:BINS]))
         cheap_rows = not self.missing and costs.rows(rows + 16) - costs.rows(rows) < 16 * CHEAP_ROW * costs.rows(1)
         if self._ranked or (self._greedy_trees and s.request.params.greedy and cheap_rows):
             row = speed * costs.row(rows + course.seen.expected.nodes)
-            return Budget.grown(TREE_NODES, len(least), TREE_WIDTH, min(row, 1.0)).ending(stop)
+            return Budget.grown(most_nodes(TREE_NODES, len(least)), len(least), TREE_WIDTH, min(row, 1.0)).ending(stop)
         if (
             self._spares and not s.request.params.greedy and s.request.params.seed is None
         ):  # several paths beside it would leave them out
             spare = least_spare(speed, (1.0 - min(rates[:BINS])) * rates[SPARE], rows, len(least), costs)
+            spare = spare[: max(most_nodes(len(spare) + 1, len(least)) - 1, 0)]
             stop = stop._replace(spare_least=spare, spare_acceptance=rates[SPARE])
         if self._confident:
             return Budget.fixed(tree.chain(len(least))).ending(stop)

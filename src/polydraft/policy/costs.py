@@ -36,6 +36,7 @@ __all__ = [
     "Overhead",
     "measured",
     "no_overhead",
+    "seconds_of_a_pass",
 ]
 
 Overhead = Callable[[], float]
@@ -227,6 +228,17 @@ def _seconds(act: Callable[[], object], time: Callable[[], float], spreads: list
             break
     spreads.append(max(seconds) / max(min(seconds), 1e-9))
     return min(seconds)
+
+
+@torch.inference_mode()
+def seconds_of_a_pass(target: Target, slot: int) -> float:
+    """Of one row, the smallest of PASSES, by an idle target. slot: an empty one."""
+    *prompt, root = _text(target, ())[:PROMPT]
+    target.prefill([slot], [prompt])
+    try:
+        return _seconds(lambda: target.score([slot], TokenTree.roots(torch.tensor([root]))), clock(target), [])
+    finally:
+        target.release([slot])
 
 
 def _text(target: Target, text: Sequence[int]) -> list[int]:
