@@ -9,13 +9,12 @@ import torch
 from polydraft.core.geometry import pad
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.load import load_model
+from polydraft.models.loading.gguf import GgufFile
 from tests.models.tree_rounds import outcome
 
 FOLDER = Path(__file__).parent / "oracle_gguf"
-THROUGH = {"deepseek2", "gemma4", "gemma4moe", "mistral3", "nemotron_h", "nemotron_h_moe", "olmo2", "starcoder2"}
-"""Those that run through transformers alone."""
-MODELS = [(path.stem, way) for path in sorted(FOLDER.glob("*.gguf")) for way in ("transformers", "compiled")]
-MODELS = [(name, way) for name, way in MODELS if way == "transformers" or name not in THROUGH]
+FILES = sorted(FOLDER.glob("*.gguf"))
+MODELS = [(path.stem, way) for path in FILES for way in ("transformers", "compiled")[: 1 + GgufFile(path).is_described]]
 NATS = 1e-3
 """By which log-probabilities of float32 arithmetic may differ."""
 

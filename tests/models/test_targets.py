@@ -6,8 +6,10 @@ import transformers as hf
 
 from polydraft.core import AuxRows, Needs, TokenTree
 from polydraft.core.geometry import pad
+from polydraft.models.compiled.architectures import ARCHITECTURES as COMPILED
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.torch.hf import HFTarget
+from tests.models.small_types import small_config
 from tests.models.tree_rounds import ARCHITECTURES, Play, V, fresh, outcome, small_model
 from tests.support.closeness import assert_close
 
@@ -66,6 +68,8 @@ FAMILY |= {
 FAMILY["lfm2"] = hf.Lfm2Config(
     **{**GROUPED, "num_hidden_layers": 3}, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False
 )
+OTHERS = sorted(COMPILED.keys() - {config.model_type for config in FAMILY.values()})
+"""Of the registry, those of common sizes."""
 MODELS = {HFTarget: ARCHITECTURES, CompiledLlama: FAMILY}
 TARGETS = pytest.mark.parametrize("kind", MODELS)
 
@@ -79,6 +83,13 @@ def play(kind, name="llama"):
 def test_logits_equal_a_fresh_pass_over_many_rounds_of_random_trees(kind, name):
     game = play(kind, name)
     assert game.rounds_with_joins(24) < 1e-4
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_compiled_architecture_of_the_registry_scores_random_trees_as_a_fresh_pass(kind):
+    model = small_model(small_config(kind))
+    game = Play(model, CompiledLlama(model, max_num_seqs=8))
+    assert game.rounds_with_joins(6) < 1e-4 * fresh(model, game.texts[0]).abs().max()
 
 
 @TARGETS

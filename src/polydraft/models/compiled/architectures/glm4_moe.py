@@ -5,7 +5,7 @@ from typing import Any
 
 from polydraft.models.compiled.architectures.base import HEAD_NORMS, Architecture
 from polydraft.models.compiled.architectures.mixture import SHARED, Mixture
-from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.models.loading.conversions.mixtures import glm4_moe
 
 
 def mixture(config: Any) -> Mixture:
@@ -25,22 +25,6 @@ def mixture(config: Any) -> Mixture:
     )
 
 
-def settings(file: GgufHeader) -> dict[str, Any]:
-    return {
-        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
-        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
-        "first_k_dense_replace": file.setting("leading_dense_block_count", 0),
-        "moe_intermediate_size": file.count("expert_feed_forward_length"),
-        "n_routed_experts": file.count("expert_count"),
-        "n_shared_experts": file.count("expert_shared_count"),
-        "num_experts_per_tok": file.count("expert_used_count"),
-        "n_group": file.count("expert_group_count", 1),
-        "topk_group": file.count("expert_group_used_count", 1),
-        "norm_topk_prob": bool(file.setting("expert_weights_norm", False)),
-        "routed_scaling_factor": file.number_or_none("expert_weights_scale") or 1.0,
-    }
-
-
 GLM4_MOE = Architecture(
     "glm4_moe",
     "glm4moe",
@@ -48,7 +32,7 @@ GLM4_MOE = Architecture(
     qkv_bias="attention_bias",
     partial_rotary=True,
     gguf_names={"post_attention_layernorm": "post_attention_norm"},
-    gguf_settings=settings,
+    gguf_settings=glm4_moe,
     mixture=mixture,
     module_names={f"{SHARED}.": "mlp.shared_experts."},
 )

@@ -7,10 +7,10 @@ from typing import Any
 
 from polydraft.models.compiled.architectures.base import Architecture, ModelSpec, one_rotary
 from polydraft.models.compiled.architectures.mixture import ROUTER, Mixture, stacked_by_columns
+from polydraft.models.loading.conversions import gpt_oss as conversion
 from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.rotary import rope_parameters
 
-LOCAL, GLOBAL = "sliding_attention", "full_attention"
 ALPHA, LIMIT = 1.702, 7.0
 """Of the clamped gate, where a configuration does not say it."""
 
@@ -33,14 +33,7 @@ def mixture(config: Any) -> Mixture:
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:
-    return {
-        "num_local_experts": file.count("expert_count"),
-        "num_experts_per_tok": file.count("expert_used_count"),
-        "sliding_window": file.count("attention.sliding_window"),
-        "layer_types": [GLOBAL if layer % 2 else LOCAL for layer in range(file.count("block_count"))],
-        "attention_bias": True,
-        "yarn_truncates": False,
-    }
+    return conversion.settings(file) | {"attention_bias": True, "yarn_truncates": False}
 
 
 GPT_OSS = Architecture(

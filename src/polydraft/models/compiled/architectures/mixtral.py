@@ -4,7 +4,7 @@ from typing import Any
 
 from polydraft.models.compiled.architectures.base import Architecture
 from polydraft.models.compiled.architectures.mixture import PROJECTIONS, ROUTER, Mixture, expert_name
-from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.models.loading.conversions.mixtures import mixtral
 
 EXPERTS = 8
 FOLDER_NAMES = {ROUTER: "block_sparse_moe.gate"} | {
@@ -21,8 +21,4 @@ def mixture(config: Any) -> Mixture:
     )
 
 
-def settings(file: GgufHeader) -> dict[str, Any]:
-    return {"num_local_experts": file.count("expert_count"), "num_experts_per_tok": file.count("expert_used_count")}
-
-
-MIXTRAL = Architecture("mixtral", "llama", interleaved=True, gguf_settings=settings, mixture=mixture, module_names=FOLDER_NAMES)
+MIXTRAL = Architecture("mixtral", "llama", interleaved=True, gguf_settings=mixtral, mixture=mixture, module_names=FOLDER_NAMES)

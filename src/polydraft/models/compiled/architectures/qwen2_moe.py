@@ -5,7 +5,7 @@ from typing import Any
 
 from polydraft.models.compiled.architectures.base import Architecture
 from polydraft.models.compiled.architectures.mixture import Mixture
-from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.models.loading.conversions.mixtures import qwen2_moe
 
 
 def sparse_layers(config: Any) -> tuple[bool, ...]:
@@ -26,21 +26,4 @@ def mixture(config: Any) -> Mixture:
     )
 
 
-def expert_settings(file: GgufHeader) -> dict[str, Any]:
-    """What files of all Qwen mixtures say; of widths that they lack, what llama.cpp takes."""
-    chosen = file.count("expert_used_count")
-    return {
-        "num_experts": file.count("expert_count"),
-        "num_experts_per_tok": chosen,
-        "moe_intermediate_size": file.count("expert_feed_forward_length", file.count("feed_forward_length") // chosen),
-        "mlp_only_layers": [],
-        "decoder_sparse_step": 1,
-    }
-
-
-def settings(file: GgufHeader) -> dict[str, Any]:
-    shared = file.count("expert_shared_feed_forward_length", file.count("feed_forward_length"))
-    return expert_settings(file) | {"norm_topk_prob": False, "shared_expert_intermediate_size": shared}
-
-
-QWEN2_MOE = Architecture("qwen2_moe", "qwen2moe", qkv_bias=True, gguf_settings=settings, mixture=mixture)
+QWEN2_MOE = Architecture("qwen2_moe", "qwen2moe", qkv_bias=True, gguf_settings=qwen2_moe, mixture=mixture)

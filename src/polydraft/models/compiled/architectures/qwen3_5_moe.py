@@ -6,7 +6,7 @@ from typing import Any
 
 from polydraft.models.compiled.architectures.mixture import Mixture
 from polydraft.models.compiled.architectures.qwen3_5 import QWEN3_5
-from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.models.loading.conversions.mixtures import shared_experts
 
 
 def mixture(config: Any) -> Mixture:
@@ -20,21 +20,11 @@ def mixture(config: Any) -> Mixture:
     )
 
 
-def settings(file: GgufHeader) -> dict[str, Any]:
-    return {
-        **QWEN3_5.gguf_settings(file),
-        "num_experts": file.count("expert_count"),
-        "num_experts_per_tok": file.count("expert_used_count"),
-        "moe_intermediate_size": file.count("expert_feed_forward_length"),
-        "shared_expert_intermediate_size": file.count("expert_shared_feed_forward_length"),
-    }
-
-
 QWEN3_5_MOE = replace(
     QWEN3_5,
     model_type="qwen3_5_moe_text",
     gguf="qwen35moe",
     inner_width=lambda config: config.moe_intermediate_size,
-    gguf_settings=settings,
+    gguf_settings=lambda file: {**QWEN3_5.gguf_settings(file), **shared_experts(file)},
     mixture=mixture,
 )

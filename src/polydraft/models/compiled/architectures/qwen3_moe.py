@@ -4,8 +4,8 @@ from typing import Any
 
 from polydraft.models.compiled.architectures.base import HEAD_NORMS, Architecture
 from polydraft.models.compiled.architectures.mixture import Mixture
-from polydraft.models.compiled.architectures.qwen2_moe import expert_settings, sparse_layers
-from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.models.compiled.architectures.qwen2_moe import sparse_layers
+from polydraft.models.loading.conversions.mixtures import qwen3_moe
 
 
 def mixture(config: Any) -> Mixture:
@@ -18,8 +18,4 @@ def mixture(config: Any) -> Mixture:
     )
 
 
-def settings(file: GgufHeader) -> dict[str, Any]:
-    return expert_settings(file) | {"norm_topk_prob": True}
-
-
-QWEN3_MOE = Architecture("qwen3_moe", "qwen3moe", head_norms=HEAD_NORMS, gguf_settings=settings, mixture=mixture)
+QWEN3_MOE = Architecture("qwen3_moe", "qwen3moe", head_norms=HEAD_NORMS, gguf_settings=qwen3_moe, mixture=mixture)

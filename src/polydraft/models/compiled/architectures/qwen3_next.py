@@ -11,7 +11,6 @@ from torch import Tensor
 
 from polydraft.models.compiled.architectures.base import MATRICES, ModelSpec
 from polydraft.models.compiled.architectures.mixture import Mixture, Stored
-from polydraft.models.compiled.architectures.qwen2_moe import expert_settings
 from polydraft.models.compiled.architectures.qwen3_5 import (
     DELTA_MATRICES,
     DELTA_NAMES,
@@ -20,8 +19,7 @@ from polydraft.models.compiled.architectures.qwen3_5 import (
     delta_sizes,
     spec_with,
 )
-from polydraft.models.loading.conversions.delta_nets import delta_settings
-from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.models.loading.conversions.delta_nets import next_settings
 
 QKV, Z, BA = (f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "ba"))
 
@@ -42,11 +40,6 @@ def mixture(config: Any) -> Mixture:
 def inner_width(config: Any) -> int:
     """Of layers without experts; where all have them, it may not be said."""
     return getattr(config, "intermediate_size", None) or config.moe_intermediate_size
-
-
-def mixture_settings(file: GgufHeader) -> dict[str, Any]:
-    shared = file.count("expert_shared_feed_forward_length")
-    return expert_settings(file) | {"norm_topk_prob": True, "shared_expert_intermediate_size": shared}
 
 
 def next_spec(config: Any) -> ModelSpec:
@@ -81,7 +74,7 @@ QWEN3_NEXT = replace(
     model_type="qwen3_next",
     gguf="qwen3next",
     spec=next_spec,
-    gguf_settings=lambda file: delta_settings(file) | mixture_settings(file),
+    gguf_settings=next_settings,
     gguf_names=DELTA_NAMES | {BA: "ssm_ba"},
     matrices=MATRICES | DELTA_MATRICES | {"delta_in": (QKV, Z, BA)},
     mixer_shapes=next_shapes,

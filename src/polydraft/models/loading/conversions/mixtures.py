@@ -8,7 +8,7 @@ from typing import Any
 from polydraft.models.loading.conversions.base import Conversion, has, partly_rotary
 from polydraft.models.loading.gguf_header import GgufHeader
 
-__all__ = ["GLM4_MOE", "MIXTRAL", "QWEN2_MOE", "QWEN3_MOE", "shared_experts"]
+__all__ = ["GLM4_MOE", "MIXTRAL", "QWEN2_MOE", "QWEN3_MOE", "glm4_moe", "mixtral", "qwen2_moe", "qwen3_moe", "shared_experts"]
 
 
 def mixtral(file: GgufHeader) -> dict[str, Any]:
@@ -17,10 +17,12 @@ def mixtral(file: GgufHeader) -> dict[str, Any]:
 
 
 def experts(file: GgufHeader) -> dict[str, Any]:
+    """Of a width that a file lacks, what llama.cpp takes."""
+    chosen = file.count("expert_used_count")
     return {
         "num_experts": file.count("expert_count"),
-        "num_experts_per_tok": file.count("expert_used_count"),
-        "moe_intermediate_size": file.count("expert_feed_forward_length"),
+        "num_experts_per_tok": chosen,
+        "moe_intermediate_size": file.count("expert_feed_forward_length", file.count("feed_forward_length") // chosen),
         "mlp_only_layers": [],
         "decoder_sparse_step": 1,
         "use_sliding_window": False,
@@ -29,7 +31,16 @@ def experts(file: GgufHeader) -> dict[str, Any]:
 
 def shared_experts(file: GgufHeader) -> dict[str, Any]:
     """Experts, and one that every token goes through."""
-    return experts(file) | {"shared_expert_intermediate_size": file.count("expert_shared_feed_forward_length")}
+    width = file.count("expert_shared_feed_forward_length", file.count("feed_forward_length"))
+    return experts(file) | {"shared_expert_intermediate_size": width}
+
+
+def qwen2_moe(file: GgufHeader) -> dict[str, Any]:
+    return shared_experts(file) | {"norm_topk_prob": False, "qkv_bias": True}
+
+
+def qwen3_moe(file: GgufHeader) -> dict[str, Any]:
+    return experts(file) | {"norm_topk_prob": True}
 
 
 def glm4_moe(file: GgufHeader) -> dict[str, Any]:
@@ -49,6 +60,6 @@ def glm4_moe(file: GgufHeader) -> dict[str, Any]:
 
 
 MIXTRAL = Conversion("mixtral", mixtral, interleaved=True)
-QWEN2_MOE = Conversion("qwen2_moe", lambda file: shared_experts(file) | {"norm_topk_prob": False, "qkv_bias": True})
-QWEN3_MOE = Conversion("qwen3_moe", lambda file: experts(file) | {"norm_topk_prob": True})
+QWEN2_MOE = Conversion("qwen2_moe", qwen2_moe)
+QWEN3_MOE = Conversion("qwen3_moe", qwen3_moe)
 GLM4_MOE = Conversion("glm4_moe", glm4_moe, {"post_attention_layernorm": "post_attention_norm"}, rotary=partly_rotary)
