@@ -5,12 +5,13 @@ from pathlib import Path
 
 from polydraft.models.compiled.architectures import ARCHITECTURES
 from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.missing import MISSING
 from polydraft.models.load import load_model
 from polydraft.models.loading.conversions import CONVERSIONS, OF_EXPERTS
 from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.torch.own_cache import OwnCacheTarget
 
-__all__ = ["table"]
+__all__ = ["missing", "table"]
 
 FILES = sorted((Path(__file__).parents[1] / "models" / "oracle_gguf").glob("*.gguf"))
 HEAD = ("architecture", "files", "backend", "drafts", "trees", "checked against")
@@ -58,3 +59,8 @@ def table() -> str:
         against = f"transformers, and files of llama.cpp's converter: {oracles}" if theirs else "transformers"
         lines.append(f"| `{name}` | {kinds} | {' | '.join(backend)} | {against} |")
     return "\n".join(lines)
+
+
+def missing() -> str:
+    """What the compiled path lacks, an architecture a line."""
+    return "\n".join(f"- `{name}`: {parts}." for name, parts in sorted(MISSING.items()))

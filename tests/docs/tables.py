@@ -81,6 +81,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "configuration": ("reference/configuration.md", configuration),
     "validity": ("results/exactness.md", validity),
     "architectures": ("reference/architectures.md", architectures.table),
+    "missing": ("reference/architectures.md", architectures.missing),
 }
 
 

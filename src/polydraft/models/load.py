@@ -12,6 +12,7 @@ from polydraft.config import ModelConfig, settings
 from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.missing import missing_parts
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.loading.folder import as_device, as_dtype, load_module
@@ -90,6 +91,11 @@ def load_model(name: str, *, as_draft: bool = False, **fields: Any) -> Target:
         _say_fixed_rotary(module.config, model, name)
         return model
     _refuse_choices(name, reason or "as asked", chosen)
+    if backend == "auto" and as_device(device).type == "cpu" and (parts := missing_parts(module.config)):
+        warnings.warn(
+            f"{name!r} runs through transformers, several times slower than the compiled path would. That lacks {parts}.",
+            stacklevel=2,
+        )
     return in_transformers(module, name, **options)
 
 
