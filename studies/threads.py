@@ -3,7 +3,8 @@
 All take turns, each for a moment: passes of one row and of several behind a context, and a prompt. A gain is the median over the turns of one
 thread's seconds over those of so many threads in the same turn, the best turn's in brackets: other processes can only lessen it.
 Processor time over wall time tells whether the threads work at all, and a last column how many cores other processes had. `--neighbours`
-runs so many busy processes beside.
+runs so many busy processes beside. `--serial` counts instead, in processor time of one thread, what each kind of part of a pass takes, and which of them
+one thread does while the others wait.
 """
 
 import os
@@ -14,8 +15,9 @@ from copy import copy
 from pathlib import Path
 from statistics import median
 from subprocess import Popen
-from time import perf_counter, process_time
-from typing import Annotated, NamedTuple
+from time import perf_counter, process_time, thread_time
+from typing import Annotated, Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -25,7 +27,9 @@ from rich.table import Table
 
 from polydraft.core import SamplingParams, TokenTree
 from polydraft.models import load
+from polydraft.models.compiled import layers
 from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.program import FIXED, ROWS, RUNS, Part, Program, new_program
 from polydraft.numerics.threads import Pool, usable_cores
 from studies.options import Quick
 
@@ -45,6 +49,14 @@ class Sample(NamedTuple):
     others: float
 
 
+class PartTime(NamedTuple):
+    """All parts of a kind in a pass. number: of them.  units: of each, at least.  seconds: of one thread."""
+
+    number: int
+    units: int
+    seconds: float
+
+
 def on_threads(model: CompiledLlama, number: int) -> CompiledLlama:
     """The same weights and slots with another number of threads, at most that of the model."""
     other, work = copy(model), model.arrays.work
@@ -53,6 +65,68 @@ def on_threads(model: CompiledLlama, number: int) -> CompiledLlama:
     )
     other.pool = Pool(number)
     return other
+
+
+@contextmanager
+def named_parts(names: list[str]) -> Iterator[None]:
+    """Note the kinds of the parts of a program that is made inside, in their order."""
+
+    def noted(parts: Sequence[Sequence[tuple[Part, int]]], step: np.ndarray, threads: int) -> Program:
+        code: list[Any] = [part.code for layer in parts for part, _ in layer]
+        names[:] = [each.py_func.__name__.removesuffix("_code") for each in code]
+        return new_program(parts, step, threads)
+
+    with patch.object(layers, "new_program", noted):
+        yield
+
+
+def only(model: CompiledLlama, kept: np.ndarray) -> CompiledLlama:
+    """The same model whose passes do these parts and no others. kept: whether each of its program is."""
+    other, program = copy(model), model.arrays.program
+    parts = program.parts.copy()
+    parts["items"], parts["number"] = np.where(kept, parts["items"], FIXED), np.where(kept, parts["number"], 0)
+    other.arrays = model.arrays._replace(program=program._replace(parts=parts))
+    return other
+
+
+def units_of(part: Any, rows: int) -> int:
+    """Units that one slot's pass of so many rows cuts a part into: as many threads may help at most."""
+    count = {int(ROWS): rows, int(RUNS): part["number"] * part["pieces"]}.get(int(part["items"]), part["number"])
+    return -(-int(count) // int(part["grain"]))
+
+
+def part_seconds(model: CompiledLlama, names: Sequence[str], rows: int, repetitions: int) -> dict[str, PartTime]:
+    """By kind of part, what all parts of it take a pass of one thread, the smallest of some; less what walking a program takes."""
+    chain, kinds, alone = TokenTree.chain(torch.arange(rows)[None]), np.array(names), on_threads(model, 1)
+
+    def seconds(kept: np.ndarray) -> float:
+        way, times = only(alone, kept), list[float]()
+        for _ in range(repetitions + 1):
+            begin = thread_time()
+            way.score([0], chain)
+            times.append(thread_time() - begin)
+        return min(times[1:])
+
+    nothing, times = seconds(kinds == ""), dict[str, PartTime]()
+    for kind in dict.fromkeys(names):
+        parts = model.arrays.program.parts[kinds == kind]
+        times[kind] = PartTime(
+            len(parts), min(units_of(part, rows) for part in parts), max(seconds(kinds == kind) - nothing, 0.0)
+        )
+    return times
+
+
+def parts_table(model: str, times: Mapping[int, Mapping[str, PartTime]]) -> Table:
+    """A row for each kind of part, columns by rows of a pass; what is cut into one unit is done by one thread."""
+    rows = Table("part", "a pass", *(f"{n} rows: units, us" for n in times), title=model, box=None)
+    for kind, first in next(iter(times.values())).items():
+        rows.add_row(kind, str(first.number), *(f"{each[kind].units}, {1e6 * each[kind].seconds:.0f}" for each in times.values()))
+    shares = list[str]()
+    for each in times.values():
+        serial = sum(part.seconds for part in each.values() if part.units == 1)
+        shares.append(f"{1e6 * serial:.0f} ({serial / sum(part.seconds for part in each.values()):.1%})")
+    rows.add_row("on one thread", "", *shares)
+    return rows
 
 
 def tasks(model: CompiledLlama, repetitions: int) -> Tasks:
@@ -148,6 +222,16 @@ def table(model: str, samples: Mapping[tuple[str, int], Sequence[Sample]]) -> Ta
     return rows
 
 
+def count_parts(model: str, repetitions: int) -> Table:
+    """The table of one model, two threads' units."""
+    names = list[str]()
+    with named_parts(names):
+        loaded = load.load_model(model, device="cpu", max_num_seqs=2, max_model_len=1024, threads=2)
+    assert isinstance(loaded, CompiledLlama), "only compiled models have threads"
+    loaded.prefill([0], [_ids(CONTEXT)])
+    return parts_table(Path(model).name, {n: part_seconds(loaded, names, n, repetitions) for n in (1, 4, SEVERAL)})
+
+
 def main(
     model: Annotated[list[str], typer.Option(help="GGUF file, folder or name of a model; may be repeated.")],
     quantization: Annotated[
@@ -156,10 +240,15 @@ def main(
     threads: Annotated[list[int] | None, typer.Option(help="Numbers of threads; 1 and all cores without it.")] = None,
     neighbours: Annotated[int, typer.Option(min=0, help="Busy processes beside.")] = 0,
     turns: Annotated[int, typer.Option(min=1, help="Turns of each contender.")] = 15,
+    serial: Annotated[bool, typer.Option(help="Count what one thread does while others wait.")] = False,
     quick: Quick = False,
 ) -> None:
     """Print a table for each model."""
     torch.set_num_threads(1)
+    if serial:
+        for name in model:
+            Console(width=None if sys.stdout.isatty() else 160).print(count_parts(name, 2 if quick else 15))
+        return
     numbers, turns, repetitions = sorted({*(threads or (1, usable_cores()))}), 2 if quick else turns, 2 if quick else 8
     console = Console() if sys.stdout.isatty() else Console(width=160)
     for name in model:

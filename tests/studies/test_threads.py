@@ -9,7 +9,18 @@ from rich.console import Console
 from polydraft.core import TokenTree
 from polydraft.models import load, pair
 from studies import threads
-from studies.threads import Sample, busy_neighbours, measure, on_threads, table, tasks
+from studies.threads import (
+    Sample,
+    busy_neighbours,
+    measure,
+    named_parts,
+    on_threads,
+    only,
+    part_seconds,
+    parts_table,
+    table,
+    tasks,
+)
 
 
 def loaded(number):
@@ -29,6 +40,21 @@ def test_contenders_take_turns_on_one_model_with_their_own_threads():
     assert [len(each) for each in samples.values()] == [2, 2, 2]
     assert all(sample.seconds.keys() == {"1 row", "8 rows", "prompt"} for each in samples.values() for sample in each)
     assert np.isfinite([(*s.seconds.values(), s.processor, s.others) for each in samples.values() for s in each]).all()
+
+
+def test_parts_of_a_pass_are_counted_by_kind_and_those_of_one_unit_are_what_one_thread_does():
+    names = []
+    with named_parts(names):
+        model = loaded(2)
+    times = {rows: part_seconds(model, names, rows, 2) for rows in (1, 8)}
+    assert sum(part.number for part in times[1].values()) == len(names) == len(model.arrays.program.parts)
+    assert times[1]["norm"].units == 1 < times[8]["norm"].units and times[1]["head"].units > 1
+    assert times[8]["product"].seconds > times[8]["rounding"].seconds
+    chain, every = TokenTree.chain(torch.arange(3)[None]), np.ones(len(names), bool)
+    assert torch.equal(only(model, every).score([0], chain).logits, model.score([0], chain).logits)
+    console = Console(width=120, file=StringIO(), record=True)
+    console.print(parts_table("a model", times))
+    assert console.export_text().splitlines()[-1].split()[:3] == ["on", "one", "thread"]
 
 
 def test_a_gain_is_the_median_of_ratios_within_a_turn():
