@@ -7,6 +7,7 @@ goes on with the next one, and adds draft models that it lacks. `--costs`
 measures only seconds, for a machine that does nothing else; `--report` writes the page from what is stored.
 """
 
+import csv
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from studies.options import Out, Quick, write_json
 from studies.several_drafts.costs import TARGET, measured_passes
 from studies.several_drafts.measure import checkpoint_of, measure, missing_drafts, stored_context, without_layers
 from studies.several_drafts.picture import picture
-from studies.several_drafts.report import markdown
+from studies.several_drafts.report import markdown, speed_rows, token_rows
 from studies.several_drafts.rows import RowStore
 from studies.several_drafts.texts import COMPLETE_FUNCTION, CONTEXTS, Context, answers, packaged_prompts, read_prompts
 from studies.several_drafts.two_bits import in_two_bits
@@ -83,7 +84,7 @@ def main(
     only_report: Annotated[bool, typer.Option("--report", help="Only the page and the plot, from what is in --out.")] = False,
     quick: Quick = False,
 ) -> None:
-    """Write the page and the plot; rows, values and seconds stay in `--out`."""
+    """Write the page, its tables and the plot; rows, values and seconds stay in `--out`."""
     if quick:
         num_answers, page, plot = 2, out / "several-drafts.md", out / "several-drafts.png"
     rows, passes = out / "rows", out / "passes.json"
@@ -100,9 +101,15 @@ def main(
             write_json(measured_passes(models, 2 if quick else 9), passes)
     values, seconds = read_values(rows), json.loads(passes.read_text(encoding="utf-8"))
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(markdown(values, seconds, Path(target).name), encoding="utf-8")
+    tables = {
+        page.with_name(f"{page.stem}-{name}.csv"): rows_of for name, rows_of in (("speed", speed_rows), ("tokens", token_rows))
+    }
+    page.write_text(markdown(values, seconds, Path(target).name, [table.name for table in tables]), encoding="utf-8")
+    for table, rows_of in tables.items():
+        with table.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows(rows_of(values, seconds))
     picture(values, seconds, plot)
-    typer.echo(f"wrote {page} and {plot}", err=True)
+    typer.echo(f"wrote {page}, {', '.join(table.name for table in tables)} and {plot}", err=True)
 
 
 def _write_rows(

@@ -1,4 +1,4 @@
-"""The page of the study: what a second path buys, by draft model, temperature and text."""
+"""The page of the study, and its tables as CSV: what a second path buys, by draft model, temperature and text."""
 
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -12,17 +12,20 @@ from studies.several_drafts.rows import KEPT_TOKENS
 from studies.several_drafts.verified import Case, Values
 from studies.theory.efficiency import Estimate
 
-__all__ = ["markdown"]
+__all__ = ["markdown", "speed_rows", "token_rows"]
 
 DEPTHS = (4, 8)
-"""Of the tables of tokens per step."""
+"""Of the table of tokens per step."""
+SHOWN = 0.7
+"""Temperature of the page's table; the others are in the CSV files."""
 
 
-def markdown(values: Sequence[Values], passes: Mapping[str, Sequence[float]], target: str) -> str:
-    """The whole page."""
-    timed, free = comparisons(values, passes), comparisons(values, passes, free_rows=True)
+def markdown(values: Sequence[Values], passes: Mapping[str, Sequence[float]], target: str, tables: Sequence[str]) -> str:
+    """The whole page. tables: names of the CSV files beside it, as `speed_rows` and `token_rows` fill them."""
+    timed = comparisons(values, passes)
     answers = ", ".join(f"{one.num_answers} answers ({one.setting.text})" for one in timed[:2])
     contexts = len(values) / len({value.answer for value in values})
+    shown = [one for one in timed if one.setting.temperature == SHOWN] or timed
     parts = [
         "# Several drafts on a real pair",
         f"`{command_line('python -m studies.several_drafts')}`; {date.today()}; {processor()}, one thread. Target: {target}. "
@@ -32,34 +35,65 @@ def markdown(values: Sequence[Values], passes: Mapping[str, Sequence[float]], ta
         "## Where does the second path pay?",
         "The fastest depth and verifier for each number of paths; speed over plain decoding, from the seconds below. In brackets: over the best "
         "chain, each chosen on nine tenths of the answers and compared on the last one.",
-        _choices(timed),
-        "The same if a forward pass of many rows took no longer than one of a single row, as on a GPU at small batches:",
-        _choices(free),
+        _choices(shown),
+        f"[Every temperature]({tables[0]}), also where a forward pass of many rows takes no longer than one of a single row, as on a GPU at small "
+        f"batches. [Tokens per step]({tables[1]}) of every kind of drafts and every verifier, {DEPTHS[0]} and {DEPTHS[1]} deep.",
         "## Seconds of a forward pass, in ms",
         "The processor's, the fastest of nine, all models by turns. Shapes are compared with costs that do not fall with rows.",
         markdown_table(
             ["model", *(f"{n} row{'s' * (n > 1)}" for n in NUM_ROWS)],
             [[target if name == TARGET else name, *(f"{1e3 * s:.0f}" for s in passes[name])] for name in passes],
         ),
-        "## Tokens per step",
-        "Chains: `block`; % over it at the same depth, where verifiers draft as deep.",
     ]
-    for one in timed:
-        parts += [_title(one), _tokens(one)]
     return "\n\n".join(parts) + "\n"
+
+
+def speed_rows(values: Sequence[Values], passes: Mapping[str, Sequence[float]]) -> list[list[object]]:
+    """The fastest of every family of shapes, with a head. rows: "measured" costs, or "free" ones as where memory alone costs."""
+    head = "draft", "temperature", "text", "accepted", "rows", "family", "kind", "paths", "depth", "verifier"
+    lines: list[list[object]] = [[*head, "speed", "speed_error", "over_chain", "over_chain_error"]]
+    for rows in ("measured", "free"):
+        for one in comparisons(values, passes, free_rows=rows == "free"):
+            for family, fits in one.families():
+                choice, s = one.best(fits), one.setting
+                shape = choice.case.kind, choice.case.paths, choice.case.depth, choice.case.verifier
+                lines.append(
+                    [
+                        s.draft,
+                        s.temperature,
+                        s.text,
+                        f"{one.overlap:.3f}",
+                        rows,
+                        family,
+                        *shape,
+                        *_pair(choice.speed),
+                        *_pair(choice.over_chain),
+                    ]
+                )
+    return lines
+
+
+def token_rows(values: Sequence[Values], passes: Mapping[str, Sequence[float]]) -> list[list[object]]:
+    """Tokens per step of every kind of drafts, verifier and number of paths at `DEPTHS`, and their ratio to block verification of a chain as deep."""
+    head = "draft", "temperature", "text", "accepted", "drafts", "verifier", "depth", "paths"
+    lines: list[list[object]] = [[*head, "tokens", "tokens_error", "over_block", "over_block_error"]]
+    for one in comparisons(values, passes):
+        for case in (case for case in one.cases if case.depth in DEPTHS and case.paths <= 4):
+            block = Case(one.setting.draft, case.temperature, "chain", 1, case.depth, "block")
+            ratio = ("", "") if case.kind in ("chain", BOUND) else _pair(one.over(case, block))
+            drafts, s = case.kind if case.kind != "independent" else case.draft, one.setting
+            shape = drafts, case.verifier, case.depth, case.paths
+            lines.append([s.draft, s.temperature, s.text, f"{one.overlap:.3f}", *shape, *_pair(one.tokens(case)), *ratio])
+    return lines
+
+
+def _pair(value: Estimate) -> tuple[str, str]:
+    return f"{value.mean:.4f}", f"{value.standard_error:.4f}"
 
 
 def _lost(values: Sequence[Values]) -> str:
     names = [name for name in values[0].lost if " + " not in name]
     return ", ".join(f"{np.mean([v.lost[name] for v in values]):.4f} ({name})" for name in names)
-
-
-def _title(one: Comparison) -> str:
-    return f"### {one.setting.draft}, T = {one.setting.temperature:g}, {one.setting.text}: one drafted token is accepted {one.overlap:.2f}"
-
-
-def _short(value: Estimate) -> str:
-    return f"{value.mean:.2f} ± {value.standard_error:.2f}"
 
 
 def _percent(value: Estimate) -> str:
@@ -81,22 +115,3 @@ def _choices(compared: Sequence[Comparison]) -> str:
         s = one.setting
         lines.append([s.draft, f"{s.temperature:g}", s.text, f"{one.overlap:.2f}", *(cells.get(name, "-") for name in names)])
     return markdown_table(["draft", "T", "text", "accepted", *names], lines)
-
-
-def _tokens(one: Comparison) -> str:
-    rows = dict.fromkeys((case.draft, case.kind, case.verifier) for case in one.cases)
-    order = sorted(rows, key=lambda row: (row[1] != BOUND, row[1] != "chain", row[0], row[1], row[2]))
-    columns = [(L, K) for L in DEPTHS for K in (1, 2, 3, 4)]
-    lines = list[list[str]]()
-    known = set(one.cases)
-    for draft, kind, verifier in order:
-        cells = [Case(draft, one.setting.temperature, kind, K, L, verifier) for L, K in columns]
-        name = kind.replace("_", " ") if kind != "independent" else draft
-        lines.append([name, verifier, *(_cell(one, case) if case in known else "" for case in cells)])
-    return markdown_table(["drafts", "verifier", *(f"{L} deep, K = {K}" for L, K in columns)], lines)
-
-
-def _cell(one: Comparison, case: Case) -> str:
-    block = Case(one.setting.draft, case.temperature, "chain", 1, case.depth, "block")
-    gain = "" if case.kind in ("chain", BOUND) else f" ({_percent(one.over(case, block))})"
-    return _short(one.tokens(case)) + gain

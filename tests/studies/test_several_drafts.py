@@ -1,5 +1,6 @@
 """The arithmetic of the study of several drafts, on the embedded pair."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,13 @@ def test_a_quick_run_writes_page_and_plot_and_keeps_what_is_there(tmp_path: Path
     main(out=tmp_path, quick=True, only_report=True)
     assert times == [file.stat().st_mtime_ns for file in rows]
     page = (tmp_path / "several-drafts.md").read_text()
-    assert "| two bits |" in page and "| systematic | flow |" in page and "Where does the second path pay?" in page
+    assert "| two bits |" in page and "Where does the second path pay?" in page and len(page.split()) < 1000
+    tokens = list(csv.DictReader((tmp_path / "several-drafts-tokens.csv").open()))
+    assert {"flow", "block", "traversal"} <= {row["verifier"] for row in tokens} and all(
+        float(row["tokens"]) >= 1 for row in tokens
+    )
+    speeds = list(csv.DictReader((tmp_path / "several-drafts-speed.csv").open()))
+    assert {row["rows"] for row in speeds} == {"measured", "free"} and all(float(row["speed"]) > 0 for row in speeds)
     assert (tmp_path / "several-drafts.png").stat().st_size > 10_000
 
 
