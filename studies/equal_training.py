@@ -5,7 +5,7 @@
     page      the table of what is stored
 
 Of a chain that is verified token by token, its first k drafts are what a chain of k is: one run gives the tokens per step of all shorter chains.
-What is there is not made again, so that a cut-off run goes on.
+What is there is not made again, so that a cut-off run goes on, and runs of different contenders may share a folder.
 """
 
 import csv
@@ -123,13 +123,18 @@ def measure(engine: Engine, name: str, folder: Path, prompts: Sequence[list[int]
     return rows
 
 
-def page(rows: Sequence[Measured], folder: Path) -> str:
-    """Write the figures and the table into a folder; returns the table."""
+def page(rows: Sequence[Measured], folder: Path, settings: str) -> str:
+    """Write the figures and the page into a folder; returns the page. settings: what all of them have in common, in words."""
     with (folder / CSV).open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(Measured.__dataclass_fields__), lineterminator="\n")
         writer.writeheader()
         writer.writerows(map(asdict, rows))
     lines = [
+        "# Heads trained for equal CPU time\n",
+        settings + "\n",
+        f"A head is its kind, its layers and its loss. Held out: first drafts accepted along texts like those of training (at T = 0: the most likely tokens are the "
+        f"same). The other columns: {rows[0].questions} questions that no head has seen, answers of at most {rows[0].max_tokens} tokens, chains of {DEPTH} drafts "
+        f"verified token by token. Tokens per step of shorter chains, and all figures: [{CSV}]({CSV}).\n",
         "| head | CPU seconds | tokens seen | million weights | held out, T = 0 | T = 1 | first draft, T = 0 | T = 1 | tokens per step, T = 0 | T = 1 "
         "| confidence's error |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
@@ -138,9 +143,8 @@ def page(rows: Sequence[Measured], folder: Path) -> str:
         (hot,) = (row for row in rows if row.head == cold.head and row.temperature == 1)
         error = f"{cold.calibration_error:.3f}" if cold.calibration_error >= 0 else "-"
         lines.append(
-            f"| {cold.head} | {cold.cpu_seconds:.0f} | {cold.tokens_seen:,} | {cold.parameters / 1e6:.1f} | {cold.held_out:.2f} | {hot.held_out:.2f} "
-            f"| {cold.first:.2f} | {hot.first:.2f} "
-            f"| {cold.tokens_4:.2f} | {hot.tokens_4:.2f} | {error} |"
+            f"| {cold.head} | {cold.cpu_seconds:,.0f} | {cold.tokens_seen:,} | {cold.parameters / 1e6:.1f} | {cold.held_out:.2f} | {hot.held_out:.2f} "
+            f"| {cold.first:.2f} | {hot.first:.2f} | {cold.tokens_4:.2f} | {hot.tokens_4:.2f} | {error} |"
         )
     (folder / "equal-training.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return "\n".join(lines)
@@ -170,6 +174,7 @@ def main(
     batch: Annotated[int, typer.Option(help="Texts of a step.")] = 6,
     asked: Annotated[int, typer.Option(min=1, help="Hidden questions.")] = 16,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 64,
+    contender: Annotated[list[str] | None, typer.Option(help="Only this head, such as dspark-2-lk; may be repeated.")] = None,
     head: Annotated[list[Path] | None, typer.Option(help="Folder of a further head to measure; may be repeated.")] = None,
     model: Annotated[str, typer.Option(help="The target.")] = "smollm2-135m-instruct",
     quick: Quick = False,
@@ -177,25 +182,40 @@ def main(
     """Train, measure, write `equal-training.csv` and `equal-training.md`."""
     from polydraft.cli.train import keep_memory
 
+    chosen = {c.name: c for c in CONTENDERS[: 2 if quick else None] if not contender or c.name in contender}
+    if unknown := sorted(set(contender or ()) - {*chosen, "shipped"}):
+        raise typer.BadParameter(f"--contender {unknown[0]!r} is none of shipped, {', '.join(c.name for c in CONTENDERS)}.")
     torch.set_num_threads(1)
     keep_memory()
     (out / "states").mkdir(parents=True, exist_ok=True)
     engine = build(EngineConfig(model=model, drafter=None, max_num_seqs=16, max_model_len=1024, quantization="int8"))
-    data, options = (
-        sorted(TEXTS.glob("*.npz"))[:0:-1][:shards],
-        {"minutes": seconds / 60, "draft_vocab": draft_vocab, "batch": batch},
-    )
-    prompts = questions(TEXTS / HIDDEN, 2 if quick else asked)
-    contenders, stored = CONTENDERS[:2] if quick else CONTENDERS, out / "measured.json"
-    rows = [Measured(**row) for row in json.loads(stored.read_text())] if stored.exists() else list[Measured]()
-    folders = {"shipped": shipped(engine.target)} | {folder.name: folder for folder in head or []}
-    for name, source in [*folders.items(), *((contender.name, contender) for contender in contenders)]:
-        if source is None or name in {row.head for row in rows}:
+    data = sorted(TEXTS.glob("*.npz"))[:0:-1][:shards]
+    options = {"minutes": seconds / 60, "draft_vocab": draft_vocab, "batch": batch} | ({"max_steps": 2} if quick else {})
+    prompts, most = questions(TEXTS / HIDDEN, 2 if quick else asked), 16 if quick else max_tokens
+    heads: dict[str, Any] = {"shipped": shipped(engine.target)} | {folder.name: folder for folder in head or []} | chosen
+    for name, source in heads.items():
+        stored = out / name / "measured.json"
+        if source is None or stored.exists() or (name == "shipped" and contender and name not in contender):
             continue
         folder = _trained(engine, source, out, data, options) if isinstance(source, Contender) else source
-        rows += measure(engine, name, folder, prompts, 16 if quick else max_tokens)
-        stored.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
-        typer.echo(page(rows, out))
+        stored.parent.mkdir(exist_ok=True)
+        stored.write_text(json.dumps([asdict(row) for row in measure(engine, name, folder, prompts, most)]), encoding="utf-8")
+    names = ["shipped", *(folder.name for folder in head or []), *(c.name for c in CONTENDERS)]
+    files = [file for name in names if (file := out / name / "measured.json").exists()]
+    rows = [Measured(**row) for file in files for row in json.loads(file.read_text(encoding="utf-8"))]
+    typer.echo(page(rows, out, _settings(model, seconds, shards, draft_vocab, batch)))
+
+
+def _settings(model: str, seconds: float, shards: int, draft_vocab: int, batch: int) -> str:
+    """What the trainings have in common, in words."""
+    name = next(
+        (s.partition(":")[2].strip() for s in Path("/proc/cpuinfo").read_text().splitlines() if s.startswith("model name")), ""
+    )
+    return (
+        f"{model}, its own texts (`studies/chat_head`, {shards} shards from the last), one thread of {name or 'a CPU'}: each head but `shipped` has {seconds:.0f} seconds "
+        f"of CPU time, {batch} texts a step, {draft_vocab:,} tokens to draft. `shipped` is the EAGLE-3 head of the package, whose training took 8,014.\n"
+        f"`python -m studies.equal_training --seconds {seconds:.0f} --shards {shards} --draft-vocab {draft_vocab} --batch {batch}`"
+    )
 
 
 if __name__ == "__main__":

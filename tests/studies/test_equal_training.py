@@ -5,11 +5,12 @@ import json
 
 import numpy as np
 import pytest
+from typer import BadParameter
 
 from polydraft import Engine
 from polydraft.train.conversations import TrainingText, save_shard
 from polydraft.train.run import untrained
-from studies.equal_training import CSV, DEPTH, measure, page, questions
+from studies.equal_training import CSV, DEPTH, main, measure, page, questions
 
 
 def test_questions_end_where_answers_begin(tmp_path):
@@ -28,6 +29,12 @@ def test_the_first_drafts_of_a_chain_give_shorter_chains_and_the_table_holds_eve
     for row in rows:
         chains = [1.0, row.tokens_1, row.tokens_2, row.tokens_3, row.tokens_4]
         assert row.tokens_1 == pytest.approx(1 + row.first, abs=2e-3) and chains == sorted(chains) and chains[DEPTH] <= 1 + DEPTH
-    table = page(rows, tmp_path)
-    assert table.splitlines()[2].startswith("| eagle | 60 | 5 | 1.0 | 0.50 | 0.25 |")
+    table = page(rows, tmp_path, "Settings.")
+    assert table.splitlines()[-1].startswith("| eagle | 60 | 5 | 1.0 | 0.50 | 0.25 |")
     assert len(list(csv.DictReader((tmp_path / CSV).open()))) == 2
+
+
+def test_a_contender_that_is_none_is_refused_by_name_before_anything_is_loaded(tmp_path):
+    with pytest.raises(BadParameter, match="--contender 'dspark-9' is none of shipped, eagle-1-kl"):
+        main(out=tmp_path / "out", contender=["dspark-9"])
+    assert not (tmp_path / "out").exists()
