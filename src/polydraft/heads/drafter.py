@@ -9,16 +9,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.core import Method, Needs, Request, Scores
+from polydraft.core import DraftSampling, Method, Needs, Request, Scores
 from polydraft.drafters.base import Parts
-from polydraft.drafters.model.paths import KINDS, ModelDrafter, ModelState
+from polydraft.drafters.model.paths import FIXED, KINDS, ModelDrafter, ModelState
 from polydraft.errors import InvalidInputError, unknown_name
 from polydraft.heads.checkpoint import HeadCheckpoint, head_folder
+from polydraft.methods.papers import method
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.products import FORMATS
 from polydraft.models.slots import given_back_on_error
 
-__all__ = ["HeadDrafter", "HeadState"]
+__all__ = ["HeadDrafter", "HeadState", "head_methods"]
+
+
+def head_methods(name: str, title: str, papers: str) -> tuple[Method, ...]:
+    """What a head declares whose drafts are independent draws in fixed trees. papers: see `papers.method`."""
+    return (method(name, title, papers, {DraftSampling.IID}, FIXED),)
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from polydraft.core import Budget, Draft, DraftSampling, Outcome, Request, Scores
-from polydraft.drafters.model.paths import FIXED, ModelState
-from polydraft.heads.drafter import HeadDrafter, HeadState
+from polydraft.core import Budget, Draft, Outcome, Request, Scores
+from polydraft.drafters.model.paths import ModelState
+from polydraft.heads.drafter import HeadDrafter, HeadState, head_methods
 from polydraft.heads.eagle.network import EagleCheckpoint
-from polydraft.methods.papers import method
 from polydraft.models.compiled.proposals import LONGEST_PENDING
 from polydraft.models.slots import given_back_on_error
 
@@ -36,7 +35,7 @@ class EagleDrafter(HeadDrafter):
         'eagle'
     """
 
-    methods = (method("eagle", "EAGLE-3 head", "2503.01840", {DraftSampling.IID}, FIXED),)
+    methods = head_methods("eagle", "EAGLE-3 head", "2503.01840")
     checkpoint = EagleCheckpoint
     forms = "polydraft.heads.eagle.compiled:CompiledEagle", "polydraft.heads.eagle.network:EagleModel"
 

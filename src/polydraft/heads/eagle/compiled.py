@@ -1,11 +1,11 @@
-"""An EAGLE-3 head, or an MTP module, in compiled code: one layer that reads the target's states and its own, with slots like any draft model.
+"""An EAGLE-3 head, or an MTP module, in compiled code: layers that read the target's states and their own, with slots like any draft model.
 
 Li, Wei, Zhang & Zhang 2025 (arXiv 2503.01840). A slot's column belongs to a committed token and the target's states before it:
 
     given rows    [norm(embedding of x[t+1]); norm(fc(states at t))]            committed tokens that the cache lacks, the root last
     drafted rows  [norm(embedding of a node); norm(what its parent put out)]    nodes of the tree behind the root
 
-EAGLE-3's attention reads the pair; in an MTP module (arXiv 2412.19437), which has no fc, a projection of the pair is the row that the layer reads.
+Attention of EAGLE-3's first layer reads the pair; in an MTP module (arXiv 2412.19437), which has no fc, a projection of the pair is the row that the layer reads.
 
 A row attends to the columns of committed tokens, which all were given rows, and to its own path. So every committed token is read once more with
 the target's states after it was drafted with the head's own: `heads.eagle` keeps nothing of a proposal but its root.

@@ -5,11 +5,9 @@ Cai et al. 2024 (arXiv 2401.10774). The heads see nothing of what is drafted, so
 failed match; here any rule that is exact for the draws verifies them.
 """
 
-from polydraft.core import DraftSampling
-from polydraft.drafters.model.paths import FIXED
 from polydraft.heads.depth_drafter import DepthDrafter
+from polydraft.heads.drafter import head_methods
 from polydraft.heads.medusa.network import MedusaCheckpoint
-from polydraft.methods.papers import method
 
 __all__ = ["MedusaDrafter"]
 
@@ -22,6 +20,6 @@ class MedusaDrafter(DepthDrafter):
         'medusa'
     """
 
-    methods = (method("medusa", "Medusa heads", "2401.10774", {DraftSampling.IID}, FIXED),)
+    methods = head_methods("medusa", "Medusa heads", "2401.10774")
     checkpoint = MedusaCheckpoint
     forms = "polydraft.heads.medusa.compiled:CompiledMedusa", "polydraft.heads.medusa.network:MedusaModel"

@@ -6,13 +6,11 @@ an EAGLE-3 head is: `heads.eagle.compiled` computes, and what was accepted is re
 
 from typing import Any
 
-from polydraft.core import DraftSampling
 from polydraft.drafters.base import Parts
-from polydraft.drafters.model.paths import FIXED
+from polydraft.heads.drafter import head_methods
 from polydraft.heads.eagle import EagleDrafter
 from polydraft.heads.mtp.network import MtpCheckpoint, OwnPredictor
 from polydraft.heads.mtp.published import MtpModule, PublishedMtp
-from polydraft.methods.papers import method
 
 __all__ = ["MtpDrafter"]
 
@@ -25,7 +23,7 @@ class MtpDrafter(EagleDrafter):
         'mtp'
     """
 
-    methods = (method("mtp", "Multi-token prediction", "2412.19437 2509.18362", {DraftSampling.IID}, FIXED),)
+    methods = head_methods("mtp", "Multi-token prediction", "2412.19437 2509.18362")
     checkpoint = MtpCheckpoint
 
     @classmethod

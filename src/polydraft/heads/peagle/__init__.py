@@ -3,11 +3,9 @@
 vLLM's speculators, `peagle`; EAGLE-3 is Li, Wei, Zhang & Zhang 2025 (arXiv 2503.01840). Its drafts do not depend on one another: see `heads.depth_compiled`.
 """
 
-from polydraft.core import DraftSampling
-from polydraft.drafters.model.paths import FIXED
 from polydraft.heads.depth_drafter import CachingDrafter
+from polydraft.heads.drafter import head_methods
 from polydraft.heads.peagle.network import PeagleCheckpoint
-from polydraft.methods.papers import method
 
 __all__ = ["PeagleDrafter"]
 
@@ -20,6 +18,6 @@ class PeagleDrafter(CachingDrafter):
         'peagle'
     """
 
-    methods = (method("peagle", "P-EAGLE head, one pass", "2503.01840", {DraftSampling.IID}, FIXED),)
+    methods = head_methods("peagle", "P-EAGLE head, one pass", "2503.01840")
     checkpoint = PeagleCheckpoint
     forms = "polydraft.heads.peagle.compiled:CompiledPeagle", "polydraft.heads.peagle.network:PeagleModel"
