@@ -16,6 +16,7 @@ import pytest
 from polydraft import Engine, SamplingParams
 from polydraft.errors import IncompatibleError, ModelLoadError
 from tests.heads import oracle
+from tests.models.test_gguf_beside import write_two_files
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -137,9 +138,13 @@ class Hub(BaseHTTPRequestHandler):
             and parts[2] == "resolve"
             and (file := self.folders.get("/".join(parts[:2]), oracle.KEPT) / parts[4]).is_file()
         ):
+            data, asked = file.read_bytes(), "/".join([*parts[:2], parts[4]])
+            if body and self.headers["Range"]:
+                self.asked.append(f"the header of {asked}")
+                self.send(data, 206, **{"Content-Range": f"bytes 0-{len(data) - 1}/{len(data)}"})
+                return
             if body:
-                self.asked.append("/".join([*parts[:2], parts[4]]))
-            data = file.read_bytes()
+                self.asked.append(asked)
             self.send(
                 data if body else b"", length=len(data), **{"X-Repo-Commit": 40 * "1", "ETag": f'"{hash((file, len(data)))}"'}
             )
@@ -172,10 +177,10 @@ def hub(tmp_path, beside):
     server.server_close()
 
 
-def run(surroundings, **options):
+def run(surroundings, model="org/tiny", **options):
     code = (
         "from polydraft import Engine, SamplingParams\n"
-        f"engine = Engine.from_pretrained('org/tiny', max_model_len=64, max_num_seqs=1, **{options!r})\n"
+        f"engine = Engine.from_pretrained({model!r}, max_model_len=64, max_num_seqs=1, **{options!r})\n"
         "(result,) = engine.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))\n"
         "print(engine.drafter.info.name, result.stats.drafted_tokens > 0)"
     )
@@ -199,3 +204,24 @@ def test_a_head_of_the_hub_is_named_and_one_for_another_model_is_refused_by_its_
     done = run(hub, head="org/tiny-DFlash")
     assert "is not for 'org/tiny': its states have hidden_size=128" in done.stderr
     assert not any("DFlash/model" in name for name in Hub.asked)
+
+
+def test_the_file_with_further_layers_beside_one_of_the_hub_is_fetched_where_its_header_is_the_models(hub, tmp_path):
+    files = tmp_path / "files"
+    files.mkdir()
+    write_two_files(files)
+    Hub.folders["org/tiny-GGUF"] = files
+    done = run(hub, "org/tiny-GGUF:F16")
+    assert done.stdout.split() == ["mtp", "True"], done.stderr
+    assert "mtp-tiny-F16.gguf' was found and drafts" in done.stderr
+    asked = [name for name in Hub.asked if "mtp-" in name]
+    assert asked == [f"the header of {(name := 'org/tiny-GGUF/mtp-tiny-F16.gguf')}", name]
+    write_two_files(files, block_count=7)
+    Hub.folders["org/other-GGUF"] = files
+    done = run(hub, "org/other-GGUF:F16")
+    assert done.stdout.split()[0] == "ngram", done.stderr
+    assert (
+        "'org/other-GGUF:mtp-tiny-F16.gguf' was found and is not used: it is for num_hidden_layers=6, the model has 4"
+        in done.stderr
+    )
+    assert "org/other-GGUF/mtp-tiny-F16.gguf" not in Hub.asked

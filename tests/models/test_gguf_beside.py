@@ -37,13 +37,17 @@ def split(path, keeps, **settings):
     writer.close()
 
 
+def write_two_files(folder, **settings):
+    """The model without its layer, and that alone beside it, with other settings."""
+    layers = [True, True, True, False]
+    split(folder / "tiny-F16.gguf", lambda name: "blk.4." not in name, block_count=4, nextn_predict_layers=0,
+          attention__recurrent_layers=layers)  # fmt: skip
+    split(folder / "mtp-tiny-F16.gguf", lambda name: not name.startswith("blk.") or "blk.4." in name, **settings)
+
+
 @pytest.fixture
 def folder(tmp_path):
-    """The model without its layer, and that alone beside it."""
-    layers = [True, True, True, False]
-    split(tmp_path / "tiny-F16.gguf", lambda name: "blk.4." not in name, block_count=4, nextn_predict_layers=0,
-          attention__recurrent_layers=layers)  # fmt: skip
-    split(tmp_path / "mtp-tiny-F16.gguf", lambda name: not name.startswith("blk.") or "blk.4." in name)
+    write_two_files(tmp_path)
     return tmp_path
 
 
@@ -81,7 +85,7 @@ def test_a_file_beside_a_model_that_is_for_another_one_is_not_used_and_the_line_
         ({"block_count": 7}, "it is for num_hidden_layers=6, the model has 4"),
         ({"tokenizer__ggml__tokens": other["tokenizer.ggml.tokens"]}, "its tokens are others than the model's"),
     ):
-        split(path, lambda name: not name.startswith("blk.") or "blk.4." in name, **settings)
+        write_two_files(folder, **settings)
         target, (line,) = opened(folder / "tiny-F16.gguf")
         assert f"{str(path)!r} was found and is not used: {reason}" in line
         assert target.checkpoint.predictor is None

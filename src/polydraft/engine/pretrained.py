@@ -9,6 +9,7 @@ from polydraft.core import Target
 from polydraft.engine import by_name, parts
 from polydraft.models import load
 from polydraft.models.loading.catalogue import default_draft
+from polydraft.models.loading.gguf_beside import fetch_predictor
 from polydraft.models.loading.hub import located
 from polydraft.numerics.threads import usable_cores
 
@@ -29,6 +30,8 @@ def load_models(config: EngineConfig) -> Models:
     if config.asynchronous and config.threads is None and usable_cores() <= 2:
         config = config.with_(threads=1)  # the other core is the draft's
     located(name)  # what is not here is fetched once, and first
+    if config.drafter == "auto" and config.head is None and config.draft_model is None:
+        fetch_predictor(name)
     with ThreadPoolExecutor(1) as beside:
         reading = beside.submit(load.load_tokenizer, name)
         return _load(config, name, reading.result)

@@ -34,11 +34,11 @@ from polydraft.models.compiled.architectures import (
     predictor,
 )
 from polydraft.models.compiled.architectures.base import ATTENTION, as_named
-from polydraft.models.gguf_beside import predictor_beside
 from polydraft.models.loading.composites import COMPOSITES, language_model_config, name_in_text_model
 from polydraft.models.loading.config import CheckpointConfig
 from polydraft.models.loading.folder import check_folder, load_config
 from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf_beside import predictor_beside
 from polydraft.models.loading.gguf_parts import parts_of
 from polydraft.models.loading.mx_blocks import BLOCKS, FORMAT, MxWeights, is_mx
 from polydraft.models.rotary import frequencies, head_width

@@ -15,7 +15,7 @@ from polydraft.models.loading.catalogue import MODELS, cached, fetch, hub_answer
 from polydraft.models.loading.downloading import bytes_below, downloading
 from polydraft.models.loading.gguf_parts import FURTHER_LAYERS, first_parts, is_gguf, model_title, parts_of
 
-__all__ = ["local", "located"]
+__all__ = ["FILE_OF_REPOSITORY", "fetched_file", "local", "located"]
 
 FILES_OF_A_MODEL = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 """That are fetched from a repository: no code and nothing that is unpickled."""
@@ -141,16 +141,13 @@ def _downloading(repository: str, revision: str | None, patterns: Sequence[str])
 
 def _gguf_of_repository(repository: str, revision: str | None, file: str) -> Path:
     """A GGUF file of a repository, in the cache of `huggingface_hub`; file: its name, or the tag at its end, such as Q4_K_M."""
-    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
 
     try:
         if hub_answers() and not is_gguf(file):
             file = _tagged(HfApi().list_repo_files(repository, revision=revision), repository, file)
         if is_gguf(file):
-            parts = [part.as_posix() for part in parts_of(Path(file))]
-            with _downloading(repository, revision, parts):
-                first, *_ = [hf_hub_download(repository, part, revision=revision) for part in parts]
-            return Path(first)
+            return fetched_file(repository, revision, file)
         folder = Path(snapshot_download(repository, revision=revision, allow_patterns="*.gguf", local_files_only=True))
         return folder / _tagged([str(path.relative_to(folder)) for path in folder.rglob("*.gguf")], repository, file)
     except ModelLoadError:
@@ -162,9 +159,19 @@ def _gguf_of_repository(repository: str, revision: str | None, file: str) -> Pat
         ) from error
 
 
+def fetched_file(repository: str, revision: str | None, file: str) -> Path:
+    """A GGUF file of a repository in the cache of `huggingface_hub`, with all of its parts; errors are those of that package."""
+    from huggingface_hub import hf_hub_download
+
+    parts = [part.as_posix() for part in parts_of(Path(file))]
+    with _downloading(repository, revision, parts):
+        first, *_ = [hf_hub_download(repository, part, revision=revision) for part in parts]
+    return Path(first)
+
+
 def _tagged(names: list[str], repository: str, tag: str) -> str:
     """The GGUF file whose name ends with a tag."""
-    files = [path.as_posix() for path in first_parts(map(Path, names))]
+    files = [path.as_posix() for path in first_parts(map(Path, names)) if not path.name.startswith(FURTHER_LAYERS)]
     files.sort(key=lambda name: (len(name), name))
     chosen = [name for name in files if re.search(rf"(?i)(^|[-._]){re.escape(tag)}$", model_title(Path(name)))]
     if not chosen:
