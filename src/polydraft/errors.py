@@ -40,6 +40,10 @@ class BusyError(CapacityError):
     """As many requests wait as may: ask again later."""
 
 
+class ClosedError(BusyError):
+    """The engine takes no more requests: ask another one, or this one when it runs again."""
+
+
 class DraftWorkerError(PolydraftError, RuntimeError):
     """The worker that drafts while the target verifies has died, or is in another process."""
 

@@ -282,8 +282,9 @@ def test_what_all_grammars_need_is_made_behind_the_first_answer_while_nobody_wai
             engine.engine._admission._grammars = None
             await engine.generate(tokenizer()("x")["input_ids"], LONG)
             for _ in range(1000):
-                if (made := engine.engine._admission._grammars) is not None:
-                    return made is engine.engine._admission.grammars()
+                if engine.engine._admission._grammars is not None:
+                    break
                 await asyncio.sleep(0.01)
+            return engine.engine._admission._grammars is not None
 
     assert asyncio.run(main())

@@ -9,11 +9,12 @@ import torch
 
 from polydraft import AsyncEngine, Engine, SamplingParams
 from polydraft.drafters.model.paths import ModelDrafter
+from polydraft.engine import prefixes
 from polydraft.errors import InvalidInputError, PrefixWarning
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.prefix_cache import PrefixCache
-from polydraft.models.prefix_file import load_prefixes, save_prefixes
+from polydraft.models.prefix_file import load_prefixes, prefix_contents, save_prefixes
 from polydraft.models.slots import Slots
 from polydraft.models.torch.hf import HFTarget
 from tests.models.test_prefix_cache import ENDS, SHARED, stored
@@ -33,7 +34,7 @@ def written(path, model):
     caches, cache = kept(model)
     for text in TEXTS:
         stored(model, cache, text)
-    return save_prefixes(path, caches)
+    return save_prefixes(path, prefix_contents(caches))
 
 
 @pytest.mark.parametrize(("kind", "name"), [(HFTarget, "llama"), (CompiledLlama, "llama"), (CompiledLlama, "lfm2")])
@@ -149,3 +150,21 @@ def test_an_engine_that_ends_keeps_its_prompts_for_the_next(tmp_path):
 
     first, second = asyncio.run(answered()), asyncio.run(answered())
     assert (first.stats.cached_tokens, second.text) == (0, first.text) and second.stats.cached_tokens > 100
+
+
+def test_a_process_that_is_killed_leaves_the_prompts_that_it_had_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(prefixes, "WRITE_SECONDS", 0.0)
+    path = tmp_path / "prefixes"
+
+    async def main():
+        async with AsyncEngine(Engine.embedded(max_num_seqs=2, drafter="none", prefix_cache_file=path)) as engine:
+            await engine.generate(PROMPTS[0], GREEDY)
+            for _ in range(1000):
+                if path.exists():
+                    break
+                await asyncio.sleep(0.01)
+            return path.read_bytes()  # what a kill would leave
+
+    kept = asyncio.run(main())
+    path.write_bytes(kept)
+    assert Engine.embedded(max_num_seqs=2, drafter="none").load_prefixes(path) > 100

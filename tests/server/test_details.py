@@ -2,10 +2,14 @@
 
 import json
 import random
+import threading
 
 import pytest
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from polydraft.config import ServerConfig
+from polydraft.server import service
 from polydraft.server.tools import FORMATS, CallParser
 from tests.server.conftest import serving, small_engine
 from tests.server.test_robust import ASK
@@ -123,6 +127,20 @@ def test_many_ids_are_the_text_that_the_tokenizer_makes_of_them(served, monkeypa
     ids = [rng.randrange(len(served.engine.tokenizer)) for _ in range(40_000)]
     assert served.post("/detokenize", tokens=ids).json()["prompt"] == served.engine.tokenizer.decode(ids)
     assert served.post("/detokenize", tokens=[*ids, 10**6]).status_code == 400
+
+
+def test_many_ids_of_a_tokenizer_without_bytes_are_decoded_beside_others(served, monkeypatch):
+    vocabulary = {word: number for number, word in enumerate(("un", "##affable", "the", "[UNK]"))}
+    words = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    words.decoder = decoders.WordPiece()
+    tokenizer, threads = PreTrainedTokenizerFast(tokenizer_object=words), set()
+    monkeypatch.setattr(served.engine, "tokenizer", tokenizer)
+    decoded = service._decoded_beside
+    monkeypatch.setattr(
+        service, "_decoded_beside", lambda *given: (threads.add(threading.current_thread().name), decoded(*given))[1]
+    )
+    assert served.post("/detokenize", tokens=[2, 0, 1] * 20_000).json()["prompt"] == " ".join(["the unaffable"] * 20_000)
+    assert [name.startswith("asyncio") for name in threads] == [True]
 
 
 def test_more_texts_that_end_an_answer_than_can_be_looked_for_are_refused(served):

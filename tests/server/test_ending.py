@@ -46,3 +46,22 @@ def test_what_ends_within_the_drain_is_answered_whole():
         served.server.should_exit = True
         found = answer.result(30).json()
     assert found["usage"]["completion_tokens"] == 100
+
+
+@pytest.mark.filterwarnings("ignore::polydraft.errors.RequestWarning")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_comes_in_a_drain_is_told_that_the_server_goes_down(monkeypatch, stream):
+    engine = small_engine()
+    with serving(engine, drain=20.0) as served, ThreadPoolExecutor(1) as pool:
+        gate = Gate(engine, monkeypatch)
+        gate.open.clear()
+        running = pool.submit(served.post, "/v1/completions", **{**ASKS["/v1/completions"], "max_tokens": 8})
+        wait_for(lambda: engine.num_waiting == 1)
+        served.server.should_exit = True
+        wait_for(lambda: not served.pool.running)
+        for path, body in ASKS.items():
+            found = served.post(path, **body, stream=stream)
+            assert (found.status_code, found.headers["Retry-After"]) == (503, "1"), path
+            assert "the server is going down" in found.json()["error"]["message"] and "another server" in found.text
+        gate.open.set()
+        assert running.result(20).json()["usage"]["completion_tokens"] == 8

@@ -1,6 +1,7 @@
 """llama.cpp's own paths answer as its server does, with the texts of completions."""
 
 import json
+import re
 
 import pytest
 
@@ -87,3 +88,12 @@ def test_paths_without_a_version_are_those_with_one(served, path):
 def test_wrong_requests_are_refused(served, more, said):
     found = served.post("/completion", **{**ASK, **more})
     assert found.status_code == 400 and said in found.json()["error"]["message"]
+
+
+def test_a_grammar_in_its_own_notation_is_followed_and_a_wrong_one_refused(served):
+    found = served.post("/completion", **{**ASK, "temperature": 1}, grammar='root ::= digit+ "!"\ndigit ::= [0-9] # one\n').json()
+    assert re.fullmatch(r"[0-9]+!?", found["content"])
+    for wrong in ("root ::= nowhere", 'root ::= "a', "start: A"):
+        refused = served.post("/completion", **ASK, grammar=wrong)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "grammar")
+        assert "Expected GBNF" in refused.json()["error"]["message"]

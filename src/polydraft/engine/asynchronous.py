@@ -24,9 +24,10 @@ from polydraft.core.params import ConstraintSource, SamplingParams, StructuredOu
 from polydraft.engine.api import Engine
 from polydraft.engine.embedding import Embedding
 from polydraft.engine.output import StepOutput
+from polydraft.engine.prefixes import PrefixWriter
 from polydraft.engine.prompts import Prompt
 from polydraft.engine.sequence import Result
-from polydraft.errors import BusyError, InvalidInputError, PolydraftError
+from polydraft.errors import BusyError, ClosedError, InvalidInputError, PolydraftError
 
 __all__ = ["AsyncEngine"]
 
@@ -77,6 +78,7 @@ class AsyncEngine:
         self.observe = observe
         self._asked, self._closing = threading.Event(), False
         self._thread: threading.Thread | None = None
+        self._prefixes = PrefixWriter(engine)
         self._mailboxes: set[_Mailbox] = set()
         self._compilers, self._compiling = ThreadPoolExecutor(COMPILERS, "polydraft-grammar"), 0
 
@@ -104,11 +106,8 @@ class AsyncEngine:
         self._asked.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
-        if (file := self.engine.prefix_cache_file) is not None and not ended:
-            try:
-                log.info("%d tokens of prompts are kept in %s", await asyncio.to_thread(self.engine.save_prefixes, file), file)
-            except PolydraftError as error:
-                log.error("%s", error)
+        if not ended:
+            await asyncio.to_thread(self._prefixes.write)
 
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, seconds: float | None = None, **asked: Any
@@ -119,7 +118,8 @@ class AsyncEngine:
         A sample that fails ends with `finish_reason="error"` and `sample.error`.
 
         Raises:
-            BusyError: as many samples wait as may, or the engine is closed.
+            BusyError: as many samples wait as may.
+            ClosedError: the engine is closed.
             InvalidInputError, CapacityError, IncompatibleError: as of `Engine.add_request`.
         """
         async with aclosing(self.stream_all([prompt], params, seconds=seconds, **asked)) as outputs:
@@ -165,7 +165,7 @@ class AsyncEngine:
     async def embed(self, texts: Seq[Seq[int]]) -> list[Embedding]:
         """The mean of the last states of each text of token ids; see `Loop.embed`. Cancelling it leaves the rest unread."""
         if not self.running:
-            raise BusyError(CLOSED)
+            raise ClosedError(CLOSED)
         waiting = list[Future[Embedding]]()
         try:
             for ids in texts:
@@ -174,7 +174,7 @@ class AsyncEngine:
             return [await asyncio.wrap_future(future) for future in waiting]
         except asyncio.CancelledError:
             if self._closing:
-                raise BusyError(CLOSED) from None
+                raise ClosedError(CLOSED) from None
             raise
         finally:
             for future in waiting:
@@ -272,7 +272,7 @@ class AsyncEngine:
 
     def _check_waiting(self, wanted: int) -> None:
         if not self.running:
-            raise BusyError(CLOSED)
+            raise ClosedError(CLOSED)
         waiting = self.engine.num_waiting
         if waiting + wanted > self.max_waiting + self.engine.num_free:
             raise BusyError(
@@ -286,11 +286,11 @@ class AsyncEngine:
                 self.engine.measure(lambda: self._closing)
                 if answered and not self._closing:
                     self.engine.prepare_grammars()
-                self._asked.wait()
+                self._asked.wait(None if self._closing else self._prefixes.write_if_due())
                 self._asked.clear()
                 while self.engine.has_unfinished_requests:
                     self._step()
-                answered = True
+                    answered = self._prefixes.changed = True
         finally:
             self._closing = True
             for mailbox in list(self._mailboxes):

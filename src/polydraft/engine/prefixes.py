@@ -1,15 +1,24 @@
 """Prefix caches of an engine's models, and the file that keeps them across restarts."""
 
+import logging
+import threading
 import warnings
 from pathlib import Path
+from time import perf_counter
 
 from polydraft.engine.loop import Loop
-from polydraft.errors import PrefixWarning
+from polydraft.errors import PolydraftError, PrefixWarning
 from polydraft.models.prefix_cache import PrefixCache
-from polydraft.models.prefix_file import load_prefixes, save_prefixes
+from polydraft.models.prefix_file import Contents, load_prefixes, prefix_contents, save_prefixes
 from polydraft.models.slots import Slots
 
-__all__ = ["PrefixKeeping"]
+__all__ = ["PrefixKeeping", "PrefixWriter"]
+
+log = logging.getLogger("polydraft.engine")
+WRITE_SECONDS = 30.0
+"""From the last writing of the file, or the start, to the next, at least: so much is lost where a process is killed."""
+WRITE_SHARE = 0.05
+"""Of the time that may be spent on writing: a large file is written less often."""
 
 
 class PrefixKeeping(Loop):
@@ -30,8 +39,12 @@ class PrefixKeeping(Loop):
         Raises:
             InvalidInputError, CapacityError: as of `prefix_file.save_prefixes`.
         """
+        return save_prefixes(path, self.prefix_contents())
+
+    def prefix_contents(self) -> Contents:
+        """What `save_prefixes` would write now."""
         with self._stepping:
-            return save_prefixes(path, self.prefix_caches)
+            return prefix_contents(self.prefix_caches)
 
     def load_prefixes(self, path: str | Path) -> int:
         """Take what `save_prefixes` wrote, as far as it is of these very models and fits; how many tokens. A warning says why others are not taken.
@@ -44,3 +57,46 @@ class PrefixKeeping(Loop):
         if reason is not None:
             warnings.warn(f"the prefix cache in {str(path)!r} is not used: {reason}.", PrefixWarning, stacklevel=2)
         return num_tokens
+
+
+class PrefixWriter:
+    """Writes an engine's prefix caches to their file now and then, beside what runs, so that little is lost where the process is killed.
+
+    changed: whether requests have run since it was written.
+    """
+
+    def __init__(self, engine: PrefixKeeping) -> None:
+        self._engine, self.changed = engine, False
+        self._due, self._thread = perf_counter() + WRITE_SECONDS, threading.Thread()
+
+    def write_if_due(self) -> float | None:
+        """Begin to write, where nobody waits and it is time for it: seconds until it is, or None where nothing has changed."""
+        if self._engine.prefix_cache_file is None or not self.changed:
+            return None
+        if self._thread.is_alive():
+            return WRITE_SECONDS
+        if (seconds := self._due - perf_counter()) > 0:
+            return seconds
+        if not self._engine.has_unfinished_requests:
+            self.changed = False
+            contents = self._engine.prefix_contents()
+            self._thread = threading.Thread(target=self._write, args=(contents,), name="polydraft-prefixes")
+            self._thread.start()
+        return None
+
+    def write(self) -> None:
+        """Write what is there, behind what is being written."""
+        if self._engine.prefix_cache_file is not None:
+            if self._thread.ident is not None:
+                self._thread.join()
+            self._write(self._engine.prefix_contents())
+
+    def _write(self, contents: Contents) -> None:
+        file, start = self._engine.prefix_cache_file, perf_counter()
+        assert file is not None
+        try:
+            log.info("%d tokens of prompts are kept in %s", save_prefixes(file, contents), file)
+        except PolydraftError as error:
+            log.error("%s", error)
+        seconds = perf_counter() - start
+        self._due = perf_counter() + max(WRITE_SECONDS, seconds / WRITE_SHARE)

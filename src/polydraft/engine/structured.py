@@ -26,8 +26,9 @@ from polydraft.engine.grammar_tokenizer import GrammarTokenizer
 from polydraft.engine.json_schema import exact
 from polydraft.errors import GrammarError, IncompatibleError, InvalidInputError, first_line
 
-__all__ = ["CompiledGrammar", "Grammar", "Grammars", "pruned"]
+__all__ = ["CompiledGrammar", "Grammar", "Grammars", "lark_of", "pruned"]
 
+MISSING = "structured_outputs need llguidance, which is not installed. Try: pip install 'llguidance>=1.7,<1.8'."
 GRAMMAR_BYTES = 1 << 17
 """Text of a grammar, at most."""
 CACHED_GRAMMARS = 32
@@ -198,9 +199,7 @@ class Grammars:
         try:
             from llguidance import LLTokenizer
         except ImportError as error:
-            raise IncompatibleError(
-                "structured_outputs need llguidance, which is not installed. Try: pip install 'llguidance>=1.7,<1.8'."
-            ) from error
+            raise IncompatibleError(MISSING) from error
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None or not stop_ids:
             raise IncompatibleError(
@@ -258,6 +257,27 @@ class Grammars:
         if matcher.is_error():
             raise _refusal(kind, _said(matcher))
         return matcher
+
+
+def lark_of(gbnf: str) -> str:
+    """llama.cpp's notation of a grammar as Lark's, by llguidance, to whose lexer a character class with a repetition is a longest match.
+
+    Raises:
+        InvalidInputError: a grammar that is wrong.
+        IncompatibleError: llguidance is not installed.
+
+    Example:
+        >>> lark_of('root ::= "a" [0-9]+').split("\\n\\n")[1].strip()
+        'start: "a" /[0-9]/+'
+    """
+    try:
+        from llguidance.gbnf_to_lark import gbnf_to_lark
+    except ImportError as error:
+        raise IncompatibleError(MISSING) from error
+    try:
+        return gbnf_to_lark(gbnf)
+    except Exception as error:
+        raise InvalidInputError(f"a grammar was given that cannot be read: {first_line(error)[:300]}. Expected GBNF.") from error
 
 
 def _refusal(kind: str, said: str) -> InvalidInputError:

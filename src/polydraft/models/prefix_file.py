@@ -29,7 +29,7 @@ from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.slots import Slots
 from polydraft.numerics.processor import processor
 
-__all__ = ["check_prefix_file", "load_prefixes", "save_prefixes"]
+__all__ = ["Contents", "check_prefix_file", "load_prefixes", "prefix_contents", "save_prefixes"]
 
 MAGIC, VERSION = b"PDPREFIX", 1
 MOST_HEADER = 1 << 16
@@ -68,8 +68,19 @@ Block = tuple[int, Any, Any, Any]
 """The parent's place or -1, tokens, entries, states."""
 
 
-def save_prefixes(path: str | os.PathLike[str], caches: Mapping[str, tuple[Slots, PrefixCache]]) -> int:
-    """Write what the caches and the free slots hold, whole or not at all. caches: by role.
+Contents = Mapping[str, tuple[PrefixCache, Sequence[Block]]]
+"""Of each role's cache, what it held at one time."""
+
+
+def prefix_contents(caches: Mapping[str, tuple[Slots, PrefixCache]]) -> Contents:
+    """What the caches and the free slots hold; it stays as it is while they go on. caches: by role."""
+    for slots, _ in caches.values():
+        slots.store_kept()
+    return {role: (cache, cache.contents()) for role, (_, cache) in caches.items()}
+
+
+def save_prefixes(path: str | os.PathLike[str], contents: Contents) -> int:
+    """Write what caches hold, whole or not at all.
 
     Returns:
         the tokens that were written.
@@ -78,21 +89,17 @@ def save_prefixes(path: str | os.PathLike[str], caches: Mapping[str, tuple[Slots
         InvalidInputError: there is no such folder.
         CapacityError: the disk is full, or the folder cannot be written to.
     """
-    contents = dict[str, list[Block]]()
-    for role, (slots, cache) in caches.items():
-        slots.store_kept()
-        contents[role] = cache.contents()
-    parts = [_part(role, caches[role][1], blocks) for role, blocks in contents.items() if blocks]
+    parts = [_part(role, cache, blocks) for role, (cache, blocks) in contents.items() if blocks]
     checksum = 0
     for part in parts:
-        for data in _data(contents[part.role]):
+        for data in _data(contents[part.role][1]):
             checksum = zlib.crc32(data, checksum)
     header = json.dumps({"version": VERSION, "checksum": checksum, "parts": [asdict(part) for part in parts]}).encode()
     try:
         with replacing(path) as file:
             file.write(MAGIC + len(header).to_bytes(8, "little") + header)
             for part in parts:
-                for data in _data(contents[part.role]):
+                for data in _data(contents[part.role][1]):
                     file.write(data)
     except OSError as error:
         raise CapacityError(

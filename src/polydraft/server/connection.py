@@ -15,6 +15,8 @@ __all__ = ["Connection", "DrainingServer"]
 
 LAST_SECONDS = 10
 """For last answers, behind a server's drain."""
+FORCED_SECONDS = 0.1
+"""Between looks whether a second signal wants the end at once."""
 HEAD_SECONDS = 10.0
 """From a connection's beginning, or a head's first byte, to the head's end. Between requests uvicorn's own limit holds."""
 
@@ -50,7 +52,10 @@ class Connection(H11Protocol):
 
 
 class DrainingServer(uvicorn.Server):
-    """Ends requests itself before uvicorn would cancel them. drain: begun when the server is told to end; what runs has its last answer behind it."""
+    """Ends requests itself before uvicorn would cancel them. drain: begun when the server is told to end; what runs has its last answer behind it.
+
+    Until then it listens: new requests are told that it goes down.
+    """
 
     def __init__(self, config: uvicorn.Config, drain: Callable[[], Awaitable[None]]) -> None:
         super().__init__(config)
@@ -59,5 +64,7 @@ class DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """See `uvicorn.Server`."""
         draining = asyncio.ensure_future(self._drain())
+        while not (draining.done() or self.force_exit):
+            await asyncio.wait({draining}, timeout=FORCED_SECONDS)
         await super().shutdown(sockets)
         await draining

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from polydraft.errors import BusyError, CapacityError, PolydraftError
+from polydraft.errors import BusyError, CapacityError, ClosedError, PolydraftError
 
 RETRY_SECONDS = 1
 """After which a client may ask again where the queue is full."""
@@ -51,6 +51,12 @@ def of(error: Exception) -> ApiError:
         return error
     if isinstance(error, ValidationError):
         return _invalid(error)
+    if isinstance(error, ClosedError):
+        return ApiError(
+            503,
+            "the server is going down and takes no more requests. Ask again in a moment, or another server.",
+            code="going_down",
+        )
     if isinstance(error, BusyError):
         return ApiError(429, str(error), code="rate_limit_exceeded")
     if isinstance(error, CapacityError):

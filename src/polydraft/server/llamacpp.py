@@ -7,8 +7,10 @@ from fastapi import Request, Response
 from pydantic import Field, model_validator
 
 from polydraft.engine.output import StepOutput
+from polydraft.engine.structured import lark_of
+from polydraft.errors import InvalidInputError
 from polydraft.server.answers import Completion, Told, token_text
-from polydraft.server.bodies import Body, Requested, Seed, Stops
+from polydraft.server.bodies import Body, Requested, Seed, Stops, Unserved
 from polydraft.server.errors import ApiError
 from polydraft.server.protocol import MOST_LOGPROBS, ChatRequest, CompletionRequest
 from polydraft.server.service import Service
@@ -34,7 +36,7 @@ SAME = (
 
 
 class LlamaCppCompletion(Requested):
-    """Of /completion. n_predict: -1 is all that the context holds.  n_probs: alternatives to tell beside each token."""
+    """Of /completion. n_predict: -1 is all that the context holds.  n_probs: alternatives to tell beside each token.  grammar: in GBNF."""
 
     model: str | None = None
     prompt: str | list[Any]
@@ -55,6 +57,8 @@ class LlamaCppCompletion(Requested):
     logit_bias: list[Any] | dict[str, float] | None = None
     return_tokens: bool = False
     json_schema: dict[str, Any] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    grammar: str | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    grammar_lazy: Unserved = None
     speculation: RequestedSpeculation = Field(default_factory=RequestedSpeculation)
 
     @model_validator(mode="before")
@@ -73,7 +77,14 @@ class LlamaCppCompletion(Requested):
         fields = {name: value for name in SAME if (value := getattr(self, name)) is not None}
         fields |= {"prompt": await _prompt(service, self.prompt), "max_tokens": -1 if most is None or most < 0 else most}
         fields |= {"logprobs": self.n_probs or None, "guided_json": self.json_schema, "repetition_penalty": self.repeat_penalty}
+        fields |= {"guided_grammar": self._lark()} if self.grammar else {}
         return CompletionRequest.model_validate(fields | {"logit_bias": await self._biases(service)})
+
+    def _lark(self) -> str:
+        try:
+            return lark_of(self.grammar or "")
+        except InvalidInputError as error:
+            raise ApiError(400, f"grammar: {error}", param="grammar") from error
 
     async def _biases(self, service: Service) -> dict[str, float] | None:
         """By token id; llama.cpp writes pairs, of ids or of a text whose every token is meant, and false for never."""

@@ -249,8 +249,11 @@ class Service:
     async def detokenize(self, request: Request, body: DetokenizeRequest) -> dict[str, Any]:
         """Text of token ids."""
         spelling, ids = Spelling.of(self.tokenizer), body.tokens
-        if len(ids) <= IDS_AT_ONCE or not spelling.spells:
+        if len(ids) <= IDS_AT_ONCE:
             text = self.decoded(ids)
+        elif not spelling.spells:
+            self._check_ids(ids)
+            text = await asyncio.to_thread(_decoded_beside, self.tokenizer, ids)
         else:  # in pieces, between which others are answered
             self._check_ids(ids)
             parts = list[bytes]()
@@ -438,6 +441,12 @@ async def _events(
         log.log(level, "request %s failed while it was streamed: %s", request.state.request_id, error)
         yield answer.written(answer.failed(refusal))
     yield answer.end
+
+
+def _decoded_beside(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Text of token ids, while other threads run: the `tokenizers` library lets them where it decodes a batch."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return tokenizer.decode(ids) if backend is None else backend.decode_batch([ids], skip_special_tokens=False)[0]
 
 
 @lru_cache(maxsize=1024)  # once
