@@ -3,6 +3,7 @@
 import json
 import re
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,9 @@ CHAT = {"model": "small", "messages": [{"role": "user", "content": "def f("}], "
 
 
 @contextmanager
-def held(served, monkeypatch):
-    """An engine whose steps wait, and streams that say so soon."""
-    monkeypatch.setattr(service, "PAUSE_SECONDS", 0.05)
+def held(served, monkeypatch, pause=0.05):
+    """An engine whose steps wait, and streams that say so soon and often."""
+    monkeypatch.setattr(service, "PAUSE_SECONDS", pause)
     gate = Gate(served.engine, monkeypatch)
     gate.open.clear()
     try:
@@ -46,6 +47,13 @@ def test_a_stream_has_its_head_and_comments_before_the_first_token(served, monke
     assert "".join(choice["text"] for chunk in chunks for choice in chunk["choices"]) == whole
 
 
+def test_the_first_comment_comes_with_the_head(served, monkeypatch):
+    with held(served, monkeypatch, pause=60.0) as gate, raw_request(served, LONG) as raw:
+        assert received(raw, [b": waiting for a slot\n\n"])  # else the socket's own time runs out
+        gate.open.set()
+        received(raw, [b"[DONE]"])
+
+
 def test_comments_tell_what_was_read_of_how_much():
     class Stats:
         seconds_waiting, seconds_to_first_token, read_tokens, prompt_tokens = 0.1, None, 2048, 6414
@@ -56,7 +64,8 @@ def test_comments_tell_what_was_read_of_how_much():
     class Asked:
         samples = (Sampled,)
 
-    assert service._doing([Asked]) == "prefill 2048 / 6414"
+    asked: Any = Asked
+    assert service._doing([asked]) == "prefill 2048 / 6414"
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])

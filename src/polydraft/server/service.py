@@ -423,7 +423,9 @@ async def _events(
         async with aclosing(outputs):
             for chunk in answer.opening():
                 yield answer.written(chunk)
-            if not isinstance(first, Pause):
+            if isinstance(first, Pause):
+                yield answer.pause(_doing(results))
+            else:
                 for chunk in answer.chunks(*first):
                     yield answer.written(chunk)
             async for output in outputs:
