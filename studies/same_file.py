@@ -1,6 +1,7 @@
 """A GGUF file in this library, in llama.cpp and in transformers, on the same prompts: every mode by turns, each engine in a process of its own.
 
-modes     polydraft plain, auto and fixed chains; llama.cpp plain, with the same draft model, and with its own n-gram lookups;
+modes     polydraft plain, auto and fixed chains; llama.cpp plain, with the same draft model, and with its own n-gram lookups,
+          from its wheel, or with `--llama-server` from a build for this processor (`python -m studies.peers`), whose prompts are twice as fast;
           with `--transformers` its `generate`, plain and assisted by the same draft model, of the file's weights in bfloat16
 speed     tokens after those of the first step, over the seconds since then, of all prompts together
 interval  95%, bootstrap over prompts
@@ -35,12 +36,15 @@ from polydraft.models.loading.catalogue import default_draft
 from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.loading.hub import located
 from polydraft.numerics.threads import usable_cores
+from studies.peers import LlamaServer, flags
 from studies.question_files import QUESTIONS, Question, questions
 
 __all__ = ["PEER_MODES", "Continuation", "FileComparison", "Speeds", "main", "markdown"]
 
 CONTEXT = 2048
 WARM_UP_TOKENS = 8
+DRAFT_LENGTH = 4
+"""Tokens that llama.cpp drafts with a draft model; its own default is 3."""
 PEER_MODES = ("plain", "draft", "ngram_simple", "ngram_map_k", "ngram_map_k4v", "ngram_mod", "ngram_cache")
 """What llama.cpp offers: no drafts, the draft model, and lookups in the text so far."""
 PROGRAM = "python -m studies.same_file"
@@ -95,7 +99,7 @@ class FileComparison:
 
     model, draft: names as of `hub.located`; without a draft model, that of the file's entry in `polydraft models list`.
     chains: lengths of fixed chains of drafts.  peer_modes: of `PEER_MODES`.  transformers: whether its modes run, too.
-    results: file of continuations; those that are in it are not measured again.
+    server: program of a llama.cpp that was built for this processor; None is the wheel.  results: file of continuations; those that are in it are not measured again.
 
     Raises:
         IncompatibleError: llama.cpp is not installed.
@@ -110,20 +114,26 @@ class FileComparison:
         chains: Sequence[int] = (3,),
         peer_modes: Sequence[str] = PEER_MODES[:3],
         transformers: bool = False,
+        server: Path | None = None,
         num_tokens: int = 64,
         results: Path | None = None,
     ) -> None:
-        if find_spec("xllamacpp") is None:
+        if server is None and find_spec("xllamacpp") is None:
             raise IncompatibleError("llama.cpp is not installed. Install polydraft[bench].")
         draft = draft or default_draft(model)
         self.file, self.draft = located(model), located(draft) if draft else None
-        self.num_tokens, self._results = num_tokens, results
+        self.num_tokens, self._results, self.server = num_tokens, results, server
         ours = ["plain", "auto", *(f"chain of {n}" for n in chains if self.draft)]
         peers = [mode for mode in peer_modes if mode != "draft" or self.draft]
         assisted = ["plain", *(["assisted"] if self.draft else [])] if transformers else []
         by_engine = {OURS: ours, PEER: peers, TRANSFORMERS: assisted}
         self.modes = [f"{engine}, {mode}" for engine, modes in by_engine.items() for mode in modes]
-        self.settings = {"file": self.file.name, "draft": self.draft and self.draft.name, "tokens": num_tokens}
+        self.settings = {
+            "file": self.file.name,
+            "draft": self.draft and self.draft.name,
+            "tokens": num_tokens,
+            "llama.cpp": server and server.name,
+        }
         self.continuations, self.starts = list[Continuation](), list[Start]()
         self._read_results()
         self.tokenizer = load.load_tokenizer(str(self.file))
@@ -223,7 +233,7 @@ class FileComparison:
         engines: dict[str, tuple[Any, ...]] = {OURS: (_ours, *options, [mode for engine, _, mode in names if engine == OURS])}
         for engine, _, mode in names:
             if engine == PEER:
-                engines[f"{engine}, {mode}"] = (_llama_cpp, *options, mode)
+                engines[f"{engine}, {mode}"] = (_llama_cpp, *options, mode, self.server)
             elif engine == TRANSFORMERS:
                 engines[engine] = (_transformers, *options)
         with ExitStack() as stack:
@@ -269,7 +279,7 @@ def _serve(build: Any, options: Sequence[Any], threads: int, pipe: Any) -> None:
     pipe.send("ready")
     while (job := pipe.recv()) is not None:
         pipe.send(generate(job))
-    pipe.send(_peak_megabytes())
+    pipe.send(generate.peak_megabytes() if isinstance(generate, _NativeLlama) else _peak_megabytes())
 
 
 def _ours(file: str, threads: int, draft: Path | None, modes: Sequence[str]) -> Any:
@@ -300,11 +310,13 @@ def _ours(file: str, threads: int, draft: Path | None, modes: Sequence[str]) -> 
     return generate
 
 
-def _llama_cpp(file: str, threads: int, draft: Path | None, mode: str) -> Any:
+def _llama_cpp(file: str, threads: int, draft: Path | None, mode: str, program: Path | None) -> Any:
+    if program is not None:
+        return _NativeLlama(program, flags(Path(file), threads, _context(file), draft, mode, DRAFT_LENGTH))
     from polydraft.bench.llama_cpp import LlamaCpp
 
     drafts: dict[str, Any] = {"plain": {}, "draft": {"draft": draft}}.get(mode, {"lookup": mode.upper()})
-    server = LlamaCpp(Path(file), exact=False, num_threads=threads, context=_context(file), **drafts)
+    server = LlamaCpp(Path(file), exact=False, num_threads=threads, context=_context(file), draft_length=DRAFT_LENGTH, **drafts)
 
     def generate(job: Job) -> tuple[float, float, int]:
         times, begin = list[float](), perf_counter()
@@ -313,6 +325,19 @@ def _llama_cpp(file: str, threads: int, draft: Path | None, mode: str) -> Any:
         return times[0] - begin, times[-1] - times[0], 1
 
     return generate
+
+
+class _NativeLlama:
+    """A llama-server as what answers jobs."""
+
+    def __init__(self, program: Path, arguments: Sequence[str]) -> None:
+        self._server = LlamaServer(program, arguments)
+        self.peak_megabytes = self._server.peak_megabytes
+
+    def __call__(self, job: Job) -> tuple[float, float, int]:
+        times, begin = list[tuple[float, int]](), perf_counter()
+        self._server.stream(job.token_ids, job.num_tokens, job.temperature, job.seed, lambda n: times.append((perf_counter(), n)))
+        return times[0][0] - begin, times[-1][0] - times[0][0], times[0][1]
 
 
 def _transformers(file: str, threads: int, draft: Path | None) -> Any:
@@ -438,6 +463,12 @@ def markdown(comparison: FileComparison) -> str:
         f"{pair}; {date.today()}; {processor()}, {usable_cores()} cores; `{command_line(PROGRAM)}`; {settings['tokens']} tokens a prompt. Tokens per second; in "
         "brackets 95% intervals, bootstrap over prompts. All modes by turns, prompt by prompt, with all engines loaded."
     ]
+    if comparison.server:
+        peers = [mode.partition(", ")[2] for mode in comparison.modes if mode.startswith(PEER)]
+        parts += [
+            "llama.cpp is built for this processor (`python -m studies.peers`); its flags, beside the file, threads and context: "
+            + _flags(peers)
+        ]
     cells = sorted({(c.threads, c.temperature) for c in comparison.continuations})
     for threads, temperature in cells:
         speeds = Speeds(comparison.continuations, threads, temperature)
@@ -447,6 +478,12 @@ def markdown(comparison: FileComparison) -> str:
         lines = [[s.engine, s.threads, f"{s.start_seconds:.1f}", f"{s.memory_mb:.0f}"] for s in comparison.starts]
         parts.append(markdown_table(["engine", "threads", "start, s", "peak memory, MB"], lines))
     return "\n\n".join(parts) + "\n"
+
+
+def _flags(modes: Sequence[str]) -> str:
+    plain = flags(Path("FILE"), 1, CONTEXT, None, "plain", DRAFT_LENGTH)
+    own = {mode: flags(Path("FILE"), 1, CONTEXT, Path("DRAFT"), mode, DRAFT_LENGTH)[len(plain) :] for mode in modes}
+    return ", ".join(f"{mode} `{' '.join(given)}`" if given else f"{mode} none" for mode, given in own.items()) + "."
 
 
 def _table(speeds: Speeds) -> str:
@@ -505,6 +542,12 @@ def main(
     transformers: Annotated[
         bool, typer.Option("--transformers", help="Run generate of transformers, too, plain and assisted by the draft model.")
     ] = False,
+    llama_server: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="llama.cpp's server, built by python -m studies.peers. Default: its wheel."
+        ),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(min=2, help="Number of new tokens of each continuation.")] = 64,
     repetitions: Annotated[int, typer.Option(min=1, help="Number of measured repetitions of every prompt.")] = 1,
     out: Annotated[
@@ -525,6 +568,7 @@ def main(
         chains=chain or (3,),
         peer_modes=peer_mode or PEER_MODES[:3],
         transformers=transformers,
+        server=llama_server,
         num_tokens=max_tokens,
         results=out and out.with_suffix(".jsonl"),
     )

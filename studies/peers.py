@@ -1,0 +1,170 @@
+"""llama.cpp built from source for this processor, which reads prompts about twice as fast as its wheel: the peer at its best.
+
+    python -m studies.peers [--folder build/llama.cpp]
+
+The source is that of the source distribution of `llama-cpp-python` on the package index, which holds llama.cpp whole; the build takes five minutes on
+two cores. What is printed at the end is for `python -m studies.same_file --llama-server PATH`.
+"""
+
+import argparse
+import ctypes
+import json
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from http.client import HTTPConnection
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from polydraft.errors import IncompatibleError
+
+__all__ = ["LlamaServer", "build", "flags"]
+
+SOURCE = "llama-cpp-python"
+TARGETS = "llama-server", "llama-bench"
+CMAKE = "-DGGML_NATIVE=ON", "-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF"
+START_SECONDS = 600.0
+"""Until a server must answer: reading a file from a slow disk takes minutes."""
+
+
+def build(folder: Path, jobs: int) -> Path:
+    """Download and build into a folder what is not there yet; the server's program.
+
+    Raises:
+        subprocess.CalledProcessError: no network, no cmake, or a compiler that fails; its messages are above.
+    """
+    program = folder / "build" / "bin" / "llama-server"
+    if program.exists():
+        return program
+    folder.mkdir(parents=True, exist_ok=True)
+    download = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--no-binary",
+        ":all:",
+        "--no-build-isolation",
+        "-d",
+        str(folder),
+        SOURCE,
+    ]
+    if not list(folder.glob("llama_cpp_python-*.tar.gz")):
+        subprocess.run(download, check=True)
+    archive = max(folder.glob("llama_cpp_python-*.tar.gz"))
+    with tarfile.open(archive) as files:
+        files.extractall(folder, filter="data")
+    source = folder / archive.name.removesuffix(".tar.gz") / "vendor" / "llama.cpp"
+    subprocess.run(["cmake", "-S", source, "-B", folder / "build", *CMAKE], check=True)
+    subprocess.run(["cmake", "--build", folder / "build", "--target", *TARGETS, "-j", str(jobs)], check=True)
+    return program
+
+
+def flags(model: Path, threads: int, context: int, draft: Path | None, mode: str, draft_length: int) -> list[str]:
+    """Of the server, for a mode: "plain", "draft", or an n-gram type of its own.
+
+    Example:
+        >>> flags(Path("a.gguf"), 2, 2048, None, "ngram_simple", 4)[-2:]
+        ['--spec-type', 'ngram-simple']
+    """
+    common = ["-m", str(model), "-t", str(threads), "-tb", str(threads), "-c", str(context), "-np", "1", "-ngl", "0"]
+    if mode == "plain":
+        return common
+    if mode == "draft":
+        return [*common, "-md", str(draft), "-td", str(threads), "--spec-draft-n-max", str(draft_length)]
+    return [*common, "--spec-type", mode.replace("_", "-")]
+
+
+def _end_with_parent() -> None:
+    """In a new process of Linux: a signal when the one that started it has ended, however that happened."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+class LlamaServer:
+    """A running llama-server. arguments: as `flags` gives them.
+
+    Raises:
+        IncompatibleError: it ended before it answered.
+    """
+
+    def __init__(self, program: Path, arguments: Sequence[str]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        command = [str(program), *arguments, "--host", "127.0.0.1", "--port", str(self.port)]
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=_end_with_parent
+        )
+        end = monotonic() + START_SECONDS
+        while not self._answers():
+            if self._process.poll() is not None or monotonic() > end:
+                raise IncompatibleError(
+                    f"llama-server ended with {self._process.returncode}; try it yourself: {' '.join(command)}"
+                )
+            sleep(0.05)
+
+    def _answers(self) -> bool:
+        try:
+            return self._get("/health") == 200
+        except OSError:
+            return False
+
+    def _get(self, path: str) -> int:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=5)
+        connection.request("GET", path)
+        return connection.getresponse().status
+
+    def peak_megabytes(self) -> float:
+        """Most memory that it held, pages of the mapped file among it."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="utf-8")
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
+
+    def stream(
+        self, prompt: Sequence[int], num_tokens: int, temperature: float, seed: int, arrive: Callable[[int], object]
+    ) -> int:
+        """Continue a prompt without an end; `arrive` is told how many tokens each piece of the stream has. Returns their number."""
+        body = {
+            "prompt": list(prompt),
+            "n_predict": num_tokens,
+            "temperature": temperature,
+            "samplers": ["temperature"],
+            "seed": seed,
+        }
+        connection = HTTPConnection("127.0.0.1", self.port)
+        request = json.dumps({**body, "ignore_eos": True, "cache_prompt": False, "stream": True, "return_tokens": True})
+        connection.request("POST", "/completion", request, {"Content-Type": "application/json"})
+        total = 0
+        for event in _events(connection.getresponse()):
+            if number := len(event.get("tokens", ())):
+                arrive(number)
+                total += number
+        return total
+
+    def close(self) -> None:
+        """End it."""
+        self._process.terminate()
+        self._process.wait(60)
+
+
+def _events(lines: Any) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        if line.startswith(b"data: {"):
+            yield json.loads(line[6:])
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(prog="python -m studies.peers")
+    parser.add_argument("--folder", type=Path, default=Path("build/llama.cpp"))
+    parser.add_argument("--jobs", type=int, default=2, help="compilers at a time")
+    chosen = parser.parse_args()
+    print(build(chosen.folder, chosen.jobs))
+
+
+if __name__ == "__main__":
+    main()

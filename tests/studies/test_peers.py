@@ -1,0 +1,41 @@
+"""What talks to llama.cpp's server, here to the project's own, which speaks its format; the build itself takes minutes and is run by hand."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from polydraft.errors import IncompatibleError
+from polydraft.models import pair
+from studies.peers import LlamaServer, flags
+
+
+def test_a_stream_tells_how_many_tokens_came_and_ends_after_all():
+    server = LlamaServer(
+        Path(sys.executable), ["-m", "polydraft", "serve", "--model", str(pair.draft_folder()), "--drafter", "none"]
+    )
+    try:
+        pieces = list[int]()
+        assert server.stream([5, 6, 7], 12, 0.0, 1, pieces.append) == sum(pieces) == 12
+        assert len(pieces) > 1 and server.peak_megabytes() > 10
+    finally:
+        server.close()
+
+
+def test_a_server_that_ends_at_once_is_said_with_its_command():
+    with pytest.raises(IncompatibleError, match=r"ended with 0; try it yourself: .*true --flag --host"):
+        LlamaServer(Path("/bin/true"), ["--flag"])
+
+
+def test_flags_name_the_draft_model_and_its_length_or_the_kind_of_lookup():
+    plain = flags(Path("a.gguf"), 2, 64, None, "plain", 4)
+    assert plain == ["-m", "a.gguf", "-t", "2", "-tb", "2", "-c", "64", "-np", "1", "-ngl", "0"]
+    assert flags(Path("a.gguf"), 2, 64, Path("b.gguf"), "draft", 4)[len(plain) :] == [
+        "-md",
+        "b.gguf",
+        "-td",
+        "2",
+        "--spec-draft-n-max",
+        "4",
+    ]
+    assert flags(Path("a.gguf"), 2, 64, None, "ngram_map_k", 4)[len(plain) :] == ["--spec-type", "ngram-map-k"]
