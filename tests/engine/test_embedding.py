@@ -23,7 +23,7 @@ class WithoutStates(TableModel):
 
 
 def engine(max_num_seqs=2):
-    model = load.load_model(FOLDER, device="cpu", max_num_seqs=max_num_seqs, max_model_len=600)
+    model = load.load_model(FOLDER, device="cpu", max_num_seqs=max_num_seqs, max_model_len=600, cache_dtype="float32")
     return Engine.of(model, tokenizer=load.load_tokenizer(FOLDER), drafter="ngram", keep_prefixes=True)
 
 

@@ -19,7 +19,9 @@ SAMPLED = [SamplingParams(temperature=1.0, max_tokens=40, seed=seed, ignore_eos=
 
 
 def hybrid(seqs=4, name="qwen35"):
-    target = load_model(str(FOLDER / f"{name}.gguf"), backend="compiled", max_num_seqs=seqs, max_model_len=256)
+    target = load_model(
+        str(FOLDER / f"{name}.gguf"), backend="compiled", max_num_seqs=seqs, max_model_len=256, cache_dtype="float32"
+    )
     assert isinstance(target, CompiledLlama)
     return target
 

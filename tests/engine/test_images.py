@@ -46,7 +46,7 @@ def test_guided_rows_behind_drafts_are_those_of_two_whole_passes(folder, drafter
     assert result.stats.accepted_tokens > 0 or drafter == "ngram"
     for at, (token, found) in enumerate(zip(result.token_ids, result.samples[0].logprobs, strict=True)):
         distribution = guided_distribution(folder, [*prompt, *result.token_ids[:at]], SCALE)
-        assert found.logprob == pytest.approx(float(distribution[token]), abs=1e-3)
+        assert found.logprob == pytest.approx(float(distribution[token]), abs=0.05)  # keys and values in bfloat16
 
 
 def test_with_shared_noise_drafts_change_no_guided_picture(folder):

@@ -125,7 +125,7 @@ def damage(folder, how, monkeypatch) -> None:
     if how == "damaged":
         file.write_bytes(file.read_bytes()[:-40])
     elif how == "another version":
-        file.write_text(file.read_text().replace('"polydraft_profile": 7', '"polydraft_profile": 3'))
+        file.write_text(file.read_text().replace('"polydraft_profile": 8', '"polydraft_profile": 3'))
     elif how == "no folder":
         monkeypatch.setenv("POLYDRAFT_CACHE", str(file / "below a file"))
     else:

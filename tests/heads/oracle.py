@@ -40,7 +40,8 @@ def folder(kind):
 
 @lru_cache(maxsize=4)
 def _target(folder, backend):
-    return load.load_model(str(folder), backend=backend, device="cpu", max_num_seqs=3, max_model_len=256)
+    exact = {"cache_dtype": "float32"} if backend == "compiled" else {}
+    return load.load_model(str(folder), backend=backend, device="cpu", max_num_seqs=3, max_model_len=256, **exact)
 
 
 def target(kind, backend="transformers"):

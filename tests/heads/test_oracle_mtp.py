@@ -80,7 +80,7 @@ def test_drafts_are_the_references(kind):
 
 @pytest.mark.parametrize("name", ["qwen35-mtp", "glm4moe"])
 def test_layers_in_files_of_llama_cpp_predict_as_the_reference(name):
-    target = load_model(str(FILES / f"{name}.gguf"), backend="compiled", max_num_seqs=1, max_model_len=96)
+    target = load_model(str(FILES / f"{name}.gguf"), backend="compiled", max_num_seqs=1, max_model_len=96, cache_dtype="float32")
     model = own_predictor(target)
     told, last = json.loads((FILES / f"{name}.json").read_text(encoding="utf-8")), max(target.offers.hidden)
     for case, expected in zip(told["cases"], told["mtp"], strict=True):
@@ -138,7 +138,7 @@ def folder_with_a_layer(prefix, folder):
 @pytest.mark.parametrize("prefix", OF_EXPERTS)
 def test_a_layer_with_experts_in_a_folder_drafts_compiled_as_in_transformers(prefix, tmp_path):
     folder_with_a_layer(prefix, tmp_path)
-    target = load_model(str(tmp_path), backend="compiled", max_num_seqs=1, max_model_len=96)
+    target = load_model(str(tmp_path), backend="compiled", max_num_seqs=1, max_model_len=96, cache_dtype="float32")
     drafter = Engine.of(target).drafter
     assert isinstance(drafter, MtpDrafter) and isinstance(drafter.model, CompiledEagle) and head_for(tmp_path, target) is None
     forms = (

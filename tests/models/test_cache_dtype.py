@@ -1,9 +1,9 @@
-"""Keys and values in bfloat16: another distribution, the same one for plain and for speculative decoding, in half the memory."""
+"""Keys and values in bfloat16 or in bytes: another distribution, the same one for plain and for speculative decoding, in less memory."""
 
 import numpy as np
 import pytest
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, MistralConfig, MistralForCausalLM
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
@@ -13,9 +13,20 @@ from polydraft.core import geometry as tree
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
-from tests.models.test_llama import _step, model
+from tests.models.test_llama import GROUPED, SMALL, _step, model
 
-TEXT = np.random.default_rng(2).integers(0, 61, 90).tolist()
+TEXT = np.random.default_rng(2).integers(0, 61, 170).tolist()
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16", "q8_0"])
+
+
+def wide(window=None):
+    """A model whose heads are as wide as a block of bytes."""
+    torch.manual_seed(0)
+    config = MistralConfig(**SMALL, **GROUPED, head_dim=32, sliding_window=window, attn_implementation="eager")
+    reference = MistralForCausalLM(config).eval()
+    for parameter in reference.parameters():
+        parameter.data.normal_(std=0.2)
+    return reference
 
 
 def halved(reference, **options):
@@ -40,20 +51,54 @@ def test_the_distribution_is_that_of_rounded_keys_and_values():
     assert (found - rounded).abs().max() < 0.1 * (found - exact).abs().max()
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
 @torch.inference_mode()
-def test_a_rows_bits_depend_on_its_own_path_alone(name):
-    fast = halved(model(name), max_num_seqs=2, threads=2)
-    fast.prefill([0, 1], [TEXT[:-30]] * 2)
-    plain = torch.stack([_step(fast, 1, token) for token in TEXT[-30:]])
-    assert torch.equal(fast.score([0], TokenTree.chain(torch.tensor([TEXT[-30:]]))).logits[0], plain)
-    assert torch.equal(fast.prefill([0], [TEXT[-30:]]).logits[0, 0], plain[-1])
+def test_bytes_are_closer_to_keys_and_values_in_float32_than_those_in_five_bits():
+    reference = wide()
+    AttentionInterface.register("five_bits", _in_five_bits)
+    AttentionMaskInterface.register("five_bits", eager_mask)
+    fast = CompiledLlama(reference, cache_dtype="q8_0", max_num_seqs=1)
+    exact = reference(torch.tensor([TEXT])).logits[0, -30:].log_softmax(-1)
+    reference.set_attn_implementation("five_bits")
+    coarse = reference(torch.tensor([TEXT])).logits[0, -30:].log_softmax(-1)
+    fast.prefill([0], [TEXT[:-30]])
+    found = fast.score([0], TokenTree.chain(torch.tensor([TEXT[-30:]]))).logits[0].log_softmax(-1)
+    assert 0 < (found - exact).abs().mean() < 0.5 * (coarse - exact).abs().mean()
 
 
+def _in_five_bits(module, query, key, value, *arguments, **options):
+    def rounded(x):
+        top = x.abs().amax(-1, keepdim=True) / 15
+        return (x / top).round() * top
+
+    return eager_attention_forward(module, query, rounded(key), rounded(value), *arguments, **options)
+
+
+@DTYPES
+@pytest.mark.parametrize("window", [None, 45])
 @torch.inference_mode()
-def test_columns_that_move_by_an_odd_number_keep_their_bits():
-    """A column of a value shares its words with its neighbour: siblings that are dropped shift by one, and by two."""
-    fast = halved(model("llama"), max_num_seqs=3)
+def test_a_rows_bits_depend_on_its_own_path_alone(dtype, window):
+    """Neither on chunks, nor on where tiles of columns and blocks of rounded weights begin, nor on siblings between."""
+    fast = CompiledLlama(wide(window), cache_dtype=dtype, max_num_seqs=3, threads=2)
+    fast.prefill([0, 1], [TEXT[:-60]] * 2)
+    plain = torch.stack([_step(fast, 1, token) for token in TEXT[-60:]])
+    assert torch.equal(fast.score([0], TokenTree.chain(torch.tensor([TEXT[-60:]]))).logits[0], plain)
+    forked = [
+        t for pair in zip(TEXT[-60:], [7] * 60, strict=True) for t in pair
+    ]  # every other node is a sibling that nothing follows
+    parents = [-1, *(p for n in range(59) for p in (2 * n, 2 * n)), 118]
+    assert torch.equal(fast.score([0], tree.pad([(forked, parents)])).logits[0, ::2], plain)
+    for size in (1, 31, 60):
+        fast.release([2])
+        for begin in range(0, len(TEXT), size):
+            last = fast.prefill([2], [TEXT[begin : begin + size]]).logits[0, 0]
+        assert torch.equal(last, plain[-1])
+
+
+@DTYPES
+@torch.inference_mode()
+def test_columns_that_move_by_an_odd_number_keep_their_bits(dtype):
+    """A column of a value shares its words with its neighbours: siblings that are dropped shift by one, and by two."""
+    fast = CompiledLlama(wide(), cache_dtype=dtype, max_num_seqs=3)
     for slot, length in ((0, 50), (1, 51)):
         fast.prefill([slot], [TEXT[:length]])
         follows = TEXT[length : length + 3]
@@ -73,19 +118,32 @@ def _again(fast, slot, length):
     return fast.score([slot], TokenTree.roots(torch.tensor([3]))).logits[0, 0]
 
 
-def test_it_takes_half_the_memory_and_drafts_change_no_token():
+@pytest.mark.parametrize(("dtype", "share"), [("bfloat16", 1 / 2), ("q8_0", 1 / 4 + 3 / 128)])
+def test_it_takes_less_memory_and_drafts_change_no_token(dtype, share):
+    """Of bytes, keys have a scale for 32 numbers and values one for a head."""
     options = {"max_num_seqs": 2, "max_model_len": 256}
-    plain, drafted = (Engine.embedded(drafter=d, cache_dtype="bfloat16", **options) for d in (None, "ngram"))
-    whole = Engine.embedded(drafter=None, **options)
-    assert 2 * plain.summary()["cache_bytes"] == whole.summary()["cache_bytes"]
+    plain, drafted = (Engine.embedded(drafter=d, cache_dtype=dtype, **options) for d in (None, "ngram"))
+    exact = Engine.embedded(drafter=None, cache_dtype="float32", **options)
+    assert plain.summary()["cache_bytes"] == pytest.approx(share * exact.summary()["cache_bytes"], rel=0.02)
     params = SamplingParams(temperature=0, max_tokens=48)
     prompt = "import os\nimport sys\nimport os\nimport"
     assert plain.generate(prompt, params)[0].token_ids == drafted.generate(prompt, params)[0].token_ids
 
 
+def test_bfloat16_is_the_default_of_models_from_files():
+    target = load.load_model(str(pair.draft_folder()), max_num_seqs=1)
+    assert (target.cache_dtype, 2 * target.bytes_per_token) == ("bfloat16", token_bytes_in_float32(target))
+
+
+def token_bytes_in_float32(target):
+    return load.load_model(str(pair.draft_folder()), max_num_seqs=1, cache_dtype="float32").bytes_per_token
+
+
 def test_what_cannot_be_is_refused():
     folder = str(pair.draft_folder())
-    with pytest.raises(InvalidInputError, match="cache_dtype='int8' was given; expected one of 'float32', 'bfloat16'"):
+    with pytest.raises(InvalidInputError, match="cache_dtype='int8' was given; expected one of 'bfloat16', 'float32', 'q8_0'"):
         load.load_model(folder, cache_dtype="int8")
-    with pytest.raises(IncompatibleError, match=r"cache_dtype='bfloat16' was asked for .* only the compiled path has it"):
-        load.load_model(folder, cache_dtype="bfloat16", backend="transformers")
+    with pytest.raises(IncompatibleError, match=r"cache_dtype='q8_0' was asked for .* only the compiled path has it"):
+        load.load_model(folder, cache_dtype="q8_0", backend="transformers")
+    with pytest.raises(InvalidInputError, match="cache_dtype='q8_0' was given for heads of width 16; expected a multiple of 32"):
+        CompiledLlama(model("qwen3"), cache_dtype="q8_0")

@@ -74,7 +74,7 @@ def row(target):
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_file_of_every_type_has_the_logits_of_its_dequantised_weights(tmp_path, kind):
     path = write(tmp_path / "m.gguf", small("llama"), kind)
-    target = load_model(path, device="cpu", max_num_seqs=1, activations="float32")
+    target = load_model(path, device="cpu", max_num_seqs=1, activations="float32", cache_dtype="float32")
     assert isinstance(target, CompiledLlama)
     theirs = read_by_transformers(path)
     assert_close(row(target), logits(theirs, IDS))
@@ -86,7 +86,7 @@ def test_a_file_of_every_type_has_the_logits_of_its_dequantised_weights(tmp_path
 def test_a_file_of_every_family_is_the_model_that_was_written(tmp_path, name):
     module = small(name)
     path = write(tmp_path / "m.gguf", module)
-    target = load_model(path, device="cpu", max_num_seqs=1)
+    target = load_model(path, device="cpu", max_num_seqs=1, cache_dtype="float32")
     assert isinstance(target, CompiledLlama)
     for judge in (module, read_by_transformers(path)):
         assert_close(row(target), logits(judge, IDS))
@@ -97,8 +97,8 @@ def test_a_file_of_every_family_is_the_model_that_was_written(tmp_path, name):
 def test_a_file_of_the_first_gemma_is_the_model_that_was_written(tmp_path):
     FAMILIES["gemma"] = hf.GemmaConfig(**WIDE)
     module = small("gemma")
-    target = load_model(write(tmp_path / "m.gguf", module, "Q8_0"), device="cpu", max_num_seqs=1)
-    exact = load_model(write(tmp_path / "f.gguf", module), device="cpu", max_num_seqs=1)
+    target = load_model(write(tmp_path / "m.gguf", module, "Q8_0"), device="cpu", max_num_seqs=1, cache_dtype="float32")
+    exact = load_model(write(tmp_path / "f.gguf", module), device="cpu", max_num_seqs=1, cache_dtype="float32")
     assert_close(row(exact), logits(module, IDS))
     assert_close(row(target), logits(module, IDS), share=0.05)  # eight bits a weight
 
@@ -123,7 +123,10 @@ def test_files_of_phi_and_smollm3_are_the_models_that_were_written(tmp_path, nam
     torch.manual_seed(0)
     module = filled(hf.AutoModelForCausalLM.from_config(FUSED_OR_UNROTATED[name]).eval())
     path = write(tmp_path / "m.gguf", module, kind)
-    target, read = load_model(path, device="cpu", max_num_seqs=1, activations="float32"), module_of_file(GgufFile(path))
+    target, read = (
+        load_model(path, device="cpu", max_num_seqs=1, activations="float32", cache_dtype="float32"),
+        module_of_file(GgufFile(path)),
+    )
     assert isinstance(target, CompiledLlama)
     if kind == "F32":
         assert_close(logits(read, IDS), logits(module, IDS))
@@ -141,15 +144,17 @@ def test_factors_of_long_and_short_contexts_in_a_file_are_those_of_phi3(tmp_path
     for ids in (IDS, IDS * 8):
         assert_close(logits(read, ids), logits(module, ids))
     with pytest.warns(UserWarning, match=r"rotary frequencies .* depend on the length.*Give max_model_len=32 or less"):
-        target = load_model(path, device="cpu", max_num_seqs=1)
+        target = load_model(path, device="cpu", max_num_seqs=1, cache_dtype="float32")
     longest = (IDS * 64)[: target.max_model_len]
     assert_close(target.prefill([0], [longest]).logits[0, 0], logits(module, longest))
-    assert_close(row(load_model(path, device="cpu", max_num_seqs=1, max_model_len=32)), logits(module, IDS))
+    assert_close(
+        row(load_model(path, device="cpu", max_num_seqs=1, max_model_len=32, cache_dtype="float32")), logits(module, IDS)
+    )
 
 
 def test_an_output_that_is_not_the_embedding_and_biases_of_a_llama_are_read(tmp_path):
     module = small("llama", attention_bias=True)
-    target = load_model(write(tmp_path / "m.gguf", module), device="cpu", max_num_seqs=1)
+    target = load_model(write(tmp_path / "m.gguf", module), device="cpu", max_num_seqs=1, cache_dtype="float32")
     assert not isinstance(target, CompiledLlama)
     assert_close(row(target), logits(module, IDS))
 
@@ -160,7 +165,7 @@ def test_the_factors_of_rotary_frequencies_in_a_file_are_those_of_llama_3(tmp_pa
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](module.config, torch.device("cpu"))
     plain = 1 / 5e4 ** (torch.arange(0, 64, 2) / 64)
     path = write(tmp_path / "m.gguf", module, rope_factors=plain / scaled)
-    assert_close(row(load_model(path, device="cpu", max_num_seqs=1)), logits(module, IDS))
+    assert_close(row(load_model(path, device="cpu", max_num_seqs=1, cache_dtype="float32")), logits(module, IDS))
     assert_close(logits(load_module(path, device="cpu"), IDS), logits(module, IDS))
     unscaled = write(tmp_path / "n.gguf", module)
     assert row(load_model(unscaled, device="cpu", max_num_seqs=1)) != pytest.approx(logits(module, IDS).numpy(), abs=1e-3)
@@ -193,7 +198,7 @@ def test_the_scaling_of_positions_is_read_as_llama_cpp_does(tmp_path, name):
     rope, said = SCALINGS[name]
     module = small("qwen2", rope_parameters={**rope, "rope_theta": 1e4})
     path = write(tmp_path / "m.gguf", module, **{f"rope__{key}": value for key, value in said.items()})
-    assert_close(row(load_model(path, device="cpu", max_num_seqs=1)), logits(module, IDS))
+    assert_close(row(load_model(path, device="cpu", max_num_seqs=1, cache_dtype="float32")), logits(module, IDS))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -458,7 +463,7 @@ def test_the_folder_that_a_refused_file_advises_runs(tmp_path, architecture):
     writer.close()
     refused(path, f"'{architecture}'", "Give its safetensors folder, which runs through transformers")
     filled(hf.AutoModelForCausalLM.from_config(ADVISED[architecture])).save_pretrained(tmp_path / "folder")
-    target = load_model(str(tmp_path / "folder"), device="cpu", max_num_seqs=1, max_model_len=64)
+    target = load_model(str(tmp_path / "folder"), device="cpu", max_num_seqs=1, max_model_len=64, cache_dtype="float32")
     assert row(target).isfinite().all()
 
 

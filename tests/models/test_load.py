@@ -39,7 +39,8 @@ def tokenizer(words=WORDS, *, template=None, **roles) -> PreTrainedTokenizerFast
 
 
 def test_a_folder_loads_compiled_or_through_transformers_with_the_same_logits(folder):
-    compiled, through = (load_model(str(folder), backend=b, device="cpu") for b in ("compiled", "transformers"))
+    compiled = load_model(str(folder), backend="compiled", device="cpu", cache_dtype="float32")
+    through = load_model(str(folder), backend="transformers", device="cpu")
     assert isinstance(compiled, CompiledLlama)
     assert isinstance(through, HFTarget)
     assert (through.max_model_len, through.name) == (64, str(folder))
@@ -233,11 +234,13 @@ def test_ids_without_a_token_are_never_emitted_with_or_without_a_draft(tmp_path,
         words.save_pretrained(tmp_path / name)
     params = SamplingParams(temperature=3.0, max_tokens=40, seed=1, ignore_eos=True, logprobs=3)
     target = str(tmp_path / "target")
-    plain = Engine.from_pretrained(target, max_model_len=64, drafter=None, verifier="race").generate([3], params)[0]
+    exact = {"max_model_len": 64, "verifier": "race", "cache_dtype": "float32"}
+    plain = Engine.from_pretrained(target, drafter=None, **exact).generate([3], params)[0]
     assert {*plain.token_ids} <= {*ids}
     for options in ({}, {"backend": "transformers"}, {"drafter": "ngram"}):
         draft = {} if options.get("drafter") else {"draft_model": str(tmp_path / "draft")}
-        engine = Engine.from_pretrained(target, max_model_len=64, verifier="race", **draft, **options)
+        through = options | {"cache_dtype": None} if "backend" in options else options
+        engine = Engine.from_pretrained(target, **exact | draft | through)
         (result,) = engine.generate([3], params)
         assert result.token_ids == plain.token_ids
         assert result.stats.drafter_error is None

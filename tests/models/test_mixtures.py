@@ -164,7 +164,7 @@ def test_bits_of_a_mixture_depend_neither_on_threads_nor_on_other_rows(name):
 @pytest.mark.parametrize("name", ["qwen3moe", "gpt-oss"])
 def test_drafts_leave_the_text_of_a_mixture_as_it_is(name):
     target, draft = (
-        load_model(str(FILES / f"{name}.gguf"), backend="compiled", quantization=kind, max_num_seqs=2, max_model_len=160)
+        load_model(str(FILES / f"{name}.gguf"), quantization=kind, max_num_seqs=2, max_model_len=160, cache_dtype="float32")
         for kind in (None, "int4")
     )
     case = json.loads((FILES / f"{name}.json").read_text(encoding="utf-8"))["cases"][1]
@@ -207,7 +207,9 @@ def test_the_blocks_of_gpt_oss_own_folders_are_taken_bit_for_bit(tmp_path):
     ours, theirs = checkpoint.of_folder(tmp_path), checkpoint.of_module(module)
     for name in ours.outlines:
         assert torch.equal(ours.read(name), theirs.read(name)), name
-    exact, rounded = (load_model(str(tmp_path), max_num_seqs=1, activations=kind) for kind in ("float32", None))
+    exact, rounded = (
+        load_model(str(tmp_path), max_num_seqs=1, activations=kind, cache_dtype="float32") for kind in ("float32", None)
+    )
     assert exact.weights.experts.gate_up.formats == rounded.weights.experts.down.formats == {"MXFP4"}
     logits, expected = exact.prefill([0], [[3, 1, 4, 1, 5]]).logits[0, 0], fresh(module, [3, 1, 4, 1, 5])[-1]
     assert_close(logits, expected, 1e-4)

@@ -373,7 +373,16 @@ def test_a_profile_of_other_models_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"polydraft_profile": 1, "costs": {}}', '{"polydraft_profile": 5}', '{"polydraft_profile": 6}']
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"polydraft_profile": 1, "costs": {}}',
+        '{"polydraft_profile": 5}',
+        '{"polydraft_profile": 6}',
+        '{"polydraft_profile": 7}',
+    ],
 )
 def test_what_is_no_profile_is_refused_with_advice(tmp_path, text):
     (tmp_path / "p.json").write_text(text, encoding="utf-8")

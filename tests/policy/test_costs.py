@@ -1,18 +1,22 @@
 """Seconds of steps: measured with a handful of passes, interpolated, with prices that do not fall, and followed while steps run."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from polydraft import Engine, SamplingParams
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine.sample_text import sample_ids
 from polydraft.errors import InvalidInputError
+from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.policy import costs as module
 from polydraft.policy import profile
 from polydraft.policy.costs import KNOTS, MEASURED, PROMPT, Costs, LiveCosts, measured
-from polydraft.policy.marginal import least_spare
+from polydraft.policy.marginal import depth_of, least_reach, least_spare
 from polydraft.policy.profile import Profile, identity, profile_of
 from tests.engine.tables import table_engine
 from tests.policy.planning import costs as made
@@ -85,6 +89,34 @@ def test_what_a_step_takes_beside_pass_and_drafts_is_learnt_while_every_step_dra
     for _ in range(200):
         live.observe(4, 3, scoring=1.1, drafting=0.65, rest=0.4)
     assert live.costs.overhead == pytest.approx(0.4, rel=0.05) and live.costs.draft_start == pytest.approx(0.05, abs=0.02)
+
+
+def test_a_long_text_makes_rows_and_draft_steps_dearer_and_drafts_shorter():
+    short = replace(made(row=0.02, step=0.05), first_row_token=1e-4, row_token=2e-5, draft_token=1e-4)
+    long = short.behind(2000)
+    assert long.rows(1) == pytest.approx(1.2) and long.rows(4) - long.rows(1) == pytest.approx(3 * (0.02 + 0.04))
+    assert long.drafting(2) - short.drafting(2) == pytest.approx(0.4)
+    assert short.behind(2000, num_sequences=4).rows(4) - short.rows(4) == pytest.approx(0.8)
+    depths = [depth_of(least_reach(1.0 / costs.rows(1), 0.8, 1, 1, costs), 0.8, 0.8) for costs in (short, long)]
+    assert depths[0] > depths[1]
+
+
+def test_steps_behind_a_long_text_are_no_news_about_short_ones():
+    start = replace(made(row=0.02, step=0.05), first_row_token=1e-4, row_token=2e-5, draft_token=1e-4)
+    live, long = LiveCosts(start), start.behind(3000)
+    for _ in range(200):
+        live.observe(4, 3, scoring=long.rows(4), drafting=long.drafting(3), rest=0.0, num_tokens=3000)
+    assert live.costs.step(4, 3) == pytest.approx(start.step(4, 3), rel=1e-6)
+    assert live.costs.behind(3000).step(1, 0) == pytest.approx(long.step(1, 0), rel=0.02)
+
+
+def test_what_a_token_of_the_context_costs_is_measured_and_the_cache_left_as_it_was():
+    """Behind 4,096 columns, of which none was written: attention is what passes take more."""
+    config = LlamaConfig(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=4, max_position_embeddings=5000)
+    target, draft = (CompiledLlama(LlamaForCausalLM(config).eval(), max_num_seqs=2, cache_dtype="bfloat16") for _ in range(2))
+    costs = measured(target, ModelDrafter(draft)).costs
+    assert min(costs.first_row_token, costs.row_token, costs.draft_token) > 0
+    assert not any(target.lengths) and max(*target.written, *draft.written) < 100
 
 
 def test_passes_that_differ_by_more_than_half_are_measured_again():

@@ -67,8 +67,8 @@ class EngineFields(SpeculationFields, total=False):
     """Weight quantization of the target model, compiled backend; changes the output distribution (int8, int4, bfloat16, bfloat16-dot). Default: the format of the checkpoint."""
     activations: Literal["int8", "float32"] | None
     """Float32 activations with quantized weights of a GGUF file; slower. Default: 8 bits a block."""
-    cache_dtype: Literal["float32", "bfloat16"] | None
-    """Data type of the target's KV cache, compiled backend (float32, bfloat16). Default: float32."""
+    cache_dtype: Literal["bfloat16", "float32", "q8_0"] | None
+    """Data type of the target's KV cache, compiled backend; q8_0 takes a quarter of float32 (bfloat16, float32, q8_0). Default: bfloat16."""
     threads: int | None
     """Number of CPU threads of the compiled backend (>= 1). Default: idle physical cores, one for small models."""
     tensor_parallel: int | None

@@ -229,10 +229,14 @@ _SECONDS = Number(0, 1e6, whole=False)
 _RATE = Number(0, 1, whole=False)
 PROFILE = Record(
     {
-        "polydraft_profile": Number(7, 7),
+        "polydraft_profile": Number(8, 8),
         "about": Record(more=True),
         "costs": Record(
-            {"knots": Items(_SECONDS, "knots", "knots"), **dict.fromkeys(("draft_start", "draft_step", "overhead"), _SECONDS)}
+            {
+                "knots": Items(_SECONDS, "knots", "knots"),
+                **dict.fromkeys(("draft_start", "draft_step", "overhead"), _SECONDS),
+                **dict.fromkeys(("first_row_token", "row_token", "draft_token"), _SECONDS),
+            }
         ),
         **dict.fromkeys(
             ("sampled", "greedy"), Record({"rates": Items(_RATE, "lanes", "lanes"), "expected": Items(_SECONDS, 3, 3)})

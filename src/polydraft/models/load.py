@@ -11,6 +11,7 @@ import torch
 from polydraft.config import ModelConfig, settings
 from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
+from polydraft.models.compiled.cache import DEFAULT_CACHE_DTYPE
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.missing import missing_parts
 from polydraft.models.loading import checkpoint
@@ -48,8 +49,8 @@ def load_model(name: str, *, as_draft: bool = False, **fields: Any) -> Target:
     name: a folder of `save_pretrained`, a GGUF file, a name of `polydraft models list` or `OWNER/NAME` of the Hugging Face hub; see
         `hub.located`.
     as_draft: the model will draft: a file's blocks of more than four bits are rounded to four where no quantization is given.
-    fields: of `config.ModelConfig`. Quantization and a KV cache in bfloat16 make another model of a target; on a draft model they cost nothing
-        but acceptance. Products with blocks of integers take activations rounded to eight bits a block by default, as llama.cpp's do.
+    fields: of `config.ModelConfig`. Quantization and a KV cache in other than float32 make another model of a target; on a draft model they cost
+        nothing but acceptance. Products with blocks of integers take activations rounded to eight bits a block by default, as llama.cpp's do.
 
     Raises:
         ModelLoadError: the folder is missing, incomplete, corrupt or no language model that is known.
@@ -68,7 +69,7 @@ def load_model(name: str, *, as_draft: bool = False, **fields: Any) -> Target:
     place = located(name)
     options: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": config.max_num_seqs}
     chosen = {"quantization": config.quantization, "activations": config.activations, "cache_dtype": config.cache_dtype}
-    compiled: dict[str, Any] = chosen | {"cache_dtype": config.cache_dtype or "float32", "threads": config.threads}
+    compiled: dict[str, Any] = chosen | {"cache_dtype": config.cache_dtype or DEFAULT_CACHE_DTYPE, "threads": config.threads}
     if config.tensor_parallel is not None or config.device_map is not None:
         _refuse_choices(
             name, "over several devices", chosen | {"backend": None if backend in ("auto", "transformers") else backend}

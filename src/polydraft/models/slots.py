@@ -87,6 +87,8 @@ class SlotModel(Target, ABC):
     """
 
     bytes_per_token: int
+    cache_dtype = "float32"
+    """What keys and values are kept in."""
     block_tokens = state_bytes = 0
     absent_ids: Sequence[int] = ()
     """Ids below `vocab_size` without a token, which have probability 0."""

@@ -131,6 +131,8 @@ class AdaptivePolicy:
         self._kept = self.missing = False
         """Whether what steps have shown is kept, and whether costs are assumed that could be measured."""
         self._asked: dict[int, Budget] = {}
+        self._num_tokens, self._batch = 0.0, 1
+        """Of a sequence's text, on the mean, and sequences, of the present step."""
         self._rows, self._steps, self._drafting, self._alike, self._timed = 1, 0, 0, 0, 0
         """Rows, draft steps and sequences with drafts of the step that was learnt from last, how many in a row had drafts, or none, as it, and all
         steps so far."""
@@ -191,7 +193,8 @@ class AdaptivePolicy:
     def opens(self, s: RunningSequence, num_sequences: int, *, again: bool = False) -> bool:
         """Whether drafts for a request bring back what its text takes to be read for them, in a batch of so many that all draft: as before, of one
         token, or, alone, of one that is accepted for sure."""
-        params, costs, number = s.request.params, self.live.costs, max(num_sequences, 1)
+        params, number = s.request.params, max(num_sequences, 1)
+        costs = self.live.costs.behind(len(s.token_ids), number)
         if params.seed is not None:
             return True
         seen, plain = self.seen[params.greedy], speed_of([], number, costs)
@@ -208,6 +211,7 @@ class AdaptivePolicy:
     def budgets(self, sequences: Seq[RunningSequence]) -> list[Budget]:
         """One each."""
         courses = [self.course(s) for s in sequences]
+        self._num_tokens = sum(len(s.token_ids) for s in sequences) / max(len(sequences), 1)
         budgets = [
             self._next(s, c, sequences, courses) if s.drafting else NOTHING for s, c in zip(sequences, courses, strict=True)
         ]
@@ -219,7 +223,12 @@ class AdaptivePolicy:
             course.repeats.read(s.token_ids)
         if self._copies and course.repeats.doubles():
             course.left = 0  # what copies from the text has more to copy than ever
-        if self._copying and course.weighed.speed and course.repeats.length and (copied := self._copied(course)):
+        if (
+            self._copying
+            and course.weighed.speed
+            and course.repeats.length
+            and (copied := self._copied(s, course, len(sequences)))
+        ):
             return Budget.copying(copied)
         if course.left:
             course.left -= 1
@@ -234,9 +243,13 @@ class AdaptivePolicy:
         course.budget = self._weighed(s, course, beside)
         return course.budget
 
-    def _copied(self, course: Course) -> tuple[int, ...]:
+    def _costs(self, s: RunningSequence, course: Course, batch: int) -> Costs:
+        """Costs behind the texts of a batch, or behind this one's alone."""
+        return course.costs.behind(len(s.token_ids)) if course.costs else self.live.costs.behind(self._num_tokens, batch)
+
+    def _copied(self, s: RunningSequence, course: Course, batch: int) -> tuple[int, ...]:
         """What is copied from the text; nothing where the drafter's own drafts promise more."""
-        costs, (speed, rows, least) = course.costs or self.live.costs, course.weighed
+        costs, (speed, rows, least) = self._costs(s, course, batch), course.weighed
         reading = speed * costs.draft_step * costs.row(1) / costs.rows(1)  # a draft model reads what it did not draft
         reach, value, count, tokens = 1.0, 0.0, 0, course.repeats.tokens(MOST_COPIED)
         for acceptance in course.repeats.acceptance(len(tokens)):
@@ -248,7 +261,8 @@ class AdaptivePolicy:
 
     def _weighed(self, s: RunningSequence, course: Course, beside: Seq[Course]) -> Budget:
         """The draft that the rule is for; nothing, and a pause, where the whole draft does not pay. beside: of the same batch."""
-        costs, batch = course.costs or self.live.costs, 1 + len(beside)
+        batch = 1 + len(beside)
+        costs = self._costs(s, course, batch)
         ranked = sorted([course, *(c for c in beside if not c.left)], key=lambda c: c.survival, reverse=True)
         count, speed = fastest_share([c.seen.expected for c in ranked], batch, costs)
         others = [c.seen.expected for c in ranked[:count] if c is not course]
@@ -301,6 +315,7 @@ class AdaptivePolicy:
         parents, paths = draft.tree.host[1], outcome.lists[0]
         confidence = None if draft.confidence is None else draft.confidence.cpu().numpy()
         before, self._rows, self._steps, self._drafting = self._steps, len(sequences), 0, 0
+        self._batch = len(sequences)
         for b, s in enumerate(sequences):  # those that failed in this step have no row
             budget = self._asked.get(id(s), NOTHING)
             if s.drafting and budget.copied:
@@ -319,7 +334,8 @@ class AdaptivePolicy:
             return
         rest, num_sequences = seconds["verifying"] + seconds["other"], max(self._drafting, 1)
         parts = {"scoring": seconds["scoring"], "drafting": seconds["drafting"], "rest": rest}
-        self.live.observe(self._rows, self._steps, **parts, num_sequences=num_sequences)
+        behind = {"num_tokens": self._num_tokens, "batch": max(self._batch, 1)}
+        self.live.observe(self._rows, self._steps, **parts, num_sequences=num_sequences, **behind)
 
     def keep(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
         """Remember what steps have shown, once, where costs were assumed and are still missing."""

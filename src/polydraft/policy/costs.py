@@ -4,6 +4,7 @@
     row(n)         the price of one more, which never falls as rows are added: the slope of the greatest convex function below rows(n)
     drafting(n)    n draft steps, and what a draft costs before its first one and in its verification; of several sequences at a time it grows as a
                    forward pass of so many rows does
+    behind(L)      the same behind texts of L tokens, whose keys and values every row of a pass and every draft step attends to
 
 Measured with a handful of passes of an idle engine (`measured`) over a text, as rows of a mixture of experts cost what their tokens choose, and kept with the profile; while requests run, live costs are exponential averages of
 what steps took (`LiveCosts`).
@@ -11,24 +12,27 @@ what steps took (`LiveCosts`).
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from polydraft.core import Budget, Drafter, Request, SamplingParams, Target, TokenTree
 from polydraft.core.geometry import chain
-from polydraft.drafters.base import Reading
+from polydraft.drafters.base import ModelBased, Reading
 from polydraft.errors import InvalidInputError
+from polydraft.models.slots import SlotModel
 from polydraft.numerics.clock import clock
 
 __all__ = [
     "KNOTS",
     "MEASURED",
     "PROMPT",
+    "SECONDS",
     "STEADY",
+    "TOKEN_SECONDS",
     "Costs",
     "Interrupted",
     "LiveCosts",
@@ -60,11 +64,22 @@ STALLED = 2.0
 """How much longer than expected a step counts at most."""
 COMMON = 1 / 32
 """Weight of the latest step in the factor of all costs."""
+ROWS_BEHIND = 8
+"""Rows of the second pass that is timed behind a long context."""
+LONG = 4096
+"""Tokens of a context behind which passes are timed, at most: attention takes a tenth of a pass of the Qwen pair there."""
+
+
+TOKEN_SECONDS = ("first_row_token", "row_token", "draft_token")
+"""What a token of the context costs."""
+SECONDS = ("draft_start", "draft_step", "overhead", *TOKEN_SECONDS)
+"""Costs beside those of passes by their rows."""
 
 
 @dataclass(frozen=True)
 class Costs:
     """knots: seconds of a pass of as many rows as KNOTS.  draft_start, draft_step: see the module.  overhead: of any step beside passes and drafts.
+    first_row_token, row_token, draft_token: seconds that each token of the context adds to a sequence's first row, to a further one, and to a draft step.
 
     Raises:
         InvalidInputError: seconds that are negative or not finite, or a pass that takes none.
@@ -79,14 +94,17 @@ class Costs:
     draft_start: float
     draft_step: float
     overhead: float = 0.0
+    first_row_token: float = 0.0
+    row_token: float = 0.0
+    draft_token: float = 0.0
     _prices: list[float] = field(default_factory=list[float], init=False, repr=False, compare=False)
     """From each knot on, of one more row."""
 
     def __post_init__(self) -> None:
-        numbers = *self.knots, self.draft_start, self.draft_step, self.overhead
+        numbers = *self.knots, *(getattr(self, name) for name in SECONDS)
         if len(self.knots) != len(KNOTS) or not all(isfinite(x) and x >= 0 for x in numbers) or self.knots[0] <= 0:
             raise InvalidInputError(
-                f"costs {list(numbers)} were given; expected {len(KNOTS)} seconds of forward passes, the first > 0, two of drafting and one of the rest, >= 0. "
+                f"costs {list(numbers)} were given; expected {len(KNOTS)} seconds of forward passes, the first > 0, and {len(SECONDS)} of drafting, the rest and a token of the context, >= 0. "
                 "Measure them again with `polydraft tune`."
             )
         pools = list[tuple[float, int, int]]()  # seconds, rows and knots of neighbours whose prices would fall
@@ -105,6 +123,26 @@ class Costs:
         beyond = (dearest * max(n - rows[-1], 0) + (n > 64) * seconds[0] for n in KNOTS)
         knots = (float(more + np.interp(n, rows, seconds)) for n, more in zip(KNOTS, beyond, strict=True))
         return cls(tuple(knots), draft_start, draft_step)
+
+    def behind(self, num_tokens: float, num_sequences: float = 1) -> "Costs":
+        """Costs of steps of so many sequences behind texts of so many tokens, on the mean; these are behind none.
+
+        Example:
+            >>> costs = replace(Costs.assumed(), row_token=1e-4, draft_token=2e-4).behind(1000)
+            >>> round(costs.rows(4) - costs.rows(1), 2), round(costs.draft_step, 2)
+            (0.42, 0.25)
+        """
+        if num_tokens == 0 or not (self.first_row_token or self.row_token or self.draft_token):
+            return self
+        knots = (
+            seconds + num_tokens * self.attention(rows, num_sequences) for seconds, rows in zip(self.knots, KNOTS, strict=True)
+        )
+        return replace(self, knots=tuple(knots), draft_step=self.draft_step + num_tokens * self.draft_token)
+
+    def attention(self, rows: float, num_sequences: float) -> float:
+        """Seconds that a token of each context adds to a pass."""
+        firsts = min(rows, num_sequences)
+        return firsts * self.first_row_token + (rows - firsts) * self.row_token
 
     @classmethod
     def assumed(cls) -> "Costs":
@@ -160,11 +198,24 @@ class LiveCosts:
         self.costs, self._mean_steps, self._observed = start, 3.0, 0
 
     def observe(
-        self, rows: int, draft_steps: int, *, scoring: float, drafting: float, rest: float, num_sequences: int = 1
+        self,
+        rows: int,
+        draft_steps: int,
+        *,
+        scoring: float,
+        drafting: float,
+        rest: float,
+        num_sequences: int = 1,
+        num_tokens: float = 0.0,
+        batch: int = 1,
     ) -> None:
-        """Take note of a step: seconds of its forward pass, of drafting for so many sequences, and of all else."""
+        """Take note of a step: seconds of its forward pass, of drafting for so many sequences, and of all else.
+
+        num_tokens: of the contexts of all `batch` sequences, on the mean: what they add, as measured, is no news about passes behind none.
+        """
         k = self.costs.piece(rows)
         part = min((rows - KNOTS[k]) / (KNOTS[k + 1] - KNOTS[k]), 1.0)
+        scoring, drafting = self._behind_none(rows, draft_steps, scoring, drafting, num_tokens, batch)
         self._scale(scoring, (1.0 - part) * self.costs.knots[k] + part * self.costs.knots[k + 1])
         now = self.costs
         knots, step, start = list(now.knots), now.draft_step, now.draft_start
@@ -183,7 +234,17 @@ class LiveCosts:
             self._mean_steps += LATEST * deviation
         rest += 0.0 if draft_steps else drafting
         overhead = now.overhead + LATEST * (min(rest, STALLED * (now.overhead + slack)) - now.overhead)
-        self.costs = Costs(tuple(knots), start, step, overhead)
+        self.costs = replace(self.costs, knots=tuple(knots), draft_start=start, draft_step=step, overhead=overhead)
+
+    def _behind_none(
+        self, rows: int, draft_steps: int, scoring: float, drafting: float, num_tokens: float, batch: int
+    ) -> tuple[float, float]:
+        """What a step would have taken behind no texts: its seconds fall as the costs do."""
+        costs = self.costs
+        attending, expected = num_tokens * costs.attention(rows, batch), costs.rows(rows)
+        drafts = costs.drafting(draft_steps)
+        share = drafts / (drafts + num_tokens * draft_steps * costs.draft_token) if drafts else 1.0
+        return scoring * expected / (expected + attending), drafting * share
 
     def _scale(self, scoring: float, expected: float) -> None:
         """Put all costs into the unit of the first steps; later follow what slows all of them."""
@@ -193,9 +254,7 @@ class LiveCosts:
             ratio = min(max(ratio, 1.0 / STALLED), STALLED)
         factor = max(ratio, 1e-9) ** max(1.0 / self._observed, COMMON)
         now = self.costs
-        self.costs = Costs(
-            tuple(factor * x for x in now.knots), *(factor * x for x in (now.draft_start, now.draft_step, now.overhead))
-        )
+        self.costs = Costs(tuple(factor * x for x in now.knots), *(factor * getattr(now, name) for name in SECONDS))
 
 
 def no_overhead() -> float:
@@ -250,6 +309,30 @@ def _text(target: Target, text: Sequence[int]) -> list[int]:
     return np.random.default_rng(0).choice(present, needed).tolist()
 
 
+def _token_seconds(model: Any, slot: int | None, rows: int, seconds: Callable[[Callable[[], object]], float]) -> float:
+    """Seconds that each token of the context adds to a pass of so many rows: behind columns that nobody wrote, as what they hold costs no time.
+
+    slot: one that may be written behind its text; None for any.
+    Only where memory is taken as it is written, and nothing beside keys and values follows the text; else 0.
+    """
+    if not isinstance(model, SlotModel) or not model.cache_grows or model.state_bytes or not model.bytes_per_token:
+        return 0.0
+    slot = int(np.argmin(model.lengths)) if slot is None else slot
+    length, context = int(model.lengths[slot]), min(LONG, model.max_model_len)
+    tree = TokenTree.chain(torch.zeros(1, rows, dtype=torch.int64))
+
+    def behind(num_tokens: int) -> float:
+        model.filled(slot, num_tokens)
+        return seconds(lambda: model.score([slot], tree))
+
+    try:
+        short, far = behind(length), behind(max(context, length))
+    finally:
+        model.filled(slot, length)
+        model.cut(slot, length)
+    return max(far - short, 0.0) / max(context - length, 1)
+
+
 @torch.inference_mode()
 def measured(
     target: Target,
@@ -278,6 +361,7 @@ def measured(
 
         return _seconds(unless_stopped, time, spreads)
 
+    first, several = (_token_seconds(target, slot, rows, seconds) for rows in (1, ROWS_BEHIND))
     scores = target.prefill([slot], [prompt[:-1]], hidden=drafter.needs.hidden)
     try:
         passes = dict[int, float]()
@@ -295,5 +379,8 @@ def measured(
             drafter.release([state])
     finally:
         target.release([slot])
+    drafted = _token_seconds(drafter.model, None, 1, seconds) if isinstance(drafter, ModelBased) else 0.0
     step = max((long - short) / (DEEP - 1), 0.0)
-    return Measured(Costs.of(passes, draft_start=max(short - step, 0.0), draft_step=step), max(spreads))
+    costs = Costs.of(passes, draft_start=max(short - step, 0.0), draft_step=step)
+    further = max(several - first, 0.0) / (ROWS_BEHIND - 1)
+    return Measured(replace(costs, first_row_token=first, row_token=further, draft_token=drafted), max(spreads))

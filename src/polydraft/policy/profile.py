@@ -24,9 +24,10 @@ from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.files.atomic import replacing
 from polydraft.files.cache_folder import COSTS, kept_folder
 from polydraft.files.schema import PROFILE, fault
+from polydraft.models.slots import SlotModel
 from polydraft.numerics.processor import processor
 from polydraft.policy.acceptance import FIRST, NEXT, UNKNOWN, UNKNOWN_SAMPLED
-from polydraft.policy.costs import KNOTS, STEADY, Costs, Interrupted, Overhead, measured, no_overhead
+from polydraft.policy.costs import KNOTS, SECONDS, STEADY, Costs, Interrupted, Overhead, measured, no_overhead
 from polydraft.policy.marginal import Expected, foreseen
 from polydraft.policy.profile_file import changed, checksum, read_profile, unreadable
 
@@ -37,7 +38,6 @@ UNMEASURED = 1e9
 MOST_FILES = 64
 """Profiles in the cache folder; those that were written longest ago go first."""
 _MODES = "sampled", "greedy"
-_SECONDS = "draft_start", "draft_step", "overhead"
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ class Profile:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        costs = {"knots": list(self.costs.knots), **{name: getattr(self.costs, name) for name in _SECONDS}}
+        costs = {"knots": list(self.costs.knots), **{name: getattr(self.costs, name) for name in SECONDS}}
         modes = {
             name: {"rates": list(rates), "expected": list(means)} for name in _MODES for rates, means in [getattr(self, name)]
         }
-        return {"polydraft_profile": 7, "about": self.about, "costs": costs, **modes}
+        return {"polydraft_profile": 8, "about": self.about, "costs": costs, **modes}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Profile":
@@ -102,7 +102,7 @@ class Profile:
         message = fault(data, PROFILE, {"lanes": len(UNKNOWN), "knots": len(KNOTS)}, "the profile")
         if message:
             raise InvalidInputError(f"{message}. Make it again with `polydraft tune --save FILE`.")
-        costs = Costs(tuple(map(float, data["costs"]["knots"])), *(float(data["costs"][name]) for name in _SECONDS))
+        costs = Costs(tuple(map(float, data["costs"]["knots"])), *(float(data["costs"][name]) for name in SECONDS))
         modes = [(tuple(map(float, data[x]["rates"])), Expected(*map(float, data[x]["expected"]))) for x in _MODES]
         return cls(costs, *modes, data["about"])
 
@@ -137,11 +137,13 @@ def _model(model: Target | None) -> dict[str, Any] | None:
     file = place if place.is_file() else place / "config.json"
     changed = file.stat().st_mtime_ns if file.exists() else None
     fields = ("weight_format", "max_num_seqs", "vocab_size", "draft_vocabulary")
+    cache = {"cache_dtype": model.cache_dtype} if isinstance(model, SlotModel) else {}
     return {
         "name": model.name,
         "changed": changed,
         "class": type(model).__name__,
         **{k: str(getattr(model, k)) for k in fields},
+        **cache,
     }
 
 

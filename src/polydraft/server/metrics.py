@@ -10,6 +10,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from polydraft.engine.output import StepOutput
 from polydraft.engine.prefixes import PrefixKeeping
+from polydraft.models.slots import SlotModel
 from polydraft.policy.acceptance import FIRST, NEXT
 from polydraft.policy.adaptive import AdaptivePolicy
 
@@ -29,6 +30,7 @@ STATES = {
     "vllm:num_requests_running": ("Samples that have a slot.",),
     "vllm:num_requests_waiting": ("Samples that wait for one.",),
     "vllm:kv_cache_usage_perc": ("Share of the KV cache in use, 1 is all.",),
+    "polydraft:kv_cache_token_bytes": ("Bytes of a token in the target's KV cache.", "cache_dtype"),
     "polydraft:prefix_cache_bytes": ("KV cache entries of finished texts, beside the slots, of target and draft model.",),
     "polydraft:prefix_cache_max_bytes": ("What they may take.",),
     "polydraft:cost_model_draft_start_seconds": ("Of any draft, as the speculation policy foresees it.",),
@@ -133,15 +135,18 @@ class ModelMetrics:
         if caches:
             figures["polydraft:prefix_cache_bytes"] = sum(cache.num_bytes for cache in caches)
             figures["polydraft:prefix_cache_max_bytes"] = sum(cache.capacity_bytes for cache in caches)
+        by_label = dict[str, dict[tuple[str, ...], float]]()
+        if isinstance(engine.target, SlotModel):
+            by_label["polydraft:kv_cache_token_bytes"] = {(engine.target.cache_dtype,): engine.target.bytes_per_token}
         if not isinstance(policy, AdaptivePolicy):
-            return {name: {(): value} for name, value in figures.items()}
+            return {name: {(): value} for name, value in figures.items()} | by_label
         costs = policy.live.costs
         for name in ("draft_start", "draft_step", "overhead"):
             figures[f"polydraft:cost_model_{name}_seconds"] = getattr(costs, name)
         passes = {(str(rows),): costs.rows(rows) for rows in ROWS}
         kinds = product(DRAFTS.items(), MODES.items())
         rates = {(draft, mode): policy.seen[greedy].rates[lane] for (draft, lane), (mode, greedy) in kinds}
-        by_label = {"polydraft:cost_model_pass_seconds": passes, "polydraft:policy_acceptance_rate": rates}
+        by_label |= {"polydraft:cost_model_pass_seconds": passes, "polydraft:policy_acceptance_rate": rates}
         return {name: {(): value} for name, value in figures.items()} | by_label
 
     def observe(self, outputs: Sequence[StepOutput], seconds: float) -> None:

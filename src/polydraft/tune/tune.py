@@ -26,7 +26,7 @@ from polydraft.errors import InvalidInputError
 from polydraft.numerics.clock import clock
 from polydraft.policy.acceptance import FIRST, NEXT
 from polydraft.policy.adaptive import AdaptivePolicy
-from polydraft.policy.costs import MEASURED, Costs
+from polydraft.policy.costs import MEASURED, TOKEN_SECONDS, Costs
 from polydraft.policy.fixed import FixedPolicy, Policy
 from polydraft.policy.profile import Profile
 from polydraft.verifiers import pairing
@@ -243,8 +243,10 @@ def tune(
             (result,) = loops[at].generate([list(prompts[number % len(prompts)])], sampling)
             trials[at].record(result.stats)
             progress(len(trials) * repetitions * len(prompts))
-    profile = adaptive.learnt()
-    return Tuning(replace(profile, costs=chain_costs(trials) or profile.costs), trials, sampling.greedy)
+    profile, costs = adaptive.learnt(), chain_costs(trials)
+    if costs is not None:
+        costs = replace(costs, **{name: getattr(profile.costs, name) for name in TOKEN_SECONDS})
+    return Tuning(replace(profile, costs=costs or profile.costs), trials, sampling.greedy)
 
 
 def scoring(trials: Sequence[Trial], rows: float) -> float:

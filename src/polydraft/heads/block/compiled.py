@@ -21,7 +21,7 @@ from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.heads.layers import HeadLayers, ends_of, sizes_of
 from polydraft.heads.markov import place
 from polydraft.models.compiled.architectures.base import ATTENTION
-from polydraft.models.compiled.cache import SlotMemory, new_memory, whole
+from polydraft.models.compiled.cache import COLUMNS, SlotMemory, new_memory, whole
 from polydraft.models.compiled.kernels import copy_row, rms_norm
 from polydraft.models.compiled.layers import ModelArrays, Weights, head_part, layer_parts, product, run_head, run_layer
 from polydraft.models.compiled.parts.attention import Place, attend_code, place_code
@@ -139,7 +139,7 @@ class CompiledBlock(DepthDistributions):
         self.num_places, self.mask = int(config.slots), target.vocab_size
         own_mask = tensors.get("mask")
         self._shown = MASK if own_mask is not None else int(config.mask_token_id)
-        columns, layers = whole(target.max_model_len + TREE_ROOM), config.num_hidden_layers
+        columns, layers = whole(target.max_model_len + TREE_ROOM, COLUMNS), config.num_hidden_layers
         ends, windows = ends_of(head, target, len(self.draft_ids), kind), [window or 0 for window in config.windows]
         files = HeadLayers.of(config, tensors, [f"layers.{l}." for l in range(layers)], windows)
         stored = None if quantization == "float32" else quantization
@@ -149,7 +149,7 @@ class CompiledBlock(DepthDistributions):
         self.cache_bytes += memory.keys.nbytes + memory.values.nbytes
         self.weight_bytes = sum(x.nbytes for x in (weights.qkv, weights.out, weights.gate_up, weights.down, ends.head, fc))
         states = aligned(CHUNK, tensors["fc.weight"].shape[1])
-        work, step = workspace(weights, sizes, columns, target.num_threads, states.shape[1]), new_step()
+        work, step = workspace(weights, sizes, target.num_threads, states.shape[1]), new_step()
         looks = list(zip(config.sees, map(bool, config.windows), strict=True))
         kinds = list(dict.fromkeys(looks))
         sights = np.zeros((len(kinds), CHUNK), ROW)

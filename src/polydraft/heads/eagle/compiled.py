@@ -25,13 +25,13 @@ from polydraft.heads.compiled import HEADS, CompiledHead
 from polydraft.heads.eagle.network import EagleCheckpoint
 from polydraft.heads.layers import ends_of, sizes_of
 from polydraft.models.compiled.architectures.base import ATTENTION
-from polydraft.models.compiled.cache import SlotMemory, forget, move_columns, new_memory, token_bytes
+from polydraft.models.compiled.cache import COLUMNS, SlotMemory, forget, move_columns, new_memory, token_bytes
 from polydraft.models.compiled.kernels import copy_row, norm_part, rms_norm
 from polydraft.models.compiled.layers import Weights, layer_parts, multiply_shared, product, run_layer
 from polydraft.models.compiled.parts.products import Rounding, rounding_code
 from polydraft.models.compiled.products import FORMATS, Packed, output_row, packed
 from polydraft.models.compiled.program import Part, Program, new_program, new_step
-from polydraft.models.compiled.vectors import PANEL, aligned
+from polydraft.models.compiled.vectors import aligned
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.compiled.workspace import CHUNK, Sizes, Workspace, cut_runs, workspace
 from polydraft.models.slots import TREE_ROOM
@@ -177,7 +177,7 @@ class CompiledEagle(CompiledHead):
         num_layers = sum(len(part.spec.windows) for part in files)
         bytes_per_token = num_layers * token_bytes(sizes.groups, sizes.width)
         columns = self.open_slots(
-            target.max_model_len, slots, context=0, bytes_per_token=bytes_per_token, device=cpu, multiple=PANEL
+            target.max_model_len, slots, context=0, bytes_per_token=bytes_per_token, device=cpu, multiple=COLUMNS
         )
         memory = new_memory((num_layers, slots, sizes.groups), sizes.width, columns, self._lengths)
         stored, length = None if quantization == "float32" else quantization, target.max_model_len
@@ -202,7 +202,7 @@ class CompiledEagle(CompiledHead):
             **first,
         )
         F = tensors["fc.weight"].shape[1] if "fc.weight" in tensors else h
-        work = workspace(layers[0], sizes, columns, target.num_threads, max(F, 2 * h))
+        work = workspace(layers[0], sizes, target.num_threads, max(F, 2 * h))
         pairs = aligned(CHUNK, 2 * h)
         program = _program(layers, sizes, memory, work, None if head.projects else pairs)
         target_rooms = aligned(slots, TREE_ROOM, F), np.zeros(slots, np.int64)

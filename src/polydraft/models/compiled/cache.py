@@ -1,41 +1,69 @@
-"""Keys and values of a compiled model's slots, in float32 or rounded to bfloat16, so that attention is two packed products.
+"""Keys and values of a compiled model's slots, in float32, rounded to bfloat16, or in bytes with scales, so that attention is two packed products.
 
 column   place of one token in a slot: committed tokens first, then the nodes of the tree being scored
-pair     two times 16 bits: a float32, or two bfloat16, which are inputs of a product one behind the other (see `formats`)
+word     32 bits: a float32, two bfloat16 or four bytes, which are inputs of a product one behind the other (see `formats`)
+scale    of bytes: one for TERMS numbers of a key, one for a head's value
 
-Rounding is number by number: a token's keys and values have the same bits whatever pass made them, and in whatever column they lie.
+Rounding is token by token: a token's keys and values have the same bits whatever pass made them, and in whatever column they lie.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
+from polydraft.errors import InvalidInputError
+from polydraft.models.compiled.cache_tiles import byte_products
 from polydraft.models.compiled.kernels import bfloat16_bits
 from polydraft.models.compiled.products import number_product
+from polydraft.models.compiled.softmax import TERMS, VALUES
 from polydraft.models.compiled.tiles import UNROLL
 from polydraft.models.compiled.vectors import PANEL, aligned, give_back
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit
 
-__all__ = ["CACHE_DTYPES", "SlotMemory", "forget", "keep", "move_columns", "new_memory", "token_bytes", "whole"]
+__all__ = [
+    "BYTES_TOGETHER",
+    "CACHE_DTYPES",
+    "COLUMNS",
+    "DEFAULT_CACHE_DTYPE",
+    "SlotMemory",
+    "check_cache_dtype",
+    "forget",
+    "keep_keys",
+    "keep_values",
+    "move_columns",
+    "new_memory",
+    "token_bytes",
+    "whole",
+]
 
-CACHE_DTYPES = {"float32": 1, "bfloat16": 2}
-"""What keys and values are kept in -> numbers in a pair."""
+CACHE_DTYPES = {"float32": 1, "bfloat16": 2, "q8_0": 4}
+"""What keys and values are kept in -> numbers in a word."""
+DEFAULT_CACHE_DTYPE = "bfloat16"
+BYTES_TOGETHER = CACHE_DTYPES["q8_0"]
+COLUMNS = max(PANEL, TERMS)
+"""Columns that a slot is rounded up to."""
+_LEAST_LOG = np.float32(-60)
+"""Of the scale of a value that is zero."""
 
 
 class SlotMemory(NamedTuple):
     """Panels over columns for keys, over the width for values; one type, whatever numbers they are.
 
     keys: [L, slots, G, columns / PANEL, D / together, PANEL, 2], D up to whole steps of a product.  values: [L, slots, G, D / PANEL, columns / together, PANEL, 2].
-    tokens: [slots, columns] which token lies in each.  lengths: [slots] committed columns.  together: numbers in a pair.  product: address of the code that multiplies with them.
+    scales: [L, slots, G, D / TERMS + 1, columns] of bytes: of each TERMS numbers of a key, and the logarithm to base 2 of the value's; else no rows.
+    tokens: [slots, columns] which token lies in each.  lengths: [slots] committed columns.  together: numbers in a word.
+    scores, sums: addresses of the code that multiplies with keys, and with values; see `attention`.
     """
 
     keys: np.ndarray
     values: np.ndarray
+    scales: np.ndarray
     tokens: np.ndarray
     lengths: np.ndarray
     together: int
-    product: int
+    scores: int
+    sums: int
 
 
 def whole(size: int, unit: int = PANEL) -> int:
@@ -48,34 +76,60 @@ def whole(size: int, unit: int = PANEL) -> int:
     return -(-size // unit) * unit
 
 
+def _num_scales(width: int, dtype: str) -> int:
+    """Of a token's key and value in a group."""
+    return width // TERMS + 1 if dtype == "q8_0" else 0
+
+
 def token_bytes(groups: int, width: int, dtype: str = "float32") -> int:
     """What a token's keys and values take in a layer.
 
     Example:
-        >>> token_bytes(3, 64), token_bytes(3, 64, "bfloat16")
-        (1536, 768)
+        >>> token_bytes(3, 64), token_bytes(3, 64, "bfloat16"), token_bytes(3, 64, "q8_0")
+        (1536, 768, 420)
     """
-    return 4 // CACHE_DTYPES[dtype] * groups * (whole(width, UNROLL) + whole(width))
+    numbers = 4 // CACHE_DTYPES[dtype] * (whole(width, UNROLL) + whole(width))
+    return groups * (numbers + 4 * _num_scales(width, dtype))
+
+
+def check_cache_dtype(dtype: str, width: int | None = None) -> None:
+    """Refuse what is no type of keys and values, or none for heads of a width.
+
+    Raises:
+        InvalidInputError: with what to give instead.
+    """
+    if dtype not in CACHE_DTYPES:
+        raise InvalidInputError(f"cache_dtype={dtype!r} was given; expected one of {', '.join(map(repr, CACHE_DTYPES))}.")
+    if dtype == "q8_0" and width is not None and width % TERMS:
+        raise InvalidInputError(
+            f"cache_dtype='q8_0' was given for heads of width {width}; expected a multiple of {TERMS}, the numbers that share a scale. "
+            "Use cache_dtype='bfloat16'."
+        )
 
 
 def new_memory(each: tuple[int, int, int], width: int, columns: int, lengths: np.ndarray, dtype: str = "float32") -> SlotMemory:
-    """Empty slots. each: layers, slots, groups of keys and values.  columns: of a slot, whole panels.  lengths: [slots]."""
+    """Empty slots. each: layers, slots, groups of keys and values.  columns: of a slot, a multiple of COLUMNS.  lengths: [slots]."""
     together = CACHE_DTYPES[dtype]
     keys = aligned(*each, columns // PANEL, whole(width, UNROLL) // together, PANEL, 2, dtype=np.uint16)
     values = aligned(*each, whole(width) // PANEL, columns // together, PANEL, 2, dtype=np.uint16)
-    tokens, product = np.zeros((each[1], columns), np.int32), number_product(np.dtype(np.float32 if together == 1 else np.uint16))
-    return SlotMemory(keys, values, tokens, lengths, together, product)
+    scales, tokens = aligned(*each, _num_scales(width, dtype), columns), np.zeros((each[1], columns), np.int32)
+    if dtype == "q8_0":
+        products = byte_products()
+    else:
+        stored = np.dtype(np.float32 if together == 1 else np.uint16)
+        products = number_product(stored), number_product(stored, adds=True)
+    return SlotMemory(keys, values, scales, tokens, lengths, together, *products)
 
 
 def forget(memory: SlotMemory, slot: int) -> None:
     """Give the system back what a slot has taken."""
-    for entries in (memory.keys, memory.values):
+    for entries in (memory.keys, memory.values, memory.scales):
         for layer in entries:
             give_back(layer[slot])
 
 
 @inner
-def keep(cells, together, i, lane, bits):
+def _put(cells, together, i, lane, bits):
     """Write a float32 as input i of an output of a panel, [inputs / together, PANEL, 2]."""
     if together == 1:
         cells[i, lane, 0], cells[i, lane, 1] = bits & np.uint32(0xFFFF), bits >> np.uint32(16)
@@ -83,20 +137,66 @@ def keep(cells, together, i, lane, bits):
         cells[i >> 1, lane, i & 1] = bfloat16_bits(bits)
 
 
+@inner(error_model="numpy")
+def _largest(x, begin, end):
+    top = np.float32(0)
+    for i in range(begin, end):
+        top = max(top, abs(x[i]))
+    return top
+
+
 @inner
-def _move(keys, values, together, source, target):
+def keep_keys(memory, layer, slot, group, column, x, begin, width):
+    """Write x[begin : begin + width] as the key of a column."""
+    cells, lane, together = memory.keys[layer, slot, group, column // PANEL], column % PANEL, memory.together
+    if together < BYTES_TOGETHER:
+        bits = x.view(np.uint32)
+        for i in range(width):
+            _put(cells, together, i, lane, bits[begin + i])
+        return
+    codes, scales = cells.view(np.uint8), memory.scales[layer, slot, group]
+    for k in range(width // TERMS):
+        top = _largest(x, begin + k * TERMS, begin + (k + 1) * TERMS)
+        inverse = np.float32(VALUES) / top if top > np.float32(0) else np.float32(0)
+        scales[k, column] = top / np.float32(VALUES)
+        for i in range(k * TERMS, (k + 1) * TERMS):
+            codes[i >> 2, lane, i & 3] = np.uint8(np.int32(np.rint(x[begin + i] * inverse)) + np.int32(128))
+
+
+@inner
+def keep_values(memory, layer, slot, group, column, x, begin, width):
+    """Write x[begin : begin + width] as the value of a column."""
+    cells, together = memory.values[layer, slot, group], memory.together
+    if together < BYTES_TOGETHER:
+        bits = x.view(np.uint32)
+        for i in range(width):
+            _put(cells[i // PANEL], together, column, i % PANEL, bits[begin + i])
+        return
+    codes, top = cells.view(np.int8), _largest(x, begin, begin + width)
+    log = max(np.float32(np.log2(top / np.float32(VALUES))), _LEAST_LOG) if top > np.float32(0) else _LEAST_LOG
+    inverse = np.float32(2.0 ** -np.float64(log))
+    memory.scales[layer, slot, group, width // TERMS, column] = log
+    for i in range(width):
+        code = min(max(np.int32(np.rint(x[begin + i] * inverse)), np.int32(-VALUES)), np.int32(VALUES))
+        codes[i // PANEL, column >> 2, i % PANEL, column & 3] = np.int8(code)
+
+
+@inner
+def _move(keys, values, scales, together, source, target):
     slot, column, to, place = source[0], source[1], target[0], target[1]
+    codes = values.view(np.uint8)
+    size = 4 // together
     for g in range(keys.shape[1]):
         for i in range(keys.shape[3]):
             for half in range(2):
                 keys[to, g, place // PANEL, i, place % PANEL, half] = keys[slot, g, column // PANEL, i, column % PANEL, half]
         for p in range(values.shape[2]):
             for i in range(PANEL):
-                if together == 1:
-                    for half in range(2):
-                        values[to, g, p, place, i, half] = values[slot, g, p, column, i, half]
-                else:
-                    values[to, g, p, place >> 1, i, place & 1] = values[slot, g, p, column >> 1, i, column & 1]
+                for k in range(size):
+                    read, write = column % together * size + k, place % together * size + k
+                    codes[to, g, p, place // together, i, write] = codes[slot, g, p, column // together, i, read]
+        for k in range(scales.shape[2]):
+            scales[to, g, k, place] = scales[slot, g, k, column]
 
 
 @njit(cache=True, nogil=True)
@@ -105,4 +205,5 @@ def move_columns(memory, source, target):
     for m in range(len(source)):
         memory.tokens[target[m, 0], target[m, 1]] = memory.tokens[source[m, 0], source[m, 1]]
         for layer in range(len(memory.keys)):
-            _move(memory.keys[layer], memory.values[layer], memory.together, source[m], target[m])
+            scales = memory.scales[layer]
+            _move(memory.keys[layer], memory.values[layer], scales, memory.together, source[m], target[m])

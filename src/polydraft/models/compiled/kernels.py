@@ -1,15 +1,11 @@
-"""What a compiled pass does beside its products: normalisation, gates, softmax over columns.
+"""What a compiled pass does beside its products: normalisation, gates.
 
 All sums of one row are made in an order that depends on that row alone. No function has a fast-math flag: flagged, its bits would
 depend on what it is compiled into, and on whether it was compiled or loaded (see `polydraft.numerics.exponential`).
 """
 
 import numpy as np
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from polydraft.models.compiled.vectors import FLOATS, LANES, VectorCode
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.exponential import exp, fma
 
@@ -25,7 +21,6 @@ __all__ = [
     "norm_part",
     "rms_norm",
     "scale_row",
-    "soften",
 ]
 
 SILU, GELU = map(np.int64, range(2))
@@ -116,69 +111,3 @@ def gate(x: np.ndarray, n: int, activation: int, out: np.ndarray, begin: int, en
                 left = x[t, i]
                 turn = _GELU_LINE * fma(_GELU_CUBE * left * left, left, left)
                 out[t, i] = left / (np.float32(1.0) + exp(-turn)) * x[t, n + i]
-
-
-def _by_lanes(start, join):
-    """Compiled function: lanes[k] = scores[k], scores[16 + k] ... below `end`, a multiple of 16, joined two at a time."""
-
-    @intrinsic
-    def fold(typingctx, scores, end, lanes):
-        def emit(context, builder, signature, args):
-            code = VectorCode(builder, args[1].type)
-            source, target = (code.data(context, signature.args[i], args[i])[0] for i in (0, 2))
-            totals = [cgutils.alloca_once_value(builder, code.floats(start)) for _ in range(0, 16, LANES)]
-            with code.loop(args[1], 16) as (first, _):
-                for part, total in enumerate(totals):
-                    value = code.load(code.at(code.at(source, first, 4), 4 * LANES * part), FLOATS)
-                    builder.store(join(builder, builder.load(total), value), total)
-            for part, total in enumerate(totals):
-                code.store(builder.load(total), code.at(target, 4 * LANES * part))
-            return context.get_dummy_value()
-
-        return types.void(scores, types.intp, lanes), emit
-
-    return fold
-
-
-_largest = _by_lanes(-np.inf, lambda b, top, value: b.select(b.fcmp_ordered(">", value, top), value, top))
-_sums = _by_lanes(0.0, lambda b, total, value: b.fadd(total, value))
-
-
-@inner(error_model="numpy")
-def soften(scores, start, base, seen, skipped, count, shift, end, sink, lanes, found):
-    """Scores of one query over columns -> weights, not yet divided by their sum, which is returned; 0 where it does not look.
-
-    sink: a score more, of no column, or -inf.
-
-    It looks at columns start .. base-1 and at seen[skipped:count] - shift, which lie between base and end; end is the row's last column plus 1.
-    Each weight is added in the lane of its position, so that the sum does not depend on which column a token lies in.
-    lanes: [16] and found: [>= count], both for scratch.
-    """
-    top, whole = sink, base // 16 * 16
-    for c in range(start):
-        scores[c] = np.float32(-np.inf)
-    _largest(scores, whole, lanes)
-    for c in range(whole, base):
-        top = scores[c] if scores[c] > top else top
-    for k in range(16):
-        top = lanes[k] if lanes[k] > top else top
-    for j in range(skipped, count):
-        found[j] = scores[seen[j] - shift]
-        top = found[j] if found[j] > top else top
-    for c in range(start):
-        scores[c] = np.float32(0.0)
-    for c in range(start, base):
-        scores[c] = exp(scores[c] - top)
-    for c in range(base, end):
-        scores[c] = np.float32(0.0)
-    _sums(scores, whole, lanes)
-    for c in range(whole, base):
-        lanes[c - whole] += scores[c]
-    for j in range(skipped, count):
-        weight = exp(found[j] - top)
-        scores[seen[j] - shift] = weight
-        lanes[(base + j) & 15] += weight
-    total = np.float32(0.0)
-    for k in range(16):
-        total += lanes[k]
-    return total + exp(sink - top) if sink > np.float32(-np.inf) else total

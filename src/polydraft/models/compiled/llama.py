@@ -21,7 +21,7 @@ from polydraft.core import AuxRows, Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models.compiled.architectures import ARCHITECTURES
 from polydraft.models.compiled.architectures.base import ATTENTION
-from polydraft.models.compiled.cache import CACHE_DTYPES, new_memory, token_bytes
+from polydraft.models.compiled.cache import COLUMNS, check_cache_dtype, new_memory, token_bytes
 from polydraft.models.compiled.draft_vocabulary import DraftVocabulary
 from polydraft.models.compiled.forward import compiled_pass, embed_rows, head_rows
 from polydraft.models.compiled.kernels import GELU, SILU
@@ -55,7 +55,8 @@ class CompiledLlama(CompiledSlots):
         file are used as they are, and rounded a second time only where they have more bits than that.
     activations: of products with blocks: "int8", rounded to eight bits with a scale for each 32, as llama.cpp does; "float32", as they
         are. None: "int8".
-    cache_dtype: of keys and values, "float32" or "bfloat16": half the memory, each number rounded once; another model, too.
+    cache_dtype: of keys and values. "float32": as they are; "bfloat16": half the memory, each number rounded once; "q8_0": a quarter, bytes with
+        a scale for 32 numbers of a key and one for each value, whose products are of integers. Those two are another model, too.
     threads: that a pass runs on; bits do not depend on it, and small models gain nothing. None: see `default_threads`.
     `weight_format` says how they are stored, `quantization_error` what that lost, relative to all matrices' norm; `rounded_again`
     which formats of a file were rounded to which other one; `draft_vocabulary` how many first tokens are drafted, where logits are of a part.
@@ -86,10 +87,7 @@ class CompiledLlama(CompiledSlots):
             )
         if activations not in (None, "int8", "float32"):
             raise InvalidInputError(f"activations={activations!r} was given; expected 'int8', 'float32' or None.")
-        if cache_dtype not in CACHE_DTYPES:
-            raise InvalidInputError(
-                f"cache_dtype={cache_dtype!r} was given; expected one of {', '.join(map(repr, CACHE_DTYPES))}."
-            )
+        check_cache_dtype(cache_dtype)
         reason = self.why_unsupported(model)
         if reason:
             raise IncompatibleError(f"{type(model).__name__} cannot be compiled: {reason}. Use backend='transformers'.")
@@ -101,7 +99,8 @@ class CompiledLlama(CompiledSlots):
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.eos_token_ids, self.bos_token_id = special_ids(source)
         width, groups, spec = head_width(config), config.num_key_value_heads, source.architecture.spec(config)
-        cache_shape = len(spec.layers(ATTENTION)), max_num_seqs, groups
+        check_cache_dtype(cache_dtype, width)
+        cache_shape, self.cache_dtype = (len(spec.layers(ATTENTION)), max_num_seqs, groups), cache_dtype
         columns = self.open_slots(
             max_model_len,
             max_num_seqs,
@@ -109,7 +108,7 @@ class CompiledLlama(CompiledSlots):
             bytes_per_token=cache_shape[0] * token_bytes(groups, width, cache_dtype),
             bytes_per_slot=sum(shape.slot_bytes for shape in spec.states.values()),
             device=self.device,
-            multiple=PANEL,
+            multiple=COLUMNS,
         )
         memory = new_memory(cache_shape, width, columns, self._lengths, cache_dtype)
         integers = activations != "float32"
@@ -134,7 +133,7 @@ class CompiledLlama(CompiledSlots):
         self.weight_bytes = sum(w.nbytes for w in matrices)
         threads = default_threads(self.weight_bytes) if threads is None else threads
         widest = max(outline.shape[1] for outline in source.outlines.values() if outline.ndim == 2)
-        work, states = workspace(weights, sizes, columns, threads, widest), self.new_states(spec)
+        work, states = workspace(weights, sizes, threads, widest), self.new_states(spec)
         self.weights, self.arrays = weights, model_arrays(weights, sizes, memory, work, states)
         self._no_states = np.full(len(self.weights.attention_norm) + 1, -1, np.int64)
         self.pool = Pool(threads)

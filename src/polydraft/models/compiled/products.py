@@ -20,7 +20,16 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from polydraft.models.compiled.formats import BLOCKS, DTYPES, ROUNDED, pack, unpack
-from polydraft.models.compiled.tiles import BLOCK_SIZES, SIZES, block_tile, number_tile, weights_of_output
+from polydraft.models.compiled.tiles import (
+    BLOCK_SIZES,
+    FEW_SIZES,
+    SIZES,
+    adding_tile,
+    block_tile,
+    cache_tile,
+    number_tile,
+    weights_of_output,
+)
 from polydraft.models.compiled.vectors import LANES, PANEL, aligned
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import cfunc
@@ -30,6 +39,7 @@ __all__ = [
     "BYTES",
     "EXACT",
     "FORMATS",
+    "NUMBERS",
     "Format",
     "Packed",
     "call_product",
@@ -80,8 +90,10 @@ def _product(tile, most):
 
 
 _product_of_numbers, _product_of_blocks = _product(number_tile, SIZES[-1]), _product(block_tile, BLOCK_SIZES[-1])
+_product_of_cache, _sum_of_cache = _product(cache_tile, FEW_SIZES[-1]), _product(adding_tile, FEW_SIZES[-1])
 _ARGUMENTS = 10
-_NUMBERS = types.int64(*[types.int64] * _ARGUMENTS)
+NUMBERS = types.int64(*[types.int64] * _ARGUMENTS)
+"""Signature of what `call_product` calls."""
 
 
 @cache
@@ -96,7 +108,7 @@ def _compiled_product(stored: np.dtype, taken: np.dtype):
         _product_of_blocks(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken)
         return rows
 
-    return cfunc(_NUMBERS, error_model="numpy")(of_blocks if stored.names else of_numbers)
+    return cfunc(NUMBERS, error_model="numpy")(of_blocks if stored.names else of_numbers)
 
 
 @intrinsic
@@ -117,9 +129,26 @@ def _address(stored: np.dtype, taken: np.dtype) -> int:
     return address
 
 
-def number_product(stored: np.dtype) -> int:
-    """The address of the product of float32 with what is stored in panels as float32, or as uint16: bfloat16."""
-    return _address(stored, _FLOAT)
+@cache
+def _compiled_cache_product(stored: np.dtype, adds: bool):
+    """As `_compiled_product`, of float32 and what caches hold."""
+
+    def of_cache(x, xs, w, stride, panels, n, y, ys, width, rows):
+        _product_of_cache(x, xs, w, stride, panels, n, y, ys, width, rows, stored, _FLOAT)
+        return rows
+
+    def added(x, xs, w, stride, panels, n, y, ys, width, rows):
+        _sum_of_cache(x, xs, w, stride, panels, n, y, ys, width, rows, stored, _FLOAT)
+        return rows
+
+    return cfunc(NUMBERS, error_model="numpy")(added if adds else of_cache)
+
+
+def number_product(stored: np.dtype, *, adds: bool = False) -> int:
+    """The address of the product of float32 with what is stored in panels as float32, or as uint16: bfloat16. adds: to what lies there."""
+    address = _compiled_cache_product(stored, adds).address
+    assert address is not None
+    return address
 
 
 @cache

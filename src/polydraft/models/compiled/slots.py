@@ -117,7 +117,8 @@ class CompiledSlots(CompiledProposals):
         memory = self.arrays.memory
         first = start // memory.together
         values = memory.values[:, slot, :, :, first : first + PANEL // memory.together]
-        return memory.keys[:, slot, :, start // PANEL], values, memory.tokens[slot, start : start + PANEL]
+        scales, tokens = memory.scales[:, slot, :, :, start : start + PANEL], memory.tokens[slot, start : start + PANEL]
+        return memory.keys[:, slot, :, start // PANEL], values, scales, tokens
 
     def read_states(self, slot: int, length: int) -> tuple[np.ndarray, ...] | None:
         """See `core.BlockCopying`."""

@@ -8,21 +8,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polydraft.models.compiled.cache import whole
+from polydraft.models.compiled.cache import COLUMNS, whole
+from polydraft.models.compiled.cache_tiles import QUERY
 from polydraft.models.compiled.kernels import SILU
 from polydraft.models.compiled.rounding import rounded_bytes
+from polydraft.models.compiled.softmax import LANES_OF_TOTAL, TERMS
 from polydraft.models.compiled.tiles import UNROLL
 from polydraft.models.compiled.vectors import aligned
 from polydraft.models.slots import TREE_ROOM
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.threads import sync
 
-__all__ = ["CHUNK", "NONE", "ONE", "ROW", "Sizes", "Workspace", "cut_runs", "workspace"]
+__all__ = ["CHUNK", "NONE", "ONE", "ROW", "SPAN", "Sizes", "Workspace", "cut_runs", "workspace"]
 
 CHUNK = 64
 """Most rows that are in work at once; a pass over more reads the weights again."""
 RUN = 16
 """Rows of a slot whose attention is one unit of work."""
+SPAN = whole(TREE_ROOM + COLUMNS, 2 * COLUMNS)
+"""Most columns whose scores are in work at once: a tree, and committed ones before it up to a multiple of COLUMNS."""
 ROW = np.dtype([(name, np.int64) for name in ("token", "slot", "position", "column", "length", "num_seen", "has_logits")])
 """A row of a pass. length: committed tokens of its slot.  num_seen: columns beyond them that it attends to.  has_logits: whether they are asked for."""
 ONE, NONE = np.float32(1.0), np.float32(0.0)
@@ -63,11 +67,16 @@ class Workspace(NamedTuple):
     act: np.ndarray
     rounded: np.ndarray  # [CHUNK, bytes] the input of the next product as `round_rows` leaves it
     queries: np.ndarray  # [threads, RUN H / G, D], zeros up to whole steps of a product
-    scores: np.ndarray  # [threads, RUN H / G, columns]
-    blend: np.ndarray  # [threads, RUN H / G, D up to whole panels]
-    totals: np.ndarray  # [threads, RUN H / G]
-    lanes: np.ndarray  # [threads, 16]
-    scores_seen: np.ndarray  # [threads, TREE_ROOM]
+    words: np.ndarray  # [threads, RUN H / G, words] queries rounded to bytes, see `cache_tiles.QUERY`
+    scores: np.ndarray  # [threads, RUN H / G, SPAN]
+    blend: np.ndarray  # [threads, RUN H / G, D up to whole panels] sums of weights times values
+    tops: np.ndarray  # [threads, RUN H / G]; this and the next: see `softmax`
+    totals: np.ndarray  # [threads, RUN H / G, LANES_OF_TOTAL]
+    block_tops: np.ndarray  # [threads, SPAN / TERMS]
+    inverses: np.ndarray  # [threads, SPAN] of scales of values
+    path_scores: np.ndarray  # [threads, H / G, SPAN] of one row, by position
+    path_values: np.ndarray  # [threads, D up to whole panels times SPAN] words, as in the cache, by position
+    path_logs: np.ndarray  # [threads, SPAN]
     runs: np.ndarray  # [CHUNK + 1]
     sync: np.ndarray  # see `threads`
     rows: np.ndarray  # [CHUNK] of ROW
@@ -85,7 +94,7 @@ def cut_runs(rows, count, runs):
     return num
 
 
-def workspace(weights: Any, sizes: Sizes, columns: int, threads: int, widest: int = 0) -> Workspace:
+def workspace(weights: Any, sizes: Sizes, threads: int, widest: int = 0) -> Workspace:
     """widest: activations that are none of a layer's."""
     hidden, mixed = len(weights.norm), sizes.heads * sizes.width
     queries, widest = RUN * sizes.heads // sizes.groups, max(hidden, mixed, sizes.inner, widest)
@@ -99,11 +108,16 @@ def workspace(weights: Any, sizes: Sizes, columns: int, threads: int, widest: in
         act=aligned(CHUNK, sizes.inner),
         rounded=aligned(CHUNK, rounded_bytes(widest), dtype=np.uint8),
         queries=aligned(threads, queries, whole(sizes.width, UNROLL)),
-        scores=aligned(threads, queries, columns),
+        words=aligned(threads, queries, -(-sizes.width // TERMS) * QUERY.itemsize // 4, dtype=np.int32),
+        scores=aligned(threads, queries, SPAN),
         blend=aligned(threads, queries, whole(sizes.width)),
-        totals=aligned(threads, queries),
-        lanes=aligned(threads, 16),
-        scores_seen=aligned(threads, TREE_ROOM),
+        tops=aligned(threads, queries),
+        totals=aligned(threads, queries, LANES_OF_TOTAL),
+        block_tops=aligned(threads, SPAN // TERMS),
+        inverses=aligned(threads, SPAN),
+        path_scores=aligned(threads, queries // RUN, SPAN),
+        path_values=aligned(threads, whole(sizes.width) * SPAN, dtype=np.uint32),
+        path_logs=aligned(threads, SPAN),
         runs=np.zeros(CHUNK + 1, np.int64),
         sync=sync,
         rows=np.zeros(CHUNK, ROW),

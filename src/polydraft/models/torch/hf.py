@@ -171,6 +171,7 @@ class HFTarget(SlotModel):
             bytes_per_token=sum(shape.bytes_per_token for shape in layers),
             device=self.device,
         )
+        self.cache_dtype = str(layers[0].dtype).removeprefix("torch.") if layers else self.cache_dtype
         self._cache = SlotCache(layers, self.max_num_seqs, columns, recorder.devices)
         self._cache.said_length = self._said_length
         return layers

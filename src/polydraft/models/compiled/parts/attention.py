@@ -8,12 +8,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polydraft.models.compiled.cache import SlotMemory, keep
-from polydraft.models.compiled.kernels import cap, norm_part, soften
+from polydraft.models.compiled.cache import BYTES_TOGETHER, COLUMNS, SlotMemory, keep_keys, keep_values
+from polydraft.models.compiled.cache_tiles import WEIGHTS, round_query
+from polydraft.models.compiled.kernels import cap, norm_part
 from polydraft.models.compiled.products import call_product
 from polydraft.models.compiled.program import lasting_code
+from polydraft.models.compiled.softmax import (
+    LANES_OF_TOTAL,
+    LEAST_TOP,
+    TERMS,
+    block_top,
+    power_of_two,
+    powers,
+    soften_block,
+    soften_tile,
+    tile_top,
+)
 from polydraft.models.compiled.vectors import PANEL
-from polydraft.models.compiled.workspace import NONE, Sizes, Workspace
+from polydraft.models.compiled.workspace import NONE, ONE, SPAN, Sizes, Workspace
 from polydraft.numerics.compile_time import inner, unowned
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import exp, fma
@@ -43,95 +55,227 @@ def place_heads(qkv, bias, q_norm, k_norm, sizes, cos, sin, memory, layer, slot,
         if len(q_norm) > 0:
             norm_part(qkv, begin, q_norm if j < H else k_norm, sizes.epsilon)
         _rotate(qkv, begin, cos, sin)
-    keys, values, together, bits = memory.keys[layer, slot], memory.values[layer, slot], memory.together, qkv.view(np.uint32)
     for j in range(G):
-        for i in range(D):
-            keep(keys[j, column // PANEL], together, i, column % PANEL, bits[first + j * D + i])
-            keep(values[j, i // PANEL], together, column, i % PANEL, bits[first + (G + j) * D + i])
+        keep_keys(memory, layer, slot, j, column, qkv, first + j * D, D)
+        keep_values(memory, layer, slot, j, column, qkv, first + (G + j) * D, D)
 
 
-@inner(error_model="numpy")
-def attend(sizes, memory, work, layer, window, sinks, first, last, g, head, heads, thread):
-    """Rows first .. last-1, all of one slot: softmax(scale q . keys) values, so many heads of group g, from `head` on, in one product.
+TILE, MOST_SCORES = 64, 4096
+"""Columns whose scores are in work at once, and scores of few rows: they stay in the first cache, and keys are read once for all rows of a run.
+Bits do not depend on either."""
+_LOG2_E = np.float32(1.44269504)
+_numeric = inner(_nrt=False, error_model="numpy")
+"""For what cuts arrays out of others tile by tile: counting who owns them took three times what the arithmetic takes."""
 
-    window: tokens that a row attends to, itself included; 0 for all. Panels of columns that no row attends to are left out.
-    sinks: [H] a score more in the softmax of each head, which has no value, or nothing.
-    """
-    D, G = sizes.width, sizes.groups
-    slots, padded, offset = memory.keys.shape[1], memory.values.shape[3] * PANEL, (g * (sizes.heads // G) + head) * D
-    columns, slot, end = memory.values.shape[4] * memory.together, work.rows[first].slot, np.int64(0)
-    size = 4 // memory.together
-    queries, scores, blend, totals = work.queries[thread], work.scores[thread], work.blend[thread], work.totals[thread]
-    inputs, nearest = queries.shape[1], np.int64(0) if window == 0 else columns
-    for t in range(first, last):
-        end = max(end, work.rows[t].column + 1)
-        if window > 0:
-            nearest = min(nearest, max(np.int64(0), work.rows[t].position + 1 - window), work.rows[t].length)
-    skipped_panels = nearest // PANEL
-    shift, panels = skipped_panels * PANEL, (end + PANEL - 1) // PANEL - skipped_panels
-    rows, scale, apart = (last - first) * heads, sizes.attention_scale, 2 if sizes.gated else 1
+
+@_numeric
+def _window_start(row, window):
+    """The first position that a row attends to."""
+    return np.int64(0) if window == 0 else max(np.int64(0), row.position + 1 - window)
+
+
+@_numeric
+def _take_queries(sizes, memory, work, first, last, offset, heads, thread):
+    """Queries of some rows and heads, scaled so that scores are in units of log2."""
+    D, apart, queries = sizes.width, 2 if sizes.gated else 1, work.queries[thread]
+    scale = sizes.attention_scale if sizes.attention_cap > NONE else sizes.attention_scale * _LOG2_E
     for t in range(first, last):
         for h in range(heads):
             r, begin = (t - first) * heads + h, apart * (offset + h * D)
             for i in range(D):
                 queries[r, i] = work.qkv[t, begin + i] * scale
-    at = size * ((layer * slots + slot) * G + g) * columns
+            if memory.together == BYTES_TOGETHER:
+                round_query(queries[r], work.words[thread, r], D)
+
+
+@_numeric
+def _score(sizes, memory, work, layer, slot, g, column, panels, rows, thread):
+    """Scores of rows over panels of columns from `column` on."""
+    keys, queries, scores, words = memory.keys[layer, slot, g], work.queries[thread], work.scores[thread], work.words[thread]
+    at, inputs = keys[column // PANEL].ctypes.data, queries.shape[1]
+    if memory.together == BYTES_TOGETHER:
+        scales = memory.scales[layer, slot, g]
+        call_product(
+            memory.scores, words.ctypes.data, 4 * words.shape[1], at, scales.ctypes.data + 4 * column, panels, sizes.width,
+            scores.ctypes.data, 4 * SPAN, 4 * scales.shape[1], rows,
+        )  # fmt: skip
+    else:
+        stride = 4 // memory.together * inputs * PANEL
+        call_product(
+            memory.scores, queries.ctypes.data, 4 * inputs, at, stride, panels, inputs, scores.ctypes.data, 4 * SPAN, PANEL, rows
+        )
+    if sizes.attention_cap > NONE:
+        for r in range(rows):
+            cap(scores[r], np.int64(0), panels * PANEL, sizes.attention_cap)
+            for c in range(panels * PANEL):
+                scores[r, c] *= _LOG2_E
+
+
+@_numeric
+def _raise_top(top, tops, r, totals, blend):
+    """Scale what a row has so far to a larger top, which rounds nothing."""
+    top = np.float32(np.ceil(top))
+    if top > tops[r]:
+        factor = power_of_two(tops[r] - top)
+        for k in range(LANES_OF_TOTAL):
+            totals[r, k] *= factor
+        for i in range(blend.shape[1]):
+            blend[r, i] *= factor
+        tops[r] = top
+
+
+@_numeric
+def _soften(memory, work, scores, low, high, count, r, thread):
+    """Scores of a row over `count` columns, a multiple of TERMS -> weights of the columns low .. high-1, for `_add_values`."""
+    tops, totals, blend = work.tops[thread], work.totals[thread], work.blend[thread]
+    for c in range(min(low, count)):
+        scores[c] = np.float32(-np.inf)
+    for c in range(max(high, np.int64(0)), count):
+        scores[c] = np.float32(-np.inf)
+    at, lanes = scores.ctypes.data, totals[r].ctypes.data
+    if memory.together < BYTES_TOGETHER:
+        _raise_top(tile_top(at, count), tops, r, totals, blend)
+        soften_tile(at, count, tops[r], lanes)
+        return
+    block_tops, inverses, logs = work.block_tops[thread], work.inverses[thread].ctypes.data, work.path_logs[thread].ctypes.data
+    for k in range(count // TERMS):
+        block_tops[k] = np.ceil(block_top(at + WEIGHTS * k, logs + WEIGHTS * k))
+        _raise_top(block_tops[k], tops, r, totals, blend)
+    for k in range(count // TERMS):
+        top = max(block_tops[k], LEAST_TOP)
+        factor = power_of_two(top - tops[r])
+        soften_block(at + WEIGHTS * k, inverses + WEIGHTS * k, top, factor, lanes)
+
+
+@_numeric
+def _take_scales(memory, work, layer, slot, g, column, count, thread):
+    """Logarithms of the scales of values, and what divides by them."""
+    if memory.together == BYTES_TOGETHER:
+        logs, scales = work.path_logs[thread], memory.scales[layer, slot, g, memory.scales.shape[3] - 1]
+        for c in range(count):
+            logs[c] = scales[column + c]
+        powers(logs.ctypes.data, work.inverses[thread].ctypes.data, count)
+
+
+@_numeric
+def _add_values(memory, work, scores, values, stride, count, begin, rows, thread):
+    """Add weights times values of `count` columns to rows from `begin` on. values: address of the first panel.  stride: bytes to the next."""
+    blend = work.blend[thread]
     call_product(
-        memory.product,
-        queries.ctypes.data,
-        4 * inputs,
-        memory.keys.ctypes.data + (at + size * shift) * inputs,
-        size * inputs * PANEL,
-        panels,
-        inputs,
-        scores.ctypes.data,
-        4 * columns,
-        PANEL,
-        rows,
-    )
+        memory.sums, scores.ctypes.data, 4 * SPAN, values, stride, blend.shape[1] // PANEL, count,
+        blend[begin].ctypes.data, 4 * blend.shape[1], PANEL if memory.together < BYTES_TOGETHER else np.int64(0), rows,
+    )  # fmt: skip
+
+
+@_numeric
+def _attend_tiles(sizes, memory, work, layer, window, first, last, slot, g, heads, begin, end, is_chain, thread):
+    """Attend to columns begin .. end-1, a tile at a time. is_chain: whether all that a row attends to lies side by side."""
+    values, scores, rows = memory.values[layer, slot, g], work.scores[thread], (last - first) * heads
+    word, tile = 4 * PANEL // memory.together, min(max(TILE, MOST_SCORES // rows // TILE * TILE), SPAN // TILE * TILE)
+    for column in range(begin, end, tile):
+        count = min(tile, (end - column + COLUMNS - 1) // COLUMNS * COLUMNS)
+        _score(sizes, memory, work, layer, slot, g, column, count // PANEL, rows, thread)
+        _take_scales(memory, work, layer, slot, g, column, count, thread)
+        for t in range(first, last):
+            row = work.rows[t]
+            low, high = _window_start(row, window) - column, row.length - column
+            if is_chain:
+                high += row.num_seen
+            for h in range(heads):
+                r = (t - first) * heads + h
+                _soften(memory, work, scores[r], low, high, count, r, thread)
+        at = values.ctypes.data + word * column
+        _add_values(memory, work, scores, at, word * values.shape[1] * memory.together, count, np.int64(0), rows, thread)
+
+
+@_numeric
+def _gather(memory, work, layer, slot, g, begin, row, seen, count, thread):
+    """Values of columns begin .. of committed tokens and then of those seen, side by side, and the logarithms of their scales."""
+    together, size = memory.together, 32 // memory.together
+    committed, mask = row.length - begin, np.uint32((1 << size) - 1) if size < 32 else np.uint32(0xFFFFFFFF)
+    words, gathered = memory.values[layer, slot, g].view(np.uint32), work.path_values[thread]
+    for p in range(words.shape[0]):
+        for j in range(count):
+            here = (p * SPAN + j) // together * PANEL
+            if j % together == 0:
+                for i in range(PANEL):
+                    gathered[here + i] = 0
+            if j < committed + row.num_seen:
+                column = begin + j if j < committed else seen[j - committed]
+                read, write = np.uint32(column % together * size), np.uint32(j % together * size)
+                source = words[p, column // together]
+                for i in range(PANEL):
+                    gathered[here + i] |= ((source[i, 0] >> read) & mask) << write
+    if together == BYTES_TOGETHER:
+        logs, scales = work.path_logs[thread], memory.scales[layer, slot, g, memory.scales.shape[3] - 1]
+        for j in range(count):
+            column = begin + j if j < committed else seen[j - committed] if j < committed + row.num_seen else begin
+            logs[j] = scales[column]
+        powers(logs.ctypes.data, work.inverses[thread].ctypes.data, count)
+
+
+@_numeric
+def _attend_paths(sizes, memory, work, layer, window, first, last, slot, g, heads, begin, end, thread):
+    """Attend to the last committed columns, from `begin` on, and to each row's path in a tree, position by position as where it lies alone."""
+    panels, scores = (end - begin + PANEL - 1) // PANEL, work.scores[thread]
+    _score(sizes, memory, work, layer, slot, g, begin, panels, (last - first) * heads, thread)
+    path_scores, values = work.path_scores[thread], work.path_values[thread].ctypes.data
     for t in range(first, last):
-        base, count = work.rows[t].length, work.rows[t].num_seen
-        start = np.int64(0) if window == 0 else max(np.int64(0), work.rows[t].position + 1 - window)
-        skipped, start = max(np.int64(0), start - base), max(np.int64(0), min(start, base) - shift)
+        row, seen = work.rows[t], work.seen_columns[t]
+        committed = row.length - begin
+        positions = committed + row.num_seen
+        count = (positions + COLUMNS - 1) // COLUMNS * COLUMNS
+        _gather(memory, work, layer, slot, g, begin, row, seen, count, thread)
         for h in range(heads):
             r = (t - first) * heads + h
-            if sizes.attention_cap > NONE:
-                cap(scores[r], np.int64(0), end - shift, sizes.attention_cap)
-            totals[r] = soften(
-                scores[r],
-                start,
-                base - shift,
-                work.seen_columns[t],
-                skipped,
-                count,
-                shift,
-                panels * PANEL,
-                sinks[g * (sizes.heads // G) + head + h] if len(sinks) > 0 else np.float32(-np.inf),
-                work.lanes[thread],
-                work.scores_seen[thread],
-            )
-    call_product(
-        memory.product,
-        scores.ctypes.data,
-        4 * columns,
-        memory.values.ctypes.data + at * padded + size * shift * PANEL,
-        size * columns * PANEL,
-        padded // PANEL,
-        panels * PANEL,
-        blend.ctypes.data,
-        4 * padded,
-        PANEL,
-        rows,
-    )
+            for j in range(positions):
+                path_scores[h, j] = scores[r, j if j < committed else seen[j - committed] - begin]
+            _soften(memory, work, path_scores[h], _window_start(row, window) - begin, positions, count, r, thread)
+        stride = 4 * PANEL * SPAN // memory.together
+        _add_values(memory, work, path_scores, values, stride, count, (t - first) * heads, heads, thread)
+
+
+@_numeric
+def attend(sizes, memory, work, layer, window, sinks, first, last, g, head, heads, thread):
+    """Rows first .. last-1, all of one slot: softmax(scale q . keys) values, so many heads of group g, from `head` on, tile by tile of columns.
+
+    window: tokens that a row attends to, itself included; 0 for all. Tiles of columns that no row attends to are left out.
+    sinks: [H] a score more in the softmax of each head, which has no value, or nothing.
+    """
+    slot, base, D, offset = work.rows[first].slot, work.rows[first].length, sizes.width, g * (sizes.heads // sizes.groups) + head
+    begin, end, is_chain = base, np.int64(0), True
+    for t in range(first, last):
+        row = work.rows[t]
+        begin = min(begin, _window_start(row, window))
+        for j in range(row.num_seen):
+            end = max(end, work.seen_columns[t, j] + 1)
+            is_chain = is_chain and work.seen_columns[t, j] == base + j
+    _take_queries(sizes, memory, work, first, last, offset * D, heads, thread)
+    blend, totals, tops = work.blend[thread], work.totals[thread], work.tops[thread]
+    for r in range((last - first) * heads):
+        sink = sinks[offset + r % heads] * _LOG2_E if len(sinks) > 0 else LEAST_TOP
+        tops[r] = np.ceil(sink)
+        for k in range(LANES_OF_TOTAL):
+            totals[r, k] = NONE
+        for i in range(blend.shape[1]):
+            blend[r, i] = NONE
+    start, behind = begin // COLUMNS * COLUMNS, end if is_chain else base // COLUMNS * COLUMNS
+    _attend_tiles(sizes, memory, work, layer, window, first, last, slot, g, heads, start, behind, is_chain, thread)
+    if not is_chain:
+        _attend_paths(sizes, memory, work, layer, window, first, last, slot, g, heads, behind, end, thread)
     for t in range(first, last):
         for h in range(heads):
-            r, begin = (t - first) * heads + h, offset + h * D
-            share = np.float32(1.0) / totals[r]
+            r, at, total = (t - first) * heads + h, (offset + h) * D, NONE
+            for k in range(LANES_OF_TOTAL):
+                total += totals[r, k]
+            if len(sinks) > 0:
+                total += exp((sinks[offset + h] * _LOG2_E - tops[r]) / _LOG2_E)
+            share = ONE / total
             for i in range(D):
-                work.mixed[t, begin + i] = blend[r, i] * share
+                work.mixed[t, at + i] = blend[r, i] * share
             if sizes.gated:
                 for i in range(D):
-                    work.mixed[t, begin + i] /= np.float32(1.0) + exp(-work.qkv[t, 2 * begin + D + i])
+                    work.mixed[t, at + i] /= ONE + exp(-work.qkv[t, 2 * at + D + i])
 
 
 class Place(NamedTuple):

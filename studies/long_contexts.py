@@ -1,0 +1,128 @@
+"""`python -m studies.long_contexts --model NAME`: reading a prompt and decoding behind it, by its length and by the type of keys and values.
+
+Times are CPU time of one thread, of the forward passes alone; types take turns, passages as well. Deviations are of a text's next tokens behind `--depth`
+tokens of it, from keys and values in float32: mean |log-probability difference| of the text's tokens, KL divergence, and the share with the same argmax.
+"""
+
+import argparse
+import csv
+import doctest
+import inspect
+import tarfile
+import typing
+from pathlib import Path
+from time import process_time
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from polydraft.core import TokenTree
+from polydraft.models import load
+from polydraft.models.slots import TREE_ROOM
+
+__all__ = ["deviations", "main", "seconds"]
+
+DECODED = 24
+"""Tokens that are decoded at each length; the smallest time counts."""
+
+
+def _text(name: str, length: int) -> list[int]:
+    """Ids of the standard library's own sources."""
+    ids, tokenizer = list[int](), load.load_tokenizer(name)
+    for module in (argparse, typing, inspect, tarfile, doctest):
+        if len(ids) < length:
+            ids += load.encode(tokenizer, inspect.getsource(module))
+    return (ids * (length // len(ids) + 1))[:length]
+
+
+def seconds(model: Any, ids: list[int], lengths: list[int]) -> dict[str, float]:
+    """Of reading so many tokens from nothing, of a token of the last piece, and of one decoded behind them."""
+    took, total, begin, last, piece = dict[str, float](), 0.0, 0, 0.0, ids[:1]
+    for length in lengths:
+        while begin < length:
+            piece = ids[begin : min(begin + TREE_ROOM, length)]
+            start = process_time()
+            model.prefill([0], [piece])
+            last = process_time() - start
+            total, begin = total + last, begin + len(piece)
+        took[f"prompt {length}"], took[f"piece {length}"] = total / length, last / len(piece)
+        passes = list[float]()
+        for _ in range(DECODED):
+            start = process_time()
+            model.score([0], TokenTree.roots(torch.tensor([ids[length]])))
+            passes.append(process_time() - start)
+        took[f"decoding {length}"] = min(passes)
+    model.release([0])
+    return took
+
+
+def _log_probs(model: Any, ids: list[int], depth: int) -> torch.Tensor:
+    model.prefill([0], [ids[:depth]])
+    rows = list[torch.Tensor]()
+    for begin in range(depth, len(ids), 64):
+        piece = ids[begin : begin + 64]
+        rows.append(model.score([0], TokenTree.chain(torch.tensor([piece]))).logits[0].log_softmax(-1))
+        model.prefill([0], [piece])
+    model.release([0])
+    return torch.cat(rows)
+
+
+def deviations(exact: torch.Tensor, other: torch.Tensor, ids: list[int]) -> tuple[float, float, float]:
+    """Mean |difference| of the log-probabilities of the tokens that follow, KL divergence, and the share with the same argmax."""
+    following = torch.tensor(ids)[:, None]
+    n = len(following)
+    difference = (exact[:n].gather(1, following) - other[:n].gather(1, following)).abs().mean()
+    divergence = (exact.exp() * (exact - other)).sum(-1).mean()
+    return float(difference), float(divergence), float((exact.argmax(-1) == other.argmax(-1)).float().mean())
+
+
+@torch.inference_mode()
+def main(
+    model: Annotated[str, typer.Option(help="Name of `polydraft models list`, folder or GGUF file.")],
+    types: Annotated[str, typer.Option(help="Types of keys and values.")] = "float32,bfloat16,q8_0",
+    lengths: Annotated[str, typer.Option(help="Lengths of the context.")] = "500,4000,8000",
+    depth: Annotated[int, typer.Option(help="Tokens before those whose distributions are compared; 0 compares none.")] = 2000,
+    compared: Annotated[int, typer.Option(help="Tokens whose distributions are compared.")] = 512,
+    turns: Annotated[int, typer.Option(help="Turns of the types.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="CSV file for the figures.")] = None,
+) -> None:
+    """Print a table of speeds and deviations by type."""
+    names, sizes = types.split(","), [int(x) for x in lengths.split(",")]
+    ids = _text(model, max(*sizes, depth + compared) + 1)
+    rows, exact = list[dict[str, Any]](), None
+    times: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for turn in range(turns):
+        for name in names:
+            llm: Any = load.load_model(model, cache_dtype=name, max_num_seqs=1, max_model_len=len(ids) + TREE_ROOM, threads=1)
+            times[name].append(seconds(llm, ids, sizes))
+            if turn > 0:
+                continue
+            row: dict[str, Any] = {"type": name, "bytes a token": llm.bytes_per_token}
+            if depth:
+                log_probs = _log_probs(llm, ids[: depth + compared], depth)
+                exact = log_probs if exact is None else exact
+                figures = deviations(exact, log_probs, ids[depth + 1 : depth + compared + 1])
+                row |= dict(zip(("log-probability", "KL", "same argmax"), figures, strict=True))
+            rows.append(row)
+    for row in rows:
+        best = {key: float(np.min([took[key] for took in times[row["type"]]])) for key in times[row["type"]][0]}
+        row |= {f"{key}, tokens/s": 1 / value for key, value in best.items()}
+        for kind in ("prompt", "decoding"):
+            row |= {f"{kind} {n} / {sizes[0]}": best[f"{kind} {sizes[0]}"] / best[f"{kind} {n}"] for n in sizes[1:]}
+    table = Table("", *(row["type"] for row in rows))
+    for key in list(rows[0])[1:]:
+        table.add_row(key, *(f"{row[key]:.4g}" for row in rows))
+    Console(width=130).print(table)
+    if out:
+        with out.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    typer.run(main)
