@@ -29,6 +29,7 @@ LAYERS = [
     "train",
     "tune check bench",
     "cli server integrations __main__",
+    "papers",
 ]
 RANK = {name: rank for rank, line in enumerate(LAYERS) for name in line.split()}
 LOADED_BY_NAME = {"methods.registry"}

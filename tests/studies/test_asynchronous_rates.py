@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from polydraft.drafters.amusd.lead import Lead
 from polydraft.errors import InvalidInputError
+from polydraft.papers.amusd.lead import Lead
 from studies.theory.asynchronous import asynchronous_rate, synchronous_rate
-from tests.support.amusd_simulator import simulate
+from tests.papers.amusd.simulator import simulate
 
 
 def simulated(acceptance, seconds, passes, count=4000, **sizes):

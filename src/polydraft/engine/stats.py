@@ -24,7 +24,7 @@ class RequestStats:
     arrival: of `add_request`, on `perf_counter`.  seconds_waiting: from then until it had a slot.
     seconds_to_first_token: from `add_request`, waiting and compiling included.
     near_ties: greedy decisions within `tie_margin`, which were scored again.
-    drafter_counts: what a drafter says of its own work, such as `drafters.amusd.lead.Counts`; None where it says nothing.
+    drafter_counts: what a drafter says of its own work, such as `papers.amusd.lead.Counts`; None where it says nothing.
 
     Example:
         >>> stats = RequestStats()

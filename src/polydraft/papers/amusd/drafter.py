@@ -19,13 +19,13 @@ import torch
 
 from polydraft.core import Budget, Draft, DraftSampling, Needs, NoiseKey, Outcome, Request, Scores, TreeShape
 from polydraft.core import geometry as trees
-from polydraft.drafters.amusd.lead import Counts, Item, Lead
-from polydraft.drafters.amusd.trace import VERIFY, Trace
-from polydraft.drafters.amusd.worker import Drafting, Worker
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
 from polydraft.methods.papers import method
+from polydraft.papers.amusd.lead import Counts, Item, Lead
+from polydraft.papers.amusd.trace import VERIFY, Trace
+from polydraft.papers.amusd.worker import Drafting, Worker
 
 __all__ = ["AmusdDrafter", "cores"]
 

@@ -5,11 +5,21 @@ import random
 import numpy as np
 import pytest
 
-from polydraft.drafters.amusd.lead import Item, Lead
 from polydraft.errors import InvalidInputError
+from polydraft.papers.amusd.lead import Item, Lead
 from polydraft.testing import Tables
-from tests.drafters.leads import Case, Quarters, Worker, after, distribution, orders, race_case, reachable, target_distribution
-from tests.support.amusd_simulator import simulate
+from tests.papers.amusd.leads import (
+    Case,
+    Quarters,
+    Worker,
+    after,
+    distribution,
+    orders,
+    race_case,
+    reachable,
+    target_distribution,
+)
+from tests.papers.amusd.simulator import simulate
 
 LENGTH = 4
 

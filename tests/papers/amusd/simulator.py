@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from polydraft.drafters.amusd.lead import Item, Lead
-from polydraft.drafters.amusd.trace import DRAFT, VERIFY, Trace
+from polydraft.papers.amusd.lead import Item, Lead
+from polydraft.papers.amusd.trace import DRAFT, VERIFY, Trace
 
 __all__ = ["simulate"]
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape
-from polydraft.drafters.amusd.lead import Item, Lead
 from polydraft.methods import registry
+from polydraft.papers.amusd.lead import Item, Lead
 from polydraft.sampling import noise
 from polydraft.testing import Tables
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from polydraft import Engine, SamplingParams
 from polydraft.core.params import StructuredOutputs
-from polydraft.drafters.amusd import drafter as amusd
-from polydraft.drafters.amusd.drafter import AmusdDrafter
-from polydraft.drafters.amusd.trace import DRAFT, VERIFY, Trace
 from polydraft.drafters.base import Parts
 from polydraft.errors import DrafterWarning, DraftWorkerError, IncompatibleError, InvalidInputError
+from polydraft.papers.amusd import drafter as amusd
+from polydraft.papers.amusd.drafter import AmusdDrafter
+from polydraft.papers.amusd.trace import DRAFT, VERIFY, Trace
 from tests.engine.tables import TableModel, p_value, plain_greedy
 
 PROMPTS = [[1, 2, 3], [4], [0, 0, 1]]

@@ -17,13 +17,13 @@ import torch
 
 from polydraft.core import Budget, Request
 from polydraft.core.geometry import chain
-from polydraft.drafters.amusd.lead import Item, Lead, Step
-from polydraft.drafters.amusd.trace import DRAFT, Trace
 from polydraft.drafters.base import as_one_round
 from polydraft.drafters.model.by_depth import ModelState
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import DraftWorkerError, InvalidInputError
 from polydraft.models.slots import common_length
+from polydraft.papers.amusd.lead import Item, Lead, Step
+from polydraft.papers.amusd.trace import DRAFT, Trace
 from polydraft.sampling.noise import epoch_seed
 
 __all__ = ["Drafting", "Worker"]
