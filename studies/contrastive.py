@@ -33,9 +33,9 @@ ALPHAS, BETAS, WINDOW = (0.0, 0.1, 0.3), (0.0, 0.25, 0.5, 1.0), 192
 
 def first_layers(name: str, layers: int, folder: Path, exit_: Path | None = None) -> Path:
     """A model of the first layers of another one, written to a folder. exit_: a trained exit in the place of `layers`: one layer more, which attends to nothing."""
-    from polydraft.heads.early_exit.network import ExitCheckpoint
     from polydraft.models.loading.folder import load_module
     from polydraft.models.loading.hub import located
+    from polydraft.papers.early_exit.network import ExitCheckpoint
 
     module = load_module(located(name), dtype="float32", device="cpu")
     if exit_ is not None:

@@ -11,10 +11,10 @@ from polydraft.core import Budget, TokenTree
 from polydraft.core.geometry import chain, paths
 from polydraft.drafters.base import Parts
 from polydraft.heads.checkpoint import embeddings, output_rows
-from polydraft.heads.hidden_transfer.network import TransferRecipe
 from polydraft.heads.recipe import Material
 from polydraft.methods import registry
 from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.papers.hidden_transfer.network import TransferRecipe
 from polydraft.verifiers import pairing
 from tests.drafters.sessions import requests
 

@@ -8,11 +8,11 @@ from polydraft.core import Budget
 from polydraft.core.geometry import chain
 from polydraft.drafters.base import Parts
 from polydraft.errors import InvalidInputError
-from polydraft.heads.early_exit import EarlyExitDrafter
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.torch.hf import HFTarget
+from polydraft.papers.early_exit import EarlyExitDrafter
 from tests.drafters.sessions import requests
-from tests.heads import layered
+from tests.papers import layered
 
 PROMPTS = [[1, 2, 3, 1, 2], [4], [0, 0, 1, 0, 0]]
 

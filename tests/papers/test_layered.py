@@ -13,7 +13,7 @@ from polydraft.methods import registry
 from polydraft.verifiers import pairing
 from tests.drafters.sessions import requests
 from tests.engine.tables import TableModel
-from tests.heads import layered
+from tests.papers import layered
 
 NAMES = ("early-exit", "hidden-transfer")
 PAIRS = [(name, rule) for name in NAMES for rule in pairing.fitting(registry.drafter(name).methods[0])]

@@ -1,7 +1,7 @@
 """Early exit: the target's own first layers draft, in its own cache.
 
 Elhoushi et al. 2024, LayerSkip (arXiv 2404.16710); Zhang et al. 2023, Draft & Verify (arXiv 2309.08168).
-    E          layers that draft: a node is run through them, then through the exit, see `heads.early_exit.compiled`
+    E          layers that draft: a node is run through them, then through the exit, see `papers.early_exit.compiled`
     committed  tokens are never run through them again: the target did, and its columns are read
 
 A draft model in the target's slots: all kinds of `drafters.model.paths` and all rules for them serve unchanged. A pass of the target
@@ -14,8 +14,8 @@ from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import FIXED, Guest
 from polydraft.errors import InvalidInputError
 from polydraft.heads.drafter import HeadDrafter
-from polydraft.heads.early_exit.network import ExitCheckpoint
 from polydraft.methods.papers import method
+from polydraft.papers.early_exit.network import ExitCheckpoint
 
 __all__ = ["EarlyExitDrafter"]
 
@@ -31,7 +31,7 @@ class EarlyExitDrafter(Guest, HeadDrafter):
     methods = (method("early-exit", "Early exit", "2404.16710 2309.08168", {DraftSampling.IID}, FIXED),)
 
     checkpoint = ExitCheckpoint
-    forms = "polydraft.heads.early_exit.compiled:CompiledExit", "polydraft.heads.early_exit.network:ExitModel"
+    forms = "polydraft.papers.early_exit.compiled:CompiledExit", "polydraft.papers.early_exit.network:ExitModel"
 
     @classmethod
     def build(

@@ -8,11 +8,11 @@ import torch
 from polydraft.core import Budget, TokenTree
 from polydraft.core.geometry import chain
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
-from polydraft.heads.hidden_transfer import TransferDrafter
-from polydraft.heads.hidden_transfer.compiled import CompiledTransfer
-from polydraft.heads.hidden_transfer.network import TransferCheckpoint, TransferModel
 from polydraft.models.torch.hf import HFTarget
-from tests.heads import layered
+from polydraft.papers.hidden_transfer import TransferDrafter
+from polydraft.papers.hidden_transfer.compiled import CompiledTransfer
+from polydraft.papers.hidden_transfer.network import TransferCheckpoint, TransferModel
+from tests.papers import layered
 
 TEXT = [1, 2, 3, 4, 0, 1]
 

@@ -1,7 +1,7 @@
 """Hidden transfer: the target's state at the newest token is mapped to states of the next positions, which its remaining layers run to the end.
 
 Wu et al. 2024 (arXiv 2404.12022). The authors attach k pseudo rows to every node of the tree that is scored; here they are a pass of their own
-behind the accepted node: k rows through the remaining layers instead of k more for every node, see `heads.hidden_transfer.compiled`.
+behind the accepted node: k rows through the remaining layers instead of k more for every node, see `papers.hidden_transfer.compiled`.
 The rows know the text up to the target's last read token and nothing of what is drafted: `heads.depth_drafter` drafts.
 Trap: a map of the last state alone is a Medusa head; what is gained is the layers behind it.
 """
@@ -15,8 +15,8 @@ from polydraft.core import DraftSampling, Request
 from polydraft.drafters.model.paths import FIXED, ModelState, slots_of
 from polydraft.heads.depth_drafter import DepthDrafter
 from polydraft.heads.drafter import HeadState
-from polydraft.heads.hidden_transfer.network import TransferCheckpoint
 from polydraft.methods.papers import method
+from polydraft.papers.hidden_transfer.network import TransferCheckpoint
 
 __all__ = ["TransferDrafter"]
 
@@ -31,7 +31,7 @@ class TransferDrafter(DepthDrafter):
 
     methods = (method("hidden-transfer", "Hidden transfer", "2404.12022", {DraftSampling.IID}, FIXED),)
     checkpoint = TransferCheckpoint
-    forms = "polydraft.heads.hidden_transfer.compiled:CompiledTransfer", "polydraft.heads.hidden_transfer.network:TransferModel"
+    forms = "polydraft.papers.hidden_transfer.compiled:CompiledTransfer", "polydraft.papers.hidden_transfer.network:TransferModel"
 
     def start(self, requests: Sequence[Request]) -> list[Any]:
         """In the target's slots.
