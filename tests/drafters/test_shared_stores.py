@@ -5,11 +5,11 @@ import pytest
 from polydraft import Engine, FixedPolicy, SamplingParams
 from polydraft.core import Budget
 from polydraft.core.geometry import chain
-from polydraft.drafters.text.phrase_pool import PhrasePool
 from polydraft.drafters.text.trigram import TrigramDrafter, TrigramStore
 from polydraft.methods.registry import verifier
-from tests.drafters.test_phrases import Dull
+from polydraft.papers.lookahead.phrase_pool import PhrasePool
 from tests.engine.tables import TableModel
+from tests.papers.lookahead.test_phrases import Dull
 
 
 def of_phrases():

@@ -7,12 +7,12 @@ from polydraft import SamplingParams
 from polydraft.core import Budget, Draft, Needs, Request
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.model.paths import ModelDrafter
-from polydraft.drafters.text.lookahead import LookaheadDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
-from polydraft.drafters.text.phrases import PhraseDrafter
 from polydraft.engine.loop import Loop
 from polydraft.engine.speculation import Menu, Speculation
 from polydraft.methods.registry import verifier
+from polydraft.papers.lookahead.drafter import LookaheadDrafter
+from polydraft.papers.phrases.drafter import PhraseDrafter
 from tests.engine.tables import TableModel, plain_greedy
 from tests.policy.planning import LOGITS, costs, made, outcome, sequences
 

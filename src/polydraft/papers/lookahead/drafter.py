@@ -25,9 +25,9 @@ import torch
 from polydraft.core import AuxRows, Budget, Needs, Outcome, Request, Scores
 from polydraft.drafters.grown_tree import GrownTree
 from polydraft.drafters.text.base import TextDrafter, TextState, text_method
-from polydraft.drafters.text.phrase_pool import PhrasePool, add_phrase, most_likely, read_text
 from polydraft.errors import InvalidInputError
 from polydraft.numerics.compiled_code import njit
+from polydraft.papers.lookahead.phrase_pool import PhrasePool, add_phrase, most_likely, read_text
 from polydraft.sampling.noise import Stream, uniform_at
 
 

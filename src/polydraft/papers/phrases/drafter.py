@@ -24,10 +24,10 @@ from polydraft.core import Budget, Draft, Needs, Outcome, Request, Scores, Targe
 from polydraft.drafters.base import Parts, read_source
 from polydraft.drafters.grown_tree import GrownTree, point_mass
 from polydraft.drafters.text.base import TextDrafter, TextState, text_method
-from polydraft.drafters.text.phrase_pool import PhrasePool, add_phrase, most_likely, read_text
 from polydraft.errors import InvalidInputError
 from polydraft.models.slots import Slots, given_back_on_error
 from polydraft.numerics.compiled_code import njit
+from polydraft.papers.lookahead.phrase_pool import PhrasePool, add_phrase, most_likely, read_text
 
 
 @dataclass
