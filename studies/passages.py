@@ -17,10 +17,10 @@ import torch
 import typer
 
 from polydraft import Engine, SamplingParams, TokenTree
-from polydraft.decoding.nearest import Nearest
-from polydraft.decoding.passages import Passages
 from polydraft.models import load, pair
-from polydraft.verifiers.lossy.lenient import deviation
+from polydraft.papers.nest.lenient import deviation
+from polydraft.papers.nest.nearest import Nearest
+from polydraft.papers.nest.passages import Passages
 from studies.embedded_pair.held_out import standard_library
 from studies.options import Out, Quick, write_json
 

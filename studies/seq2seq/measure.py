@@ -10,7 +10,7 @@ from polydraft.heads.mask_query import MaskQueryDrafter
 from polydraft.heads.mask_query.network import MaskQueries
 from polydraft.methods import registry
 from polydraft.models.torch.seq2seq import Seq2SeqTarget
-from polydraft.verifiers.lossy.top_beta import TopBeta
+from polydraft.papers.relaxed.top_beta import TopBeta
 from studies.seq2seq.corpus import Pair
 
 __all__ = ["measured", "picture", "table"]

@@ -11,7 +11,7 @@ from polydraft.heads.mask_query import MaskQueryDrafter
 from polydraft.heads.mask_query.network import MaskQueries, QuerySizes
 from polydraft.methods import registry
 from polydraft.models.torch.seq2seq import Seq2SeqTarget
-from polydraft.verifiers.lossy.top_beta import TopBeta
+from polydraft.papers.relaxed.top_beta import TopBeta
 from studies.seq2seq.glancing import glancing_loss, reveal, start_of
 from tests.models.encoder_decoders import EOS, START, generated, small
 

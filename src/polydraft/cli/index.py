@@ -3,7 +3,7 @@
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -80,71 +80,6 @@ def build_text(
         TextIndex.build(documents, vocab_size, tokens_of=fingerprint(words)).save(out)
     say_skipped(skipped)
     typer.echo(f"{out}: text index of {texts.num_read:,} files, {out.stat().st_size:,} bytes{texts.left_out}")
-
-
-def delete(
-    file: Annotated[Path, typer.Argument(help="File of `polydraft index build --kind passages`.")],
-    source: Annotated[str, typer.Argument(help="Name of the document, as its quotations show it.")],
-    model: Annotated[str | None, typer.Option(help="The target it was built with; the embedded one without it.")] = None,
-) -> None:
-    """Delete a document's passages: they are never quoted again, by engines that run already either."""
-    quiet()
-    target, tokenizer = _target(model)
-    from polydraft.decoding.passages import Passages
-
-    opened = Passages.open(file, target, tokenizer, write=True)
-    count = opened.delete(source)
-    if not count:
-        raise InvalidInputError(
-            f"{source!r} is no document of {str(file)!r}; it has {', '.join(list(opened.sources)[:8]) or 'none'}."
-        )
-    typer.echo(f"{file}: {count} passages of {source} deleted")
-
-
-def _target(model: str | None) -> tuple[Any, Any]:
-    from polydraft.models import load, pair
-
-    name = model or str(pair.target_folder())
-    target, words = load.load_model(name, max_num_seqs=1, max_model_len=256), load.load_tokenizer(name)
-    load.take_vocabulary(target, words)
-    return target, words
-
-
-def build_passages(
-    corpus: list[Path], out: Path, *, model: str | None, append: bool, tokenizer: str | None, skip_unreadable: bool
-) -> None:
-    """In one transaction, into the file that is there, or into a new one that takes its name. The tokenizer is the model's."""
-    target, tokenizer = _target(model)
-    from polydraft.decoding.passages import Passages
-    from polydraft.drafters.text.corpus import Corpus
-    from polydraft.models import load
-
-    texts = Corpus(corpus)
-    place = out if append else out.with_name(out.name + ".part")
-    if not append:
-        place.unlink(missing_ok=True)
-    store = Passages.open(out, target, tokenizer, write=True) if append else Passages.create(place, target, tokenizer)
-    try:
-        with warnings.catch_warnings(record=True) as skipped, bars("reading files") as step:
-            warnings.simplefilter("always")
-            read = list[Path]()
-            documents = texts.documents(
-                lambda text: load.encode(tokenizer, text) if text else [],
-                skip_unreadable=skip_unreadable,
-                named=read.append,
-            )
-            named = ((str(read[-1]), ids) for ids in documents if not step(len(texts.files)))
-            count = store.append(named, target)
-        if not store.sources:
-            raise InvalidInputError("an empty corpus was given; expected a document of at least two tokens.")
-        if not append:
-            place.replace(out)
-    finally:
-        store.close()
-        if not append:
-            place.unlink(missing_ok=True)
-    say_skipped(skipped)
-    typer.echo(f"{out}: {count} passages of {texts.num_read:,} files added, {out.stat().st_size:,} bytes{texts.left_out}")
 
 
 def say_skipped(skipped: list[warnings.WarningMessage]) -> None:

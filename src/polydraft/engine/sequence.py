@@ -42,7 +42,7 @@ class Sample:
     error: what failed, where something did.  refused: whether that was what the request asked for.
     seed: the seed that was used, also where none was given.  origins: one for each token.  text_ends: likewise, the length of the text behind
         it, before a stop string was cut off.  sources: likewise, where it stands in a passage
-        (`drafters.text.spans.Standing`) or None; empty where the drafter does not say.
+        (`papers.nest.spans.Standing`) or None; empty where the drafter does not say.
     """
 
     index: int

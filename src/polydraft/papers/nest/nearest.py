@@ -6,9 +6,9 @@ Li, Chen, Holtzman, Chen, Lin, Yih & Lin 2024, nearest neighbour speculative dec
     lambda   sigmoid((min|s| / max|s| - alpha) / temperature): small where one neighbour is much nearer than the rest
     distribution      lambda p_LM + (1 - lambda) p_kNN; sampling parameters apply to its logarithm
 
-Lossless to this distribution with every lossless rule; `lossy.lenient` is the authors' own test, which is not. A row is a function of its own path: the passages are
+Lossless to this distribution with every lossless rule; `lenient` is the authors' own test, which is not. A row is a function of its own path: the passages are
 those of the 64 tokens before the last multiple of 64 (of a shorter text, a power of two), and nothing that was quoted leaves the store, as it does in
-the paper; `drafters.text.spans` does not begin a span at one place twice. No passages, or lambda = 1: the target distribution.
+the paper; `papers.nest.spans` does not begin a span at one place twice. No passages, or lambda = 1: the target distribution.
 """
 
 import math
@@ -23,10 +23,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.core import Needs, Scores, Target, TokenTree
-from polydraft.decoding.passages import Passages, key_layer
 from polydraft.drafters.base import Parts
 from polydraft.errors import InvalidInputError
 from polydraft.methods.papers import decoding_method
+from polydraft.papers.nest.passages import Passages, key_layer
 
 __all__ = ["Hits", "Nearest", "query_end"]
 

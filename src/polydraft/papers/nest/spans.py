@@ -45,7 +45,7 @@ class SpanState(Crediting, Attributing):
 
 
 class SpanDrafter:
-    """See the module. decoding: a `decoding.nearest.Nearest`, whose hits and passages are read.
+    """See the module. decoding: a `papers.nest.nearest.Nearest`, whose hits and passages are read.
 
     Example:
         >>> SpanDrafter.info.name

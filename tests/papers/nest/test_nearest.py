@@ -7,12 +7,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from polydraft import Engine, SamplingParams, TokenTree
 from polydraft.core import Draft, DraftSampling, Needs, TreeShape
-from polydraft.decoding.nearest import Hits, Nearest, mixed
-from polydraft.decoding.passages import LONGEST, Passages
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.torch.hf import HFTarget
-from polydraft.verifiers.lossy.lenient import Lenient, deviation, lenient
+from polydraft.papers.nest.lenient import Lenient, deviation, lenient
+from polydraft.papers.nest.nearest import Hits, Nearest, mixed
+from polydraft.papers.nest.passages import LONGEST, Passages
 from tests.exactness.runs import every_run
 
 pytest.importorskip("usearch")
