@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from polydraft.bench.images import ImageContender, compare, contenders, draw
 from polydraft.bench.record import markdown_table
-from polydraft.models.images import ImageFolder, ImageSizes, digits_folder
+from polydraft.papers.lantern.comparison import ImageContender, compare, contenders, draw
+from polydraft.papers.lantern.folder import ImageFolder, ImageSizes, digits_folder
 from studies.images.data import Pictures, digits, emoji
 from studies.images.quality import quality, train_classifier
 from studies.images.training import Settings, error, next_code_loss, texts_of, train_folder
@@ -174,7 +174,7 @@ def _losses(folder: ImageFolder, seen: Pictures, held_out: Pictures) -> dict[str
 
 def _greedy(folder: ImageFolder, classes: list[int], deltas: Any, factors: Any) -> list[dict[str, Any]]:
     """Tokens per step, and how many codes are not those of greedy decoding."""
-    from polydraft.engine.images import ImageEngine, neighbourhoods
+    from polydraft.papers.lantern.engine import ImageEngine, neighbourhoods
 
     plain = ImageEngine(folder, drafter="none").generate(classes, temperature=0)
     exact = ImageEngine(folder, drafter="tree", num_paths=4).generate(classes, temperature=0)

@@ -1,4 +1,4 @@
-"""From pictures to a folder of `models.images`: tokenizer, transformer over codes, draft model distilled on the guided distribution."""
+"""From pictures to a folder of `papers.lantern.folder`: tokenizer, transformer over codes, draft model distilled on the guided distribution."""
 
 import json
 import time
@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from polydraft.models.images import ImageFolder, ImageSizes, ImageTokenizer
+from polydraft.papers.lantern.folder import ImageFolder, ImageSizes, ImageTokenizer
 from polydraft.train.loop import save_atomically, train
 from studies.images.data import Pictures, varied
 

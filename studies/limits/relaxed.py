@@ -17,8 +17,8 @@ from torch import Tensor
 
 from polydraft.bench.record import markdown_table
 from polydraft.core import geometry as trees
+from polydraft.papers.lantern import latent
 from polydraft.papers.relaxed import top_beta, typical
-from polydraft.verifiers.lossy import latent
 from polydraft.verifiers.selection import overlap
 from studies.limits.contexts import Pair
 from studies.theory import efficiency

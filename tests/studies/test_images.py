@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from polydraft.engine.images import ImageEngine
 from polydraft.errors import InvalidInputError
-from polydraft.models.images import ImageFolder, ImageSizes, digits_folder
+from polydraft.papers.lantern.engine import ImageEngine
+from polydraft.papers.lantern.folder import ImageFolder, ImageSizes, digits_folder
 from studies.images import quality, training
 from studies.images.data import Pictures, digits, emoji, varied
 from tests.support.closeness import assert_close

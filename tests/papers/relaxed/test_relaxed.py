@@ -7,10 +7,10 @@ import torch
 from polydraft.core import Draft, DraftSampling, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.methods import registry
+from polydraft.papers.lantern import latent
 from polydraft.papers.relaxed import top_beta, typical
 from polydraft.papers.relaxed.top_beta import TopBeta
 from polydraft.testing import Tables, as_batch, enumerate_drafts, measure
-from polydraft.verifiers.lossy import latent
 from polydraft.verifiers.pairing import fitting
 from tests.exactness.harness import SHAPES, by_depth
 

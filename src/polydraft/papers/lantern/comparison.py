@@ -7,9 +7,9 @@ from time import process_time
 from typing import Any
 
 from polydraft.core import Draft, Method, Verdict
-from polydraft.engine.images import ImageEngine, Pictures, neighbourhoods
-from polydraft.models.images import ImageFolder
-from polydraft.verifiers.lossy.latent import Latent
+from polydraft.papers.lantern.engine import ImageEngine, Pictures, neighbourhoods
+from polydraft.papers.lantern.folder import ImageFolder
+from polydraft.papers.lantern.latent import Latent
 
 __all__ = ["ImageContender", "Measured", "compare", "contenders", "draw"]
 

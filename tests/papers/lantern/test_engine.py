@@ -8,12 +8,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from polydraft import Engine, SamplingParams
-from polydraft.bench.images import Measured, compare, contenders
 from polydraft.decoding.guidance import Guidance
-from polydraft.engine.images import ImageEngine, neighbourhoods
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
-from polydraft.models.images import ImageFolder, digits_folder
 from polydraft.models.load import load_model
+from polydraft.papers.lantern.comparison import Measured, compare, contenders
+from polydraft.papers.lantern.engine import ImageEngine, neighbourhoods
+from polydraft.papers.lantern.folder import ImageFolder, digits_folder
 
 SCALE = 2.5
 

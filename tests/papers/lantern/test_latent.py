@@ -9,8 +9,8 @@ import torch
 from polydraft.core import Draft, DraftSampling, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.methods import registry
+from polydraft.papers.lantern import latent
 from polydraft.testing import Tables, as_batch, enumerate_drafts, measure
-from polydraft.verifiers.lossy import latent
 from polydraft.verifiers.residual import normalise_or
 from tests.exactness.harness import by_depth
 

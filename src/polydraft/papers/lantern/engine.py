@@ -19,9 +19,9 @@ from polydraft.engine.api import Engine
 from polydraft.engine.parts import slots
 from polydraft.engine.sequence import Result
 from polydraft.errors import InvalidInputError
-from polydraft.models.images import ImageFolder, digits_folder
 from polydraft.models.load import load_model
-from polydraft.verifiers.lossy.latent import Latent, latent
+from polydraft.papers.lantern.folder import ImageFolder, digits_folder
+from polydraft.papers.lantern.latent import Latent, latent
 
 __all__ = ["DRAFTERS", "ImageEngine", "Pictures", "neighbourhoods"]
 

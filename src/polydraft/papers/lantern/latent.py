@@ -14,7 +14,7 @@ One sampled draft: total variation of the output  sum_x min(S(x), (q(x) - p(x))+
 even and q on odd tokens, each the other's neighbour, delta = 0.005 suffices. The budget limits the mass borrowed for one candidate.
 Traps: q raised with p, or a mere membership test in place of the sum; a neighbour list that holds its own token counts p twice; a rejection
 that takes away neighbours which nothing was borrowed from (the released code's first k + 1) is another distribution even at budget 0.
-There is no default codebook: make the rule with `latent(neighbours, ...)`, for pictures with `engine.images.neighbourhoods`.
+There is no default codebook: make the rule with `latent(neighbours, ...)`, for pictures with `papers.lantern.engine.neighbourhoods`.
 """
 
 import math

@@ -58,8 +58,8 @@ def images(
     """Make pictures of each class: without drafts, with an exact rule, with LANTERN at each budget."""
     check_output("--out", options.out, picture=True)
     quiet()
-    from polydraft.bench.images import compare, contenders, draw
-    from polydraft.models.images import ImageFolder, digits_folder
+    from polydraft.papers.lantern.comparison import compare, contenders, draw
+    from polydraft.papers.lantern.folder import ImageFolder, digits_folder
 
     folder = ImageFolder.load(options.model or digits_folder())
     names = list(folder.classes[:10]) if options.classes is None else [c.strip() for c in options.classes.split(",")]

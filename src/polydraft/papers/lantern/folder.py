@@ -13,7 +13,6 @@ model each in `target` and `draft`. All of them name the codebook by its fingerp
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +156,7 @@ def digits_folder() -> Path:
         >>> len(ImageFolder.load(digits_folder()).classes)
         10
     """
-    return Path(str(files("polydraft.models") / "embedded" / DIGITS))
+    return Path(__file__).parent / DIGITS
 
 
 @dataclass(frozen=True)
