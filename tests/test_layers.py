@@ -115,6 +115,13 @@ def test_imports_go_only_upward():
     assert downward(graph()) == []
 
 
+def test_nothing_else_imports_the_wing_of_papers():
+    known = set(modules())
+    files = {name: path.read_text(encoding="utf-8") for name, path in modules().items() if not name.startswith("papers")}
+    assert [name for name, source in files.items() for other in imported(source, known) if other.startswith("papers")] == []
+    assert imported('TABLE = "polydraft.papers.nest.spans:SpanDrafter"', known) == {"papers.nest.spans"}
+
+
 def test_modules_form_no_cycle():
     TopologicalSorter(graph()).prepare()
 

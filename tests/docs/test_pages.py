@@ -177,29 +177,6 @@ def test_the_journeys_pass_through_files_that_exist():
     assert [file for file in files if not (ROOT / "src" / "polydraft" / file).exists()] == []
 
 
-MOST_FILES = {
-    "Add an architecture": 3,
-    "Add a verifier": 9,
-    "Add a head": 8,
-    "Add a drafter from text": 5,
-    "Mend a rollback": 4,
-    "Read GGUF files of an architecture through transformers": 4,
-    "Add a draft shape": 7,
-}
-
-
-@pytest.mark.parametrize("task", MOST_FILES)
-def test_a_newcomers_task_takes_the_files_that_are_listed(task):
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    found = re.search(rf"^## {task}: (\d) files\n(.*?)(?=^## )", text, re.DOTALL | re.MULTILINE)
-    assert found is not None
-    files = re.findall(r"^- `([^`]+)`", found[2], re.MULTILINE)
-    assert len(files) == len(set(files)) == int(found[1]) <= MOST_FILES[task]
-    folders = (ROOT, ROOT / "src" / "polydraft" / "heads" / "medusa")  # the folder of a kind, whose files are named alone
-    named = [file for file in files if "NAME" not in file and "KIND" not in file]
-    assert [file for file in named if not any((folder / file).exists() for folder in folders)] == []
-
-
 FOREIGN = {
     "--extra-index-url": "pip",
     "--max-num-batched-tokens": "vLLM",

@@ -35,10 +35,16 @@ class EarlyExitDrafter(Guest, HeadDrafter):
 
     @classmethod
     def build(
-        cls, parts: Parts, *, weights: str | None = None, layer: int | None = None, kind: str = "paths"
+        cls,
+        parts: Parts,
+        *,
+        weights: str | None = None,
+        layer: int | None = None,
+        kind: str = "paths",
+        quantization: str | None = None,
     ) -> "EarlyExitDrafter":
         """For the engine. weights: a folder as `polydraft train early-exit` writes it; layer: in its place, behind which the target's own norm
-        and head serve, for targets that were trained so.
+        and head serve, for targets that were trained so.  quantization: of a compiled exit's own matrices, default int8.
 
         Raises:
             InvalidInputError: neither or both, or a layer that is none of the target's or its last.
@@ -50,4 +56,4 @@ class EarlyExitDrafter(Guest, HeadDrafter):
                 "(polydraft train early-exit; --head FOLDER), or the layer to exit behind."
             )
         exit_ = ExitCheckpoint.load(weights) if weights is not None else ExitCheckpoint.untrained(layer or 0, parts.target)
-        return cls(cls.model_of(exit_, parts.target), (), kind, stop_ids=parts.eos_token_ids)
+        return cls(cls.model_of(exit_, parts.target, quantization), (), kind, stop_ids=parts.eos_token_ids)
