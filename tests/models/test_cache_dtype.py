@@ -113,6 +113,17 @@ def test_columns_that_move_by_an_odd_number_keep_their_bits(dtype):
         fast.release([2])
 
 
+@DTYPES
+@torch.inference_mode()
+def test_blocks_that_are_copied_out_and_back_keep_their_bits(dtype):
+    fast = CompiledLlama(wide(), cache_dtype=dtype, max_num_seqs=2)
+    length = 3 * fast.block_tokens
+    fast.prefill([0], [TEXT[:length]])
+    for start in range(0, length, fast.block_tokens):
+        fast.write_block(1, fast.read_block(0, start))
+    assert torch.equal(_step(fast, 0, 3), _step(fast, 1, 3))
+
+
 def _again(fast, slot, length):
     fast.cut(slot, length)
     return fast.score([slot], TokenTree.roots(torch.tensor([3]))).logits[0, 0]
