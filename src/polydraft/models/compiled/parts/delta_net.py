@@ -27,7 +27,7 @@ from polydraft.models.compiled.cache import whole
 from polydraft.models.compiled.kernels import inverse_norm
 from polydraft.models.compiled.products import call_product, number_product
 from polydraft.models.compiled.program import lasting_code
-from polydraft.models.compiled.recurrent import StateKind, StateShape, pending_row
+from polydraft.models.compiled.recurrent import PENDING, StateKind, StateShape, pending_row
 from polydraft.models.compiled.tiles import UNROLL
 from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.numerics.compile_time import inner, unowned
@@ -125,7 +125,8 @@ def new_delta(shape: StateShape, folded: np.ndarray) -> tuple[DeltaMemory, State
     """Memory for the slots that `folded` counts, as parts and as `recurrent.RecurrentMemory` take it."""
     states, pending = shape.new_states(len(folded)), shape.new_pending(len(folded))
     memory = DeltaMemory(*states, *pending, folded, number_product(np.dtype(np.float32)), shape.sizes)
-    return memory, StateKind(states, pending, lambda slot, count, _: fold_slot(memory, slot, count))
+    scratch = fold_scratch(shape.sizes, PENDING)
+    return memory, StateKind(states, pending, lambda slot, count, _: fold_slot(memory, scratch, slot, count))
 
 
 def delta_scratch(sizes: DeltaSizes, rows: int, memory_rows: int, threads: int) -> DeltaScratch:
@@ -148,32 +149,59 @@ def _value_head(sizes, g, m):
     return g + m * sizes.key_heads if sizes.tiled else g * (sizes.value_heads // sizes.key_heads) + m
 
 
+class FoldScratch(NamedTuple):
+    """Of one head. left: [key width, rows of memory] keys by their shares.  right: [value width / PANEL, rows of memory, PANEL] updates.
+    sums: [key width, value width in whole panels] of their outer products."""
+
+    left: np.ndarray
+    right: np.ndarray
+    sums: np.ndarray
+
+
+def fold_scratch(sizes: DeltaSizes, memory_rows: int) -> FoldScratch:
+    """memory_rows: a multiple of UNROLL."""
+    K, V = sizes.key_width, whole(sizes.value_width)
+    return FoldScratch(aligned(K, memory_rows), aligned(V // PANEL, memory_rows, PANEL), aligned(K, V))
+
+
 @borrowed
-def _fold_head(memory, layer, slot, count, j):
-    """The first rows of a slot become part of the state of value head j."""
-    sizes = memory.sizes
+def _fold_head(memory, scratch, layer, slot, count, j):
+    """The first rows of a slot become part of the state of value head j: one product of their keys, by what is left of them, with their updates."""
+    sizes, left, right, sums = memory.sizes, scratch.left, scratch.right, scratch.sums
     K, V, state = sizes.key_width, sizes.value_width, memory.states[layer, slot, j]
     g = j % sizes.key_heads if sizes.tiled else j // (sizes.value_heads // sizes.key_heads)
     keys, updates, decays = memory.keys[layer, slot], memory.updates[layer, slot], memory.decays[layer, slot]
-    total = 0.0
+    rows, total = (count + UNROLL - 1) // UNROLL * UNROLL, 0.0
     for l in range(count):
         total += decays[l, j]
     shrunk = exp(np.float32(total))
+    for l in range(rows):
+        share = NONE
+        if l < count:
+            total -= decays[l, j]
+            share = exp(np.float32(min(total, 0.0)))
+        for i in range(K):
+            left[i, l] = share * keys[l, g * K + i] if l < count else NONE
+        for v in range(V):
+            right[v // PANEL, l, v % PANEL] = updates[l, j * V + v] if l < count else NONE
+    call_product(
+        memory.product,
+        left.ctypes.data,
+        4 * left.shape[1],
+        right.ctypes.data,
+        4 * left.shape[1] * PANEL,
+        state.shape[0],
+        rows,
+        sums.ctypes.data,
+        4 * sums.shape[1],
+        PANEL,
+        K,
+    )
     for p in range(state.shape[0]):
         for i in range(K):
-            row = state[p, i]
+            row, added = state[p, i], sums[i, p * PANEL : (p + 1) * PANEL]
             for lane in range(PANEL):
-                row[lane] *= shrunk
-    for l in range(count):
-        total -= decays[l, j]
-        share, key = exp(np.float32(min(total, 0.0))), keys[l, g * K : (g + 1) * K]
-        for p in range(state.shape[0]):
-            width = min(V - p * PANEL, PANEL)
-            update = updates[l, j * V + p * PANEL : j * V + p * PANEL + width]
-            for i in range(K):
-                factor, row = share * key[i], state[p, i]
-                for lane in range(width):
-                    row[lane] = fma(factor, update[lane], row[lane])
+                row[lane] = fma(shrunk, row[lane], added[lane])
 
 
 @borrowed
@@ -188,12 +216,12 @@ def _fold_tail(memory, layer, slot, count):
 
 
 @njit(cache=True)
-def fold_slot(memory, slot, count):
+def fold_slot(memory, scratch, slot, count):
     """The first `count` rows of a slot become part of its states."""
     for layer in range(len(memory.states)):
         _fold_tail(memory, layer, slot, count)
         for j in range(memory.sizes.value_heads):
-            _fold_head(memory, layer, slot, count, j)
+            _fold_head(memory, scratch, layer, slot, count, j)
 
 
 @borrowed
