@@ -39,6 +39,11 @@ def test_a_predicted_speed_is_expected_tokens_over_the_seconds_of_a_step():
     assert found.predicted(found.trials[0]) == pytest.approx(1.0) and found.predicted(found.trials[1]) is None
 
 
+def test_predictions_far_from_what_was_measured_are_said():
+    close, far = tuning(1, 1, 2), tuning(1, 1, 3)  # 1.8 tokens a second are predicted
+    assert not close.doubt() and far.doubt().startswith("Predictions are up to 40% off") and far.to_dict()["doubt"]
+
+
 def test_what_other_chains_accepted_at_each_depth_predicts_a_chain():
     """Not the policy's acceptance, which is that of drafts that end when they are unsure."""
     found = tuning(500, 600, 700)

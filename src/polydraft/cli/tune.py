@@ -91,4 +91,4 @@ def _show(report: "Tuning") -> None:
         over_plain = "1" if t is plain else str(t.speedup_over(plain))
         rows.append((t.name, cells[0], f"{t.measured:.0f}", cells[1], over_plain, f"{t.tokens / t.steps:.2f}"))
     console.print(grid(["shape", "predicted", "measured", "error", "over plain", "tokens/step"], rows))
-    console.print(f"\n{report.recommendation()}\n", highlight=False)
+    console.print("\n" + "\n".join(filter(None, (report.recommendation(), report.doubt()))) + "\n", highlight=False)

@@ -11,6 +11,7 @@ enough. What drafting costs before its first token is weighed once, the whole dr
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from polydraft.policy.costs import Costs
@@ -90,9 +91,8 @@ def least_spare(speed: float, most: float, rows: float, depth: int, costs: Costs
 
     rows: of the pass without this draft.  depth: of the chain, at most.
     """
-    least = list[float]()
-    for drafted in range(1, 2 * depth):
-        least.append(speed * (costs.rows(rows + drafted + 1) - costs.rows(rows + drafted)))
+    seconds = [costs.rows(rows + drafted) for drafted in range(1, 2 * depth + 1)]
+    least = [speed * (more - fewer) for fewer, more in pairwise(seconds)]
     while least and least[-1] > most:
         least.pop()
     return tuple(least)

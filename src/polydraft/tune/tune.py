@@ -36,6 +36,8 @@ SHAPES = tuple(Budget.fixed(tree.chain(depth)) for depth in DEPTHS) + tuple(
     Budget.fixed(tree.paths(k, depth)) for k, depth in ((2, 2), (2, 4), (3, 2))
 )
 """What runs beside the policy."""
+MISSED = 0.25
+"""Of a measured speed, by which a prediction may be off without a word: 48% beside other work."""
 WORTH = 1.03
 """A speed-up below this is not worth a draft model, nor a fixed shape in place of the adaptive policy."""
 
@@ -142,6 +144,13 @@ class Tuning:
             reach.append(rate * reach[-1])
         return reach[1:]
 
+    def doubt(self) -> str:
+        """What is said of predictions that are far from what was measured; "" where none is."""
+        errors = [abs(p / t.measured - 1.0) for t in self.trials if t.measured and (p := self.predicted(t)) is not None]
+        if max(errors, default=0.0) <= MISSED:
+            return ""
+        return f"Predictions are up to {max(errors):.0%} off: speeds changed while shapes ran, as beside other work. Measure on an idle machine before you keep the profile."
+
     def recommendation(self) -> str:
         """One setting, in plain words; or that the runs do not tell one."""
         plain, adaptive = self.trial("plain"), self.trial("adaptive")
@@ -175,6 +184,7 @@ class Tuning:
         costs = self.profile.costs
         return {
             "recommendation": self.recommendation(),
+            "doubt": self.doubt(),
             "draft_in_forward_passes": {"first": costs.first_draft / costs.rows(1), "further": costs.draft_step / costs.rows(1)},
             "trials": [
                 {
