@@ -154,7 +154,7 @@ def test_factors_of_long_and_short_contexts_in_a_file_are_those_of_phi3(tmp_path
 
 def test_an_output_that_is_not_the_embedding_and_biases_of_a_llama_are_read(tmp_path):
     module = small("llama", attention_bias=True)
-    target = load_model(write(tmp_path / "m.gguf", module), device="cpu", max_num_seqs=1, cache_dtype="float32")
+    target = load_model(write(tmp_path / "m.gguf", module), device="cpu", max_num_seqs=1)
     assert not isinstance(target, CompiledLlama)
     assert_close(row(target), logits(module, IDS))
 
