@@ -66,6 +66,18 @@ def test_a_damaged_folder_is_refused_or_decoded_within_the_vocabulary(whole, nam
     assert len(read_apart(cases())) >= 10
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"rope_parameters": ROPE | {"rope_type": "spiral"}}, "rope_type 'spiral'; known are default, linear"),
+        ({"layer_types": ["full_attention", "spiral"]}, "layer_types 'spiral'; known are full_attention"),
+    ],
+)
+def test_a_kind_of_rotation_or_layer_that_is_unknown_is_named(whole, settings, told, tmp_path):
+    with pytest.raises(ModelLoadError, match=told):
+        load_model(changed(whole, tmp_path / "folder", "config.json", **settings))
+
+
 def changed(whole, folder, name, **values):
     """A copy with other values in a file of JSON."""
     shutil.copytree(whole, folder)

@@ -115,7 +115,28 @@ def load_config(name: str | os.PathLike[str]) -> Any:
     try:
         return AutoConfig.from_pretrained(place, trust_remote_code=False)
     except Exception as error:
-        raise ModelLoadError(f"the configuration of {str(name)!r} could not be read: {first_line(error)}.") from error
+        unknown = _unknown_kind(place)
+        raise ModelLoadError(f"the configuration of {str(name)!r} could not be read: {unknown or first_line(error)}.") from error
+
+
+def _unknown_kind(folder: Path) -> str | None:
+    """A kind of layer or of rotation that transformers does not have, by name, where a configuration asks for one."""
+    from transformers.configuration_utils import ALLOWED_LAYER_TYPES
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    settings = read_json((folder / "config.json").read_bytes())
+    text = settings.get("text_config")
+    settings |= text if isinstance(text, dict) else {}
+    kinds, rope = settings.get("layer_types"), settings.get("rope_parameters") or settings.get("rope_scaling")
+    ropes = [part for part in (rope, *rope.values()) if isinstance(part, dict)] if isinstance(rope, dict) else []
+    asked = {
+        "layer_types": (kinds if isinstance(kinds, list) else [], [*ALLOWED_LAYER_TYPES]),
+        "rope_type": ([part["rope_type"] for part in ropes if "rope_type" in part], ["default", *ROPE_INIT_FUNCTIONS]),
+    }
+    for field, (values, known) in asked.items():
+        if unknown := [value for value in values if value not in known]:
+            return f"it has {field} {unknown[0]!r}; known are {', '.join(dict.fromkeys(known))}"
+    return None
 
 
 def _auto_class(config: Any) -> Any:
@@ -166,7 +187,8 @@ def load_module(
             folder, dtype=number, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **placement
         )
     except Exception as error:
-        raise ModelLoadError(f"the model {str(name)!r} could not be loaded: {first_line(error)}.") from error
+        unknown = _unknown_kind(folder)
+        raise ModelLoadError(f"the model {str(name)!r} could not be loaded: {unknown or first_line(error)}.") from error
     module, report = loaded
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
