@@ -11,7 +11,7 @@ What is there is not made again, so that a cut-off run goes on, and runs of diff
 import csv
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -203,18 +203,19 @@ def main(
     names = ["shipped", *(folder.name for folder in head or []), *(c.name for c in CONTENDERS)]
     files = [file for name in names if (file := out / name / "measured.json").exists()]
     rows = [Measured(**row) for file in files for row in json.loads(file.read_text(encoding="utf-8"))]
-    typer.echo(page(rows, out, _settings(model, seconds, shards, draft_vocab, batch)))
+    flags = {"seconds": f"{seconds:.0f}", "shards": shards, "draft-vocab": draft_vocab, "batch": batch}
+    flags |= {"asked": rows[0].questions, "max-tokens": rows[0].max_tokens}
+    typer.echo(page(rows, out, _settings(model, flags)))
 
 
-def _settings(model: str, seconds: float, shards: int, draft_vocab: int, batch: int) -> str:
+def _settings(model: str, flags: Mapping[str, Any]) -> str:
     """What the trainings have in common, in words."""
-    name = next(
-        (s.partition(":")[2].strip() for s in Path("/proc/cpuinfo").read_text().splitlines() if s.startswith("model name")), ""
-    )
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "a CPU")
     return (
-        f"{model}, its own texts (`studies/chat_head`, {shards} shards from the last), one thread of {name or 'a CPU'}: each head but `shipped` has {seconds:.0f} seconds "
-        f"of CPU time, {batch} texts a step, {draft_vocab:,} tokens to draft. `shipped` is the EAGLE-3 head of the package, whose training took 8,014.\n"
-        f"`python -m studies.equal_training --seconds {seconds:.0f} --shards {shards} --draft-vocab {draft_vocab} --batch {batch}`"
+        f"{model}, its own texts (`studies/chat_head`, {flags['shards']} shards from the last), one thread of {name}: each head but `shipped` has "
+        f"{flags['seconds']} seconds of CPU time, {flags['batch']} texts a step, {flags['draft-vocab']:,} tokens to draft. `shipped` is the EAGLE-3 head of the "
+        f"package, whose training took 8,014.\n`python -m studies.equal_training {' '.join(f'--{flag} {value}' for flag, value in flags.items())}`"
     )
 
 
