@@ -134,7 +134,7 @@ def page(rows: Sequence[Measured], folder: Path, settings: str) -> str:
         settings + "\n",
         f"A head is its kind, its layers and its loss. Held out: first drafts accepted along texts like those of training (at T = 0: the most likely tokens are the "
         f"same). The other columns: {rows[0].questions} questions that no head has seen, answers of at most {rows[0].max_tokens} tokens, chains of {DEPTH} drafts "
-        f"verified token by token. Tokens per step of shorter chains, and all figures: [{CSV}]({CSV}).\n",
+        f"verified token by token. Tokens per step of shorter chains stand among the [raw figures]({CSV}).\n",
         "| head | CPU seconds | tokens seen | million weights | held out, T = 0 | T = 1 | first draft, T = 0 | T = 1 | tokens per step, T = 0 | T = 1 "
         "| confidence's error |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
