@@ -1,10 +1,11 @@
 """`python -m studies.policy`: the adaptive policy beside plain decoding and every fixed shape, run in turn on the same prompts.
 
-The pair is the embedded one, or `--model` with `--draft-model`, or with the head that comes for it. `--prompts FILE` has a question a line, as JSON
+The pair is the embedded one, or `--model` with `--draft-model`, or with `--head` or the head that comes for it. `--prompts FILE` has a question a line, as JSON
 with `category` and `turns` or `prompt`; without it the questions of `studies.questions` or the package's Python prompts are taken. A fixed shape is
 chosen on one half of the prompts and met on the other, both ways round, so that none wins by chance.
 """
 
+import csv
 import json
 from collections import defaultdict
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from polydraft.core import Budget
 from polydraft.core.geometry import chain, paths
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
+from polydraft.methods.head_folders import kind_of
 from polydraft.models import pair
 from polydraft.numerics.clock import clock
 from polydraft.policy.fixed import FixedPolicy
@@ -28,6 +30,8 @@ from polydraft.policy.fixed import FixedPolicy
 CHAINS = tuple((f"chain {d}", Budget.fixed(chain(d))) for d in (1, 2, 3, 4, 5, 6, 8))
 PATHS = tuple((f"{k} paths of {d}", Budget.fixed(paths(k, d))) for k, d in ((2, 2), (2, 4), (3, 2), (3, 4)))
 TREES = tuple((f"tree {n}, depth {d}", Budget.grown(n, d, w)) for n, d, w in ((4, 2, 2), (6, 4, 2), (10, 6, 3)))
+OTHER_DRAWS = {"without_replacement": "traversal", "systematic": "flow"}
+"""Further ways of drawing several paths, and their verifiers."""
 
 
 @dataclass
@@ -61,8 +65,8 @@ def settings(options: dict[str, Any], drafter: str, greedy: bool) -> list[Settin
     )
     target, made = first.target, first.drafter
 
-    def setting(name: str, source: Any, policy: Any) -> Setting:
-        rule = first.verifier if source is made or source is None else "match"
+    def setting(name: str, source: Any, policy: Any, rule: Any = "match") -> Setting:
+        rule = first.verifier if source is made or source is None else rule
         built = Engine.of(
             target, tokenizer=first.tokenizer, drafter=source, verifier=rule, policy=policy, eos_token_ids=first.eos_token_ids
         )
@@ -75,6 +79,10 @@ def settings(options: dict[str, Any], drafter: str, greedy: bool) -> list[Settin
     if greedy and isinstance(made, ModelDrafter):
         ranked = made.sibling("top_k")
         found += [setting(name, ranked, FixedPolicy(budget)) for name, budget in TREES]
+    for kind, rule in OTHER_DRAWS.items():
+        if not greedy and isinstance(made, ModelDrafter):
+            other, words = made.sibling(kind), kind.replace("_", " ")
+            found += [setting(f"{name}, {words}", other, FixedPolicy(budget), rule) for name, budget in PATHS]
     return found
 
 
@@ -98,6 +106,7 @@ def main(
     model: Annotated[str | None, typer.Option()] = None,
     draft_model: Annotated[str | None, typer.Option()] = None,
     drafter: Annotated[str, typer.Option()] = "auto",
+    head: Annotated[Path | None, typer.Option(help="Folder of a trained head.")] = None,
     quantization: Annotated[str | None, typer.Option()] = None,
     prompts: Annotated[Path | None, typer.Option()] = None,
     temperature: Annotated[float, typer.Option()] = 0.0,
@@ -106,12 +115,15 @@ def main(
     batch: Annotated[int, typer.Option()] = 1,
     every: Annotated[int, typer.Option(help="Of the file's prompts one in so many.")] = 1,
     table: Annotated[Path | None, typer.Option(help="Append rows in Markdown to FILE.")] = None,
+    raw: Annotated[Path | None, typer.Option(help="Append tokens, seconds and steps of every prompt to a CSV file.")] = None,
 ) -> None:
     """Adaptive policy and fixed shapes in turn."""
     options: dict[str, Any] = {"max_num_seqs": batch, "threads": 1}
     if model:
         options |= {"model": model, "draft_model": draft_model, "quantization": quantization, "max_model_len": 1024}
         options |= {"draft_quantization": quantization} if draft_model else {}
+    if head:
+        drafter, options["drafter_options"] = kind_of(head), {"weights": str(head)}
     runs = settings(options, drafter, temperature == 0)
     texts = [t for t in list(questions(prompts, runs[0].engine, model is not None))[::every] if len(t[1]) < 600][: count * batch]
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)
@@ -124,8 +136,22 @@ def main(
                 run.run(ids, params)
                 run.tokens, run.seconds, run.passes = [], [], []
             run.run(ids, params)
+    if raw is not None:
+        write_raw(runs, f"{model or 'embedded'} {drafter}", temperature, raw)
     report(runs, [c for c, _ in texts[::batch]], f"{model or 'embedded'} {drafter}, T={temperature:g}, batch {batch}", table)
     print(f"{perf_counter() - start:.0f} s")
+
+
+def write_raw(runs: list[Setting], pair_name: str, temperature: float, file: Path) -> None:
+    """One line a prompt and setting."""
+    new = not file.exists()
+    with file.open("a", encoding="utf-8", newline="") as out:
+        rows = csv.writer(out, lineterminator="\n")
+        if new:
+            rows.writerow(("pair", "temperature", "setting", "prompt", "tokens", "seconds", "steps"))
+        for run in runs:
+            for prompt, (tokens, seconds, steps) in enumerate(zip(run.tokens, run.seconds, run.passes, strict=True)):
+                rows.writerow((pair_name, f"{temperature:g}", run.name, prompt, tokens, f"{seconds:.4f}", steps))
 
 
 def report(runs: list[Setting], categories: list[str], title: str, table: Path | None) -> None:

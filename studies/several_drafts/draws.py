@@ -127,11 +127,16 @@ def _deepen(tree: DraftTree, kind: str, count: int, depth: int, q_of: Mapping[Pr
 
 
 def draw_trees(
-    rows: RowStore, draft: str, temperatures: Sequence[float], seed: int, depth: int = MAX_DEPTH
+    rows: RowStore,
+    draft: str,
+    temperatures: Sequence[float],
+    seed: int,
+    depth: int = MAX_DEPTH,
+    widths: Mapping[str, Sequence[int]] = WIDTHS,
 ) -> dict[tuple[float, str, int], DraftTree]:
-    """(temperature, kind, paths) -> tree; one forward pass of the draft model a depth serves all of them."""
+    """(temperature, kind, paths) -> tree; one forward pass of the draft model a depth serves all of them. widths: as `WIDTHS`."""
     uniform = Noise(seed, draft)
-    trees = {(T, kind, K): DraftTree() for T in temperatures for kind, widths in WIDTHS.items() for K in widths}
+    trees = {(T, kind, K): DraftTree() for T in temperatures for kind, numbers in widths.items() for K in numbers}
     for d in range(depth):
         at = {T: {p for (t, _, _), tree in trees.items() if t == T for p in tree.level(d)} for T in temperatures}
         rows.fill(set().union(*at.values()))

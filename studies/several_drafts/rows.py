@@ -24,11 +24,11 @@ Prefix = tuple[int, ...]
 class RowStore:
     """A model's logits after drafted tokens: all trees of a context are parts of one tree, which grows in the KV cache.
 
-    vocab_size: of the pair; further columns are no tokens.
+    vocab_size: of the pair; further columns are no tokens.  slot: of the model, which is this store's alone.
     """
 
-    def __init__(self, model: Any, vocab_size: int) -> None:
-        self.model, self.vocab_size = model, vocab_size
+    def __init__(self, model: Any, vocab_size: int, slot: int = SLOT) -> None:
+        self.model, self.vocab_size, self.slot = model, vocab_size, slot
         self._logits: dict[Prefix, torch.Tensor] = {}
         self._committed: Prefix = ()
         self._tokens, self._parents, self._nodes = [0], [-1], dict[Prefix, int]()
@@ -36,8 +36,8 @@ class RowStore:
     def open(self, context: Sequence[int]) -> None:
         """Begin with another context; what it shares with the one before stays in the KV cache."""
         shared = common_length(self._committed, context[:-2])
-        self.model.cut(SLOT, shared)
-        self.model.prefill([SLOT], [context[shared:-1]])
+        self.model.cut(self.slot, shared)
+        self.model.prefill([self.slot], [context[shared:-1]])
         self._committed = tuple(context[:-1])
         self._logits = {}
         self._clear(context[-1])
@@ -61,7 +61,7 @@ class RowStore:
                 self._add(part[-1])
             tree = TokenTree.of(np.array([self._tokens]), np.array([self._parents]))
             if begin < len(self._tokens):
-                logits = self.model.score([SLOT], tree, since=begin).logits[0, :, : self.vocab_size]
+                logits = self.model.score([self.slot], tree, since=begin).logits[0, :, : self.vocab_size]
                 by_node = {node: prefix for prefix, node in self._nodes.items()}
                 for i in range(len(logits)):
                     self._logits.setdefault(by_node[begin + i], logits[i].clone())

@@ -13,7 +13,7 @@ from polydraft.methods import registry
 from studies.several_drafts.draws import MAX_DEPTH
 from studies.theory import efficiency
 
-__all__ = ["RULES", "Case", "Values", "bound", "drafted", "evaluate", "read_values"]
+__all__ = ["RULES", "Case", "Values", "bound", "distinct_nodes", "drafted", "evaluate", "read_values", "restricted"]
 
 RULES: Mapping[str, tuple[DraftSampling, tuple[str, ...]]] = {
     "chain": (DraftSampling.IID, ("speculative", "block")),
@@ -55,7 +55,7 @@ class Values(NamedTuple):
     lost: dict[str, float]
 
 
-def _restricted(stored: np.ndarray, paths: Sequence[int], depth: int) -> np.ndarray:
+def restricted(stored: np.ndarray, paths: Sequence[int], depth: int) -> np.ndarray:
     """Some paths of a tree, cut to a depth: what a smaller budget would have drawn."""
     stays = (stored[DEPTH] <= depth) & (np.isin(stored[PATH], paths) | (stored[DEPTH] == 0))
     number = np.cumsum(stays) - 1
@@ -90,20 +90,26 @@ def drafted(
     ), torch.from_numpy(p)
 
 
-def bound(tree: np.ndarray, rows: np.ndarray, paths: int) -> list[float]:
+def bound(tree: np.ndarray, rows: np.ndarray, paths: int, *, systematic: bool = False) -> list[float]:
     """Tokens per step that no verifier of so many iid paths exceeds on the mean, by depth from 1 on.
 
-    A node v is accepted with T(v) <= min(T(parent) p, 1 - (1 - q(path))^K). The sum of T over all nodes is estimated by T / q(path) at those drawn.
+    A node v is accepted with T(v) <= min(T(parent) p, 1 - (1 - q(path))^K), as it is drawn no more often. The sum of T over a depth is that over the
+    children of all nodes above, estimated by those drawn, each over q(path).  tree: of iid paths.  systematic: of so many paths at equal steps, which
+    draw a node with min(1, K q(path)) at most.
     """
-    totals = np.zeros(MAX_DEPTH)
-    num_paths = int(tree[PATH].max()) + 1
+
+    def drawn_once(q: np.ndarray) -> np.ndarray:
+        return np.minimum(paths * q, 1.0) if systematic else -np.expm1(paths * np.log1p(-np.minimum(q, 1 - 1e-16)))
+
+    num_paths, depth = int(tree[PATH].max()) + 1, int(tree[DEPTH].max())
+    totals = np.zeros(depth)
     for path in range(num_paths):
-        reach, drawn = 1.0, 1.0
+        reach, drawn, parent = 1.0, 1.0, 0
         for n in np.flatnonzero((tree[PATH] == path) & (tree[DEPTH] > 0)):
-            p, q = rows[tree[AT, tree[PARENT, n]], :2, tree[0, n]].astype(np.float64)
-            drawn *= q
-            reach = min(reach * p, -np.expm1(paths * np.log1p(-min(drawn, 1 - 1e-16))))
-            totals[tree[DEPTH, n] - 1] += reach / drawn / num_paths
+            p, q = rows[tree[AT, parent], :2].astype(np.float64)
+            below = np.minimum(reach * p, drawn_once(drawn * q))
+            totals[tree[DEPTH, n] - 1] += below.sum() / drawn / num_paths
+            reach, drawn, parent = below[tree[0, n]], drawn * q[tree[0, n]], n
     return (1 + totals.cumsum()).tolist()
 
 
@@ -139,11 +145,11 @@ def evaluate(files: Sequence[Path]) -> list[Values]:
                         one.tokens[Case(draft, T, "bound", k, depth, "bound")] = value
         for small, k, choices in _sizes(kind, width):
             for one, tree in zip(values, trees, strict=True):
-                counts = [_distinct_nodes(_restricted(tree, paths, MAX_DEPTH)) for paths in choices]
+                counts = [distinct_nodes(restricted(tree, paths, MAX_DEPTH)) for paths in choices]
                 one.nodes[draft, T, small, k] = np.mean(counts, 0).tolist()
             for depth in range(1, MAX_DEPTH + 1):
                 sampling, verifiers = RULES[small]
-                parts = [_restricted(tree, paths, depth) for paths in choices for tree in trees]
+                parts = [restricted(tree, paths, depth) for paths in choices for tree in trees]
                 draft_trees, p = drafted(parts, rows * len(choices), sampling, _shape(small))
                 for name in verifiers:
                     tokens = efficiency.expected_tokens(draft_trees, registry.verifier(name)(draft_trees, p))
@@ -160,7 +166,7 @@ def _lost(context: Mapping[str, np.ndarray]) -> dict[str, float]:
     return {draft: float(np.concatenate(parts).mean()) for draft, parts in by_draft.items()}
 
 
-def _distinct_nodes(tree: np.ndarray) -> list[int]:
+def distinct_nodes(tree: np.ndarray) -> list[int]:
     """By depth, root first; copies of a context are one row of a forward pass."""
     prefixes: list[tuple[int, ...]] = [()]
     for token, parent in tree[:2, 1:].T.tolist():

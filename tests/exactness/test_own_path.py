@@ -165,8 +165,6 @@ def test_spare_siblings_that_are_dropped_after_a_look_at_them_or_drawn_with_the_
     assert worst_of_spares(name, again=True) > 0.01
 
 
-def test_spare_siblings_of_a_tree_that_is_no_chain_are_refused():
+def test_spare_siblings_of_a_fixed_tree_that_is_no_chain_are_refused():
     with pytest.raises(InvalidInputError, match="expected a chain"):
         Budget.fixed((-1, 0, 0)).ending(Stop((0.3,), spare_least=(0.1,)))
-    with pytest.raises(InvalidInputError, match="expected a chain"):
-        Budget.grown(6, 3, 2).ending(Stop((0.3,), spare_least=(0.1,)))

@@ -46,6 +46,7 @@ class Stop(NamedTuple):
     acceptance: of a drafted token by its confidence; see `polydraft.core.confidence`.
     spare_least: of a chain, by the number of tokens drafted so far, from 1 on, the smallest chance of acceptance with which one more is drawn
         beside a token of the chain, a spare sibling: a row of the forward pass and no draft step. None are drawn behind the last, or where it is ().
+        Of a tree that a head of one pass grows (`heads.one_pass`) the same of any node at temperature 0, and of spare siblings above it.
     spare_acceptance: of a spare sibling whose elder was rejected.
 
     `least` reads the tokens of a node's path and the rows above them, before the node's own children are drawn, and what was drawn stays: so
@@ -68,7 +69,8 @@ class Budget:
     Made by `Budget.fixed` and `Budget.grown`, for drafters that draw by position and for those that choose nodes as they go; what
     either may be asked of the other kind reads the four bounds, which both have.
 
-    max_nodes: nodes below the root.  max_depth: of a path.  width: paths; of one that grows best first: nodes of a depth that are expanded.
+    max_nodes: nodes below the root.  max_depth: of a path.  width: paths; of one that grows best first: nodes of a depth that are expanded; of one that
+        is drawn as it grows: spare siblings beside a token.
     least: smallest path probability for which a node is worth drafting.
     parents: the parent of each node, the root first with -1, depth by depth, siblings in the order of their draws, and within a depth
         those with children first; () where it grows.
@@ -108,7 +110,7 @@ class Budget:
                 f"least={self.least} was given in a budget; expected a probability in [0, 1]. Use 0 for no limit."
             )
 
-        if self.has_spares and self.parents != (-1, *range(self.max_depth)):
+        if self.has_spares and self.parents and self.parents != (-1, *range(self.max_depth)):
             raise InvalidInputError(
                 f"a stop with spare_least was given for a tree of the parents {self.parents}; expected a chain, such as (-1, 0, 1). "
                 "Use spare_least=() for other trees."

@@ -76,6 +76,15 @@ class Confident(Protocol):
 
 
 @runtime_checkable
+class Foretelling(Protocol):
+    """A drafter whose model gives the distributions of all depths in one pass. foretells: whether it draws trees that grow (`Budget.grown` with a
+    stop) for sampled requests, too: a branch costs a row of the target's pass and no draft step."""
+
+    @property
+    def foretells(self) -> bool: ...
+
+
+@runtime_checkable
 class Asynchronous(Protocol):
     """A drafter that drafts while the target runs. lead_cap: most tokens that wait."""
 

@@ -16,8 +16,9 @@ from jaxtyping import Float
 from numba.extending import overload
 from torch import Tensor
 
-from polydraft.core import Needs, SamplingParams, Scores, TokenTree
+from polydraft.core import Budget, Needs, SamplingParams, Scores, TokenTree
 from polydraft.heads.markov import Markov, add_bias, bias_vectors, markov
+from polydraft.heads.one_pass import most_probable_trees
 from polydraft.models.compiled.cache import whole
 from polydraft.models.compiled.forward import draft_pass
 from polydraft.models.compiled.kernels import copy_row
@@ -138,6 +139,13 @@ class DepthDistributions(CompiledProposals):
         rows[real] = self.wide(logits)
         rows[~real] = 0
         return Scores(scored, rows)
+
+    def propose_tree(
+        self, slots: Sequence[int], pending: Sequence[Sequence[int]], budgets: Sequence[Budget], params: Sequence[SamplingParams]
+    ) -> tuple[TokenTree, np.ndarray, list[tuple[list[int], list[int]]]]:
+        """See `proposals.CompiledProposals.propose_tree`; no pass is made, and nothing is cached."""
+        tree, confidence = most_probable_trees(self, slots, [ids[-1] for ids in pending], budgets, params)
+        return tree, confidence, [([], [])] * len(slots)
 
     @property
     def offers(self) -> Needs:

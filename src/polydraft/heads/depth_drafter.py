@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
-from polydraft.core import Budget, Draft, Outcome, Scores
-from polydraft.drafters.model.paths import ModelState
+from polydraft.core import Budget, Draft, Outcome, Scores, TokenTree
+from polydraft.core.geometry import chain
+from polydraft.drafters.model.paths import ModelState, ProposePaths, shape_of
 from polydraft.heads.drafter import HeadDrafter, HeadState
+from polydraft.heads.one_pass import draw_trees
 
 __all__ = ["CachingDrafter", "DepthDrafter"]
 
@@ -29,6 +31,38 @@ class DepthDrafter(HeadDrafter):
         joined = self._joined(scores)
         last = [min(len(s.context) - 2 - start, joined.shape[1] - 1) for s in states]
         return [replace(s, states=joined[b, last[b], None]) for b, s in enumerate(states)]
+
+    @property
+    def foretells(self) -> bool:
+        """See `drafters.base.Foretelling`."""
+        return self.spares
+
+    def _draws_paths(self, budget: Budget) -> bool:
+        return bool(budget.parents) and super()._draws_paths(budget)
+
+    def _by_position(self, budget: Budget) -> Budget:
+        """A grown budget that ends by itself is drawn as it grows, see `one_pass`."""
+        grows = self.foretells and not budget.parents and budget.stop is not None
+        return budget if grows else super()._by_position(budget)
+
+    def _drawn(
+        self,
+        states: Sequence[ModelState],
+        fixed: list[Budget],
+        keys: tuple[list[int], list[int], list[int]],
+        propose_paths: ProposePaths | None,
+    ) -> tuple[Draft, TokenTree]:
+        """Trees that grow, and chains that end by themselves, from what the head foretold; where the form of an output is given chains alone."""
+        if propose_paths is None:
+            fixed = [g if g.parents else Budget.fixed(chain(min(g.max_depth, g.max_nodes))).ending(g.stop) for g in fixed]
+        elif self.foretells and all(g.width == 1 or not g.parents for g in fixed) and any(g.stop for g in fixed):
+            slots, params = [s.slot for s in states], [s.request.params for s in states]
+            roots = [s.context[-1] for s in states]
+            drawn = draw_trees(self.model, slots, roots, keys, fixed, params)
+            sampling, shape = self._sampling(fixed), shape_of(fixed)
+            draft = Draft(drawn.tree, sampling, shape, drawn.probs, drawn.rows, confidence=drawn.confidence)
+            return draft, drawn.tree
+        return super()._drawn(states, fixed, keys, propose_paths)
 
     def _within(self, state: ModelState, budget: Budget) -> Budget:
         return super()._within(state, budget).within(self.model.depths)

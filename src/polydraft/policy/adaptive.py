@@ -20,11 +20,11 @@ from polydraft.core import Budget, Draft, Drafter, DraftSampling, Method, Outcom
 from polydraft.core import geometry as tree
 from polydraft.core.budget import Stop
 from polydraft.core.confidence import BINS
-from polydraft.drafters.base import Confident, ModelBased, ReadingAhead
+from polydraft.drafters.base import Confident, Foretelling, ModelBased, ReadingAhead
 from polydraft.policy.acceptance import FIRST, NEXT, SPARE, Acceptance
 from polydraft.policy.costs import Costs, LiveCosts, Overhead, no_overhead
 from polydraft.policy.fixed import RunningSequence
-from polydraft.policy.marginal import Expected, depth_of, fastest_share, gain, least_reach, least_spare, speed_of
+from polydraft.policy.marginal import Expected, depth_of, fastest_share, gain, least_branch, least_reach, least_spare, speed_of
 from polydraft.policy.profile import Profile, begun, check_identity, profile_of, remember_steps
 from polydraft.policy.repeats import Repeats
 
@@ -45,8 +45,9 @@ SHARED, OWN = (24.0, 0.995), (8.0, 0.97)
 """Strength of the prior and decay, of what all sequences have shown and of what one has."""
 REMEMBERED = 4.0
 """Steps with drafts that a sequence's own counts weigh behind a pause, at most."""
-TREE_WIDTH, TREE_NODES = 4, 24
-"""Nodes of a depth that are expanded, and all nodes, of a most probable tree, at most."""
+TREE_WIDTH, TREE_NODES, FORETOLD_NODES = 4, 24, 48
+"""Nodes of a depth that are expanded, and all nodes, of a most probable tree, at most; and all nodes where one pass foretells every depth. Beside a token
+of a chain as many spare siblings are drawn there as TREE_WIDTH at most."""
 CHEAP_ROW = 0.05
 """Forward passes of one row that a further row may cost, on the mean of 16, where a greedy request is drafted a tree. Where the fifth row cost .09, .12
 and .17 (SmolLM2 and its head, the Qwen pair, the embedded pair; timed on an AMD EPYC) chains were 2, 4 to 20 and 12% faster; at .03 and .012 trees were 5
@@ -122,6 +123,7 @@ class AdaptivePolicy:
         self.open(profile or Profile.assumed())
         self._ranked, self._greedy_trees, self._spares, self._confident, self._copies = False, False, False, True, False
         self._num_unread, self._reads, self._expected, self._riding = len, False, 1, 0
+        self._foretells = False
 
     def open(self, profile: Profile) -> None:
         """Start from this."""
@@ -146,6 +148,7 @@ class AdaptivePolicy:
         self._ranked, self._confident = drafter.info.ranked, isinstance(drafter, Confident) and drafter.confident
         self._greedy_trees = isinstance(drafter, Confident) and drafter.greedy_trees and verifier.info.lossless
         self._spares = isinstance(drafter, Confident) and drafter.spares and takes_spares(verifier.info)
+        self._foretells = isinstance(drafter, Foretelling) and drafter.foretells
         model_based = isinstance(drafter, ModelBased) and drafter.model is not None
         self._reads = isinstance(drafter, ReadingAhead)
         self._num_unread = drafter.num_unread if isinstance(drafter, ReadingAhead) else len
@@ -283,7 +286,7 @@ class AdaptivePolicy:
         return self._budget(s, course, speed, rows, drafting, costs)
 
     def _budget(self, s: RunningSequence, course: Course, speed: float, rows: float, drafting: int, costs: Costs) -> Budget:
-        rates = course.seen.rates
+        rates, greedy = course.seen.rates, s.request.params.greedy
         least = least_reach(speed, max(rates[NEXT], 0.05), rows, drafting, costs)
 
         def most_nodes(most: int, depth: int) -> int:
@@ -294,19 +297,48 @@ class AdaptivePolicy:
         if not least:
             return NOTHING
         stop = Stop(least, tuple(rates[:BINS]))
+        sampled_spares = (
+            self._spares and not greedy and s.request.params.seed is None
+        )  # several paths beside it would leave them out
+        if self._foretells and (sampled_spares or (self._greedy_trees and greedy)):
+            return self._foretold(course, stop, speed, rows, drafting, costs, most_nodes, greedy=greedy)
         cheap_rows = not self.missing and costs.rows(rows + 16) - costs.rows(rows) < 16 * CHEAP_ROW * costs.rows(1)
-        if self._ranked or (self._greedy_trees and s.request.params.greedy and cheap_rows):
+        if self._ranked or (self._greedy_trees and greedy and cheap_rows):
             row = speed * costs.row(rows + course.seen.expected.nodes)
             return Budget.grown(most_nodes(TREE_NODES, len(least)), len(least), TREE_WIDTH, min(row, 1.0)).ending(stop)
-        if (
-            self._spares and not s.request.params.greedy and s.request.params.seed is None
-        ):  # several paths beside it would leave them out
+        if sampled_spares:
             spare = least_spare(speed, (1.0 - min(rates[:BINS])) * rates[SPARE], rows, len(least), costs)
             spare = spare[: max(most_nodes(len(spare) + 1, len(least)) - 1, 0)]
             stop = stop._replace(spare_least=spare, spare_acceptance=rates[SPARE])
         if self._confident:
             return Budget.fixed(tree.chain(len(least))).ending(stop)
         return Budget.fixed(tree.chain(depth_of(least, rates[FIRST], rates[NEXT])))
+
+    def _foretold(
+        self,
+        course: Course,
+        stop: Stop,
+        speed: float,
+        rows: float,
+        drafting: int,
+        costs: Costs,
+        most_nodes: Callable[[int, int], int],
+        *,
+        greedy: bool,
+    ) -> Budget:
+        """A tree of a head that foretells all depths in one pass: a branch costs a row, as a deeper token does. At temperature 0 nodes join best first up
+        to the one that is not worth its row; above, spare siblings do, and chains behind them are priced as the last row that is expected.
+
+        most_nodes: of at most so many of such a depth, those that a step has time for.
+        """
+        rates, nodes = course.seen.rates, course.seen.expected.nodes
+        most = 1.0 if greedy else (1.0 - min(rates[:BINS])) * rates[SPARE]
+        branch = least_branch(speed, most, rows, most_nodes(FORETOLD_NODES, len(stop.least)), costs)
+        if not branch:
+            return Budget.fixed(tree.chain(len(stop.least))).ending(stop)
+        least = least_reach(speed, max(rates[NEXT], 0.05), rows, drafting, costs, 0.0 if greedy else nodes)[: len(stop.least)]
+        stop = stop._replace(least=least, spare_least=branch, spare_acceptance=rates[SPARE])
+        return Budget.grown(len(branch) + 1, len(least), FORETOLD_NODES if greedy else TREE_WIDTH).ending(stop)
 
     def learn(
         self, sequences: Seq[RunningSequence], draft: Draft, probs: Callable[[], Float[Tensor, "B N V"]], outcome: Outcome
@@ -322,8 +354,9 @@ class AdaptivePolicy:
                 self._rows += int((parents[b, 1:] >= 0).sum())
             elif s.drafting and budget.max_depth:
                 drafted = parents[b], paths[b], None if confidence is None else confidence[b]
-                nodes, depth = self.course(s).seen.observe(*drafted, in_turn=budget.has_spares)
-                self.seen[s.request.params.greedy].observe(*drafted, in_turn=budget.has_spares)
+                greedy = s.request.params.greedy
+                nodes, depth = self.course(s).seen.observe(*drafted, in_turn=budget.has_spares and not greedy)
+                self.seen[greedy].observe(*drafted, in_turn=budget.has_spares and not greedy)
                 self._rows, self._steps, self._drafting = self._rows + nodes, max(self._steps, depth), self._drafting + 1
         self._alike = self._alike + 1 if (before > 0) == (self._steps > 0) else 0
 

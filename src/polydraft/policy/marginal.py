@@ -11,12 +11,23 @@ enough. What drafting costs before its first token is weighed once, the whole dr
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 from polydraft.policy.costs import Costs
 
-__all__ = ["MOST_DEPTH", "Expected", "depth_of", "fastest_share", "foreseen", "gain", "least_reach", "least_spare", "speed_of"]
+__all__ = [
+    "MOST_DEPTH",
+    "Expected",
+    "depth_of",
+    "fastest_share",
+    "foreseen",
+    "gain",
+    "least_branch",
+    "least_reach",
+    "least_spare",
+    "speed_of",
+]
 
 MOST_DEPTH = 12
 
@@ -71,14 +82,16 @@ def gain(draft: Expected, speed: float, rows: float, num_drafting: int, costs: C
     return draft.tokens - 1.0 - speed * (drafting + costs.rows(rows + draft.nodes) - costs.rows(rows))
 
 
-def least_reach(speed: float, next_acceptance: float, rows: float, num_drafting: int, costs: Costs) -> tuple[float, ...]:
+def least_reach(
+    speed: float, next_acceptance: float, rows: float, num_drafting: int, costs: Costs, nodes: float = 0.0
+) -> tuple[float, ...]:
     """By depth from 1 on, the reach with which a node goes on; it ends before the first depth that no reach is enough for.
 
-    rows: of the pass without this draft.
+    rows: of the pass without this draft.  nodes: that a tree is expected to have, beside which a deeper one comes.
     """
     least, draft_step = list[float](), costs.draft_step * costs.breadth(num_drafting) / num_drafting
     for depth in range(1, MOST_DEPTH):
-        price = draft_step + costs.row(rows + depth)
+        price = draft_step + costs.row(rows + max(depth, nodes))
         least.append(speed * price / next_acceptance)
         if least[-1] >= 1.0:
             break
@@ -96,6 +109,21 @@ def least_spare(speed: float, most: float, rows: float, depth: int, costs: Costs
     while least and least[-1] > most:
         least.pop()
     return tuple(least)
+
+
+def least_branch(speed: float, most: float, rows: float, nodes: int, costs: Costs) -> tuple[float, ...]:
+    """By the number of drafted tokens, from 1 on, the chance of acceptance with which one more is worth its row where it takes no draft step; as prices do
+    not fall, it ends before the first row that a chance of `most` is not worth.
+
+    rows: of the pass without this draft.  nodes: of the tree, at most.
+
+    Example:
+        >>> costs = Costs.of({1: 1.0, 4: 1.0, 8: 1.4}, draft_start=0.0, draft_step=0.0)
+        >>> [round(chance, 2) for chance in least_branch(1.5, 1.0, 1, 6, costs)]
+        [0.0, 0.0, 0.15, 0.15, 0.15]
+    """
+    prices = (speed * costs.row(rows + drafted) for drafted in range(1, nodes))
+    return tuple(takewhile(lambda price: price <= most, prices))
 
 
 def depth_of(least: Sequence[float], first: float, following: float) -> int:

@@ -186,10 +186,14 @@ class ModelDrafter:
 
     def _by_position(self, budget: Budget) -> Budget:
         """The budget, or equal paths within the bounds of one whose shape this kind does not draw."""
-        if budget.shape in self.info.shapes or (self.spares and budget.has_spares):
+        if budget.shape in self.info.shapes or (self.spares and budget.parents and budget.has_spares):
             return budget
         width = 1 if self.kind == "chain" else budget.width
         return Budget.fixed(tree.paths(width, min(budget.max_depth, budget.max_nodes // width)))
+
+    def _draws_paths(self, budget: Budget) -> bool:
+        """Whether several paths are drawn for it, one way beside all others of the batch."""
+        return budget.width > 1
 
     def _within(self, state: ModelState, budget: Budget) -> Budget:
         """The budget within the model's context."""
@@ -208,7 +212,7 @@ class ModelDrafter:
         Where the form of an output is given, a depth at a time, with distributions of what may come next, none where the model drafts none of it;
         others are drawn as they are without it. See `greedy_trees` for what is grown.
         """
-        if any(g.width > 1 for g in budgets):  # siblings of one draft are drawn one way
+        if any(self._draws_paths(g) for g in budgets):  # siblings of one draft are drawn one way
             budgets = [g.without_spares() for g in budgets]
         grown, bound = self._grown(states, budgets), [self._bound(s.request.params) for s in states]
         forms = list(zip(grown, bound, strict=True))
@@ -260,7 +264,7 @@ class ModelDrafter:
             return draft, draft.tree
         noise = NoiseKey.of(*keys) if draft_sampling is DraftSampling.COUPLED else None
         drawn, rows, confidence = proposal.tree, proposal.rows, proposal.confidence
-        shape = _shape(fixed)
+        shape = shape_of(fixed)
         if shape is not TreeShape.CHAIN and _has_gaps(proposal.tree):
             drawn, rows, confidence = _packed(proposal)
         return Draft(drawn, draft_sampling, shape, proposal.probs, rows, noise, proposal.logits, confidence), proposal.tree
@@ -294,7 +298,7 @@ class ModelDrafter:
             self.model.prefill([s.slot for s in behind], [s.pending[:-1] for s in behind])
         growth = Growth(self.model, self.kind, states, fixed, key, self._stop_ids, leaves=self.scores_leaves)
         growth.grow()
-        return growth.draft(self._sampling(fixed), _shape(fixed))
+        return growth.draft(self._sampling(fixed), shape_of(fixed))
 
     def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Scores) -> list[ModelState]:
         """Keep the cache rows of the proposal that agree with what was emitted; see `core.Drafter.observe`.
@@ -389,7 +393,8 @@ def _packed(proposal: Proposal) -> tuple[TokenTree, Tensor, Tensor | None]:
     return packed, proposal.rows.gather(1, places), None if confidence is None else confidence.gather(1, places)
 
 
-def _shape(fixed: Sequence[Budget]) -> TreeShape:
+def shape_of(fixed: Sequence[Budget]) -> TreeShape:
+    """Of a batch's budgets."""
     return fixed[0].shape if len(fixed) == 1 else TreeShape.of_batch(g.shape for g in fixed)
 
 

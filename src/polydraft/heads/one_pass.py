@@ -1,0 +1,404 @@
+"""Trees of a head that knows the logits of all depths after one pass: a branch costs a row of the target's pass and no draft step.
+
+    greedy   the most probable tree: nodes join best first, by the product of their calibrated confidences, up to the first that is not worth its row
+    sampled  a chain that ends by its own path; beside its tokens spare siblings, drawn without replacement, the likeliest to be accepted first;
+             behind each of them a chain again. Those at the root are K paths, each as long as it pays
+
+A depth's distribution is made once, where no drafted token says anything (`heads.markov`). With a Markov part the most probable tree adds its bias to
+the CANDIDATES largest of the depth alone, as a tree of point masses may be any; the rows of draws have it in full. Confidence in a token is its
+probability, times what a confidence part says of its place.
+
+What is drawn stays, and what is drawn beside or behind a spare sibling is decided by the chain, and by the spare's own path: the chain is tried before
+them, and no other spare is looked at. So verifiers that try siblings in the order of their draws stay exact (`budget.Stop`). Traps, kept as wrong
+variants: a spare that is dropped after a look at it, and chains behind spares that are drawn from the row of the first chain at their depth.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polydraft.core import SamplingParams, TokenTree
+from polydraft.core.budget import Budget
+from polydraft.core.confidence import acceptance_at
+from polydraft.heads.markov import add_bias, bias_vectors
+from polydraft.models.compiled.kernels import copy_row
+from polydraft.models.compiled.proposals import Keys, draft_samplings
+from polydraft.models.compiled.stops import stops_asked
+from polydraft.models.compiled.trees import draft_distribution
+from polydraft.numerics.compile_time import inner
+from polydraft.numerics.compiled_code import njit
+from polydraft.numerics.threads import ROWS, sync
+from polydraft.sampling.noise import Stream, choose_row, uniform_at
+
+__all__ = ["Drawn", "draw_trees", "most_probable_trees"]
+
+CANDIDATES = 256
+"""Tokens of a depth to which a Markov part's bias is added."""
+_f32 = np.float32
+_DRAFT = np.int64(Stream.DRAFT)
+ASKED = np.dtype([(name, np.int64) for name in ("slot", "root", "seed", "sample", "position", "depth", "nodes", "width")])
+"""Of a tree: the slot and the last committed token, the noise's key, and the bounds of its budget."""
+
+
+@inner(error_model="numpy")
+def _sure(markov, slot, depth, token):
+    """What the head's confidence part says of the place behind a token of this depth."""
+    if len(markov.sure_place) == 0:
+        return 1.0
+    logit = markov.sure[slot, depth]
+    for i in range(len(markov.sure_word)):
+        logit += markov.words[token, i] * markov.sure_word[i]
+    return 1.0 / (1.0 + np.exp(-np.float64(logit)))
+
+
+@inner(error_model="numpy")
+def _largest(values, count, places):
+    """Places of the `count` largest values, in their order, the first of equals first; returns how many are positive."""
+    size = 0
+    for t in range(values.size):
+        if values[t] <= 0.0 or (size == count and values[t] <= values[places[size - 1]]):
+            continue
+        size = min(size + 1, count)
+        at = size - 1
+        while at > 0 and values[places[at - 1]] < values[t]:
+            places[at] = places[at - 1]
+            at -= 1
+        places[at] = t
+    return size
+
+
+class _Depths(NamedTuple):
+    """Candidates of every depth, made when it opens. tokens, probs: [K, C] of the draft vocabulary.  size: [K].  rest: [K] what others have.
+    rows: [K, r, C] of W2."""
+
+    tokens: Int[np.ndarray, "K C"]
+    probs: Float[np.ndarray, "K C"]
+    size: Int[np.ndarray, " K"]
+    rest: Float[np.ndarray, " K"]
+    rows: Float[np.ndarray, "K r C"]
+
+
+@inner(error_model="numpy")
+def _open_depth(sync, model, depths, slot, d, bias, sampling, room, probs, ids):
+    """The candidates of a depth."""
+    copy_row(model.logits[slot, d], room)
+    draft_distribution(sync, room, bias, sampling, probs, ids)
+    size, total = _largest(probs, depths.tokens.shape[1], depths.tokens[d]), 0.0
+    for c in range(size):
+        depths.probs[d, c] = probs[depths.tokens[d, c]]
+        total += depths.probs[d, c]
+    depths.size[d], depths.rest[d] = size, max(1.0 - total, 0.0)
+    for i in range(depths.rows.shape[1]):
+        for c in range(size):
+            depths.rows[d, i, c] = model.markov.rows[i, depths.tokens[d, c]]
+
+
+@inner(error_model="numpy")
+def _children(model, depths, slot, d, vector, inverse, probs):
+    """Probabilities of a depth's candidates behind a node, with what the drafted tokens before it say. inverse: of the temperature."""
+    size = depths.size[d]
+    if model.markov.kind == 0:
+        for c in range(size):
+            probs[c] = depths.probs[d, c]
+        return
+    biases, top, mean = np.zeros(size), 0.0, 0.0
+    for i in range(vector.size):
+        for c in range(size):
+            biases[c] += np.float64(vector[i] * depths.rows[d, i, c])
+    for c in range(size):
+        top = max(top, biases[c]) if c else biases[c]
+        mean += biases[c] / size
+    total = depths.rest[d] * np.exp(inverse * (mean - top))
+    for c in range(size):
+        probs[c] = depths.probs[d, c] * np.exp(inverse * (biases[c] - top))
+        total += probs[c]
+    for c in range(size):
+        probs[c] /= total
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def _most_probable(sync, model, ids, asked, samplings, bias, least, acceptance, next_least, tokens, parents, confidence):
+    """Fill trees whose roots are there; see the module. Returns how many nodes each has. least, acceptance, next_least: of `stops.Stops`; without
+    columns of `least` confidences are the probabilities alone, uncalibrated."""
+    B, N = tokens.shape
+    outputs, K, r = model.sizes.outputs, model.logits.shape[1], model.markov.words.shape[1] if model.markov.kind else 0
+    C, calibrated = CANDIDATES if r else N, least.shape[1] > 0
+    num_tokens = ids.size if ids.size else outputs
+    room, probs, places = np.empty(outputs, _f32), np.empty(num_tokens, _f32), np.empty(num_tokens, np.int32)
+    sizes, vector = np.ones(B, np.int64), np.empty(r, _f32)
+    C = min(C, num_tokens)
+    for b in range(B):
+        g, sampling = asked[b], samplings[b]
+        if g.depth == 0:
+            continue
+        depths = _Depths(np.empty((K, C), np.int64), np.empty((K, C)), np.full(K, -1), np.empty(K), np.empty((K, r, C), _f32))
+        behind, order = np.empty((N, C)), np.empty((N, C), np.int64)  # probabilities of candidates behind a node, and their order
+        turn, count, sure = np.full(N, -1), np.zeros(N, np.int64), np.ones(N)
+        values, deep, reach, expanded = np.ones(N), np.zeros(N, np.int64), np.zeros(K + 1), np.zeros(K + 1, np.int64)
+        size, inverse, opened = 1, 1.0 / max(sampling.temperature, 1e-6), 0
+        while True:
+            for n in range(size):  # those behind which rows are to be looked at now
+                d = deep[n]
+                if turn[n] >= 0 or d >= g.depth or expanded[d] >= g.width:
+                    continue
+                if d == opened:
+                    if d > 0 and calibrated and reach[d] < least[b, min(d, least.shape[1]) - 1]:
+                        continue
+                    _open_depth(sync, model, depths, g.slot, d, bias[b], sampling, room, probs, places)
+                    opened += 1
+                if d < opened:
+                    if r:
+                        bias_vectors(model.markov, g.slot, tokens[b], parents[b], n, d, vector)
+                    _children(model, depths, g.slot, d, vector, inverse, behind[n])
+                    count[n], turn[n] = _largest(behind[n, : depths.size[d]], min(N, C), order[n]), 0
+                    expanded[d] += 1
+                    if calibrated:
+                        sure[n] = _sure(model.markov, g.slot, d, tokens[b, n])
+            best, value, certain = -1, 0.0, 0.0
+            for n in range(size):
+                if 0 <= turn[n] < count[n]:
+                    sure_of = behind[n, order[n, turn[n]]] * sure[n]
+                    chance = values[n] * (acceptance_at(sure_of, acceptance[b]) if calibrated else sure_of)
+                    if chance > value:
+                        best, value, certain = n, chance, sure_of
+            if best < 0 or size > g.nodes or value < sampling.least:
+                break
+            if next_least.shape[1] > 0 and size > 1 and (size - 2 >= next_least.shape[1] or value < next_least[b, size - 2]):
+                break
+            d = deep[best]
+            token = depths.tokens[d, order[best, turn[best]]]
+            tokens[b, size], parents[b, size], confidence[b, size] = ids[token] if ids.size else token, best, certain
+            values[size], deep[size] = value, d + 1
+            reach[d + 1] += value
+            turn[best] += 1
+            size += 1
+        sizes[b] = size
+    return sizes
+
+
+class _Places(NamedTuple):
+    """Of one tree while it is drawn. row: behind each node.  reach: chance that it is accepted.  deep: depth.  of_depth: [K] rows that nodes share."""
+
+    row: Int[np.ndarray, " N"]
+    reach: Float[np.ndarray, " N"]
+    deep: Int[np.ndarray, " N"]
+    of_depth: Int[np.ndarray, " K"]
+
+
+@inner(error_model="numpy")
+def _row(sync, model, ids, slot, b, n, places, bias, sampling, tokens, parents, probs, used, room, compact, order):
+    """The distribution behind a node, made where there is none yet; returns how many there are."""
+    d = places.deep[n]
+    if model.markov.kind == 0 and places.of_depth[d] >= 0:
+        places.row[n] = places.of_depth[d]
+        return used
+    copy_row(model.logits[slot, d], room[0])
+    if model.markov.kind:
+        vectors = np.empty((1, model.markov.words.shape[1]), _f32)
+        bias_vectors(model.markov, slot, tokens[b], parents[b], n, d, vectors[0])
+        add_bias(model.markov.rows, vectors, room, 1)
+    out = compact if ids.size else probs[b, used]
+    draft_distribution(sync, room[0], bias, sampling, out, order)
+    for i in range(ids.size):
+        probs[b, used, ids[i]] = compact[i]
+    places.row[n] = places.of_depth[d] = used
+    return used + 1
+
+
+@inner(error_model="numpy")
+def _draw(b, parent, node, g, probs, tokens, parents, rows, confidence, places, sure, rest):
+    """Node `node`, a child of `parent` that is none of the children that are there; whether the row had one."""
+    q = probs[b, places.row[parent]]
+    copy_row(q, rest)
+    for m in range(parent + 1, node):
+        if parents[b, m] == parent:
+            rest[tokens[b, m]] = 0.0
+    token = choose_row(rest, uniform_at(g.seed, g.sample, g.position, _DRAFT, node))
+    if token < 0:
+        return False
+    tokens[b, node], parents[b, node], rows[b, node] = token, parent, places.row[parent]
+    confidence[b, node] = q[token] * sure
+    places.deep[node] = places.deep[parent] + 1
+    return True
+
+
+@inner(error_model="numpy")
+def _chain_from(
+    sync, model, ids, b, n, end, g, size, places, stops, bias, sampling, tree, probs, used, room, compact, order, rest
+):
+    """Draw a chain behind node n, up to node `end` at most; returns (how many nodes there are, how many rows)."""
+    tokens, parents, rows, confidence = tree
+    least, acceptance = stops
+    while size < end and places.deep[n] < g.depth:
+        d = places.deep[n]
+        if n > 0 and places.reach[n] < least[b, min(d, least.shape[1]) - 1]:
+            break
+        used = _row(sync, model, ids, g.slot, b, n, places, bias, sampling, tokens, parents, probs, used, room, compact, order)
+        sure = _sure(model.markov, g.slot, d, tokens[b, n])
+        if not _draw(b, n, size, g, probs, tokens, parents, rows, confidence, places, sure, rest):
+            break
+        places.reach[size] = places.reach[n] * acceptance_at(confidence[b, size], acceptance[b])
+        n, size = size, size + 1
+    return size, used
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def _drawn(
+    sync,
+    model,
+    ids,
+    asked,
+    samplings,
+    bias,
+    least,
+    acceptance,
+    next_least,
+    spare_acceptance,
+    tokens,
+    parents,
+    rows,
+    confidence,
+    probs,
+):
+    """Fill trees whose roots are there; see the module. Returns how many nodes each has, and how many rows at most."""
+    (B, N), outputs, most = tokens.shape, model.sizes.outputs, 1
+    room, compact, order = np.empty((1, outputs), _f32), np.empty(ids.size, _f32), np.empty(outputs, np.int32)
+    rest, sizes, chances = np.empty(probs.shape[2], _f32), np.ones(B, np.int64), np.empty(N)
+    for b in range(B):
+        g, sampling = asked[b], samplings[b]
+        places = _Places(np.full(N, -1), np.ones(N), np.zeros(N, np.int64), np.full(model.logits.shape[1] + 1, -1))
+        tree, stops = (tokens, parents, rows, confidence), (least, acceptance)
+        size, used = _chain_from(
+            sync,
+            model,
+            ids,
+            b,
+            0,
+            g.nodes + 1,
+            g,
+            1,
+            places,
+            stops,
+            bias[b],
+            sampling,
+            tree,
+            probs,
+            0,
+            room,
+            compact,
+            order,
+            rest,
+        )
+        length, beside = size, np.zeros(N, np.int64)
+        for n in range(length - 1):
+            elder = acceptance_at(confidence[b, n + 1], acceptance[b])
+            chances[n] = places.reach[n] * (1.0 - elder) * spare_acceptance[b]
+        while size <= g.nodes and length > 1 and size - 2 < next_least.shape[1]:
+            parent = chances[: length - 1].argmax()
+            if chances[parent] < next_least[b, size - 2]:
+                break
+            sure = _sure(model.markov, g.slot, places.deep[parent], tokens[b, parent])
+            if _draw(b, parent, size, g, probs, tokens, parents, rows, confidence, places, sure, rest):
+                places.reach[size] = chances[parent]
+                size += 1
+            beside[parent] += 1
+            chances[parent] = chances[parent] * (1.0 - spare_acceptance[b]) if beside[parent] < g.width else -1.0
+        end, each = size, (g.nodes + 1 - size) // max(size - length, 1)  # nodes behind a spare sibling, at most
+        for n in range(length, end):
+            size, used = _chain_from(
+                sync,
+                model,
+                ids,
+                b,
+                n,
+                size + each,
+                g,
+                size,
+                places,
+                stops,
+                bias[b],
+                sampling,
+                tree,
+                probs,
+                used,
+                room,
+                compact,
+                order,
+                rest,
+            )
+        sizes[b], most = size, max(most, used)
+    return sizes, most
+
+
+class Drawn(NamedTuple):
+    """Trees, each node's row of `probs`, the rows that tokens were drawn from, and the confidence in each."""
+
+    tree: TokenTree
+    rows: Int[Tensor, "B N"]
+    probs: Float[Tensor, "B R V"]
+    confidence: Float[Tensor, "B N"]
+
+
+def _planted(
+    slots: Sequence[int], roots: Sequence[int], keys: Keys, budgets: Sequence[Budget]
+) -> tuple[np.ndarray, Int[np.ndarray, "B N"], Int[np.ndarray, "B N"], Float[np.ndarray, "B N"]]:
+    """What is asked for, and trees of roots alone with room for their nodes."""
+    bounds = [(g.max_depth if g.max_nodes else 0, g.max_nodes, g.width) for g in budgets]
+    asked = np.array(
+        [(*about, *bound) for about, bound in zip(zip(slots, roots, *keys, strict=True), bounds, strict=True)], ASKED
+    )
+    tokens = np.zeros((len(slots), 1 + max(g.max_nodes for g in budgets)), np.int64)
+    tokens[:, 0] = roots
+    return asked, tokens, np.full_like(tokens, -1), np.ones(tokens.shape)
+
+
+def most_probable_trees(
+    model: Any, slots: Sequence[int], roots: Sequence[int], budgets: Sequence[Budget], params: Sequence[SamplingParams]
+) -> tuple[TokenTree, Float[np.ndarray, "B N"]]:
+    """The most probable tree of each slot, and the confidence in its nodes. model: a `depth_compiled.DepthDistributions` that knows these slots.
+
+    budgets: grown ones, of whose depths `width` nodes are expanded at most; with a stop path probabilities are products of calibrated confidences.
+    """
+    nothing = [0] * len(slots)
+    asked, tokens, parents, confidence = _planted(slots, roots, (nothing, nothing, nothing), budgets)
+    samplings, bias = draft_samplings(params, model.vocab_size, model.draft_ids)
+    samplings["least"] = [g.least for g in budgets]
+    stops = stops_asked(tuple(g.stop for g in budgets), len(budgets))
+    with ROWS:
+        sizes = _most_probable(
+            sync, model.arrays, model.draft_ids, asked, samplings, bias, *stops[:3], tokens, parents, confidence
+        )
+    N = sizes.max()
+    return TokenTree.of(tokens[:, :N].copy(), parents[:, :N].copy()), confidence[:, :N].copy()
+
+
+def draw_trees(
+    model: Any,
+    slots: Sequence[int],
+    roots: Sequence[int],
+    keys: Keys,
+    budgets: Sequence[Budget],
+    params: Sequence[SamplingParams],
+) -> Drawn:
+    """A drawn tree for each slot: a chain, spare siblings and chains behind them, see the module. model: as of `most_probable_trees`.
+
+    keys: seeds, sample indices and positions of the noise.  budgets: chains, or grown ones, beside whose tokens `width` spare siblings are drawn at
+    most; all that draft have a stop.
+    """
+    asked, tokens, parents, confidence = _planted(slots, roots, keys, budgets)
+    samplings, bias = draft_samplings(params, model.vocab_size, model.draft_ids)
+    stops = stops_asked(tuple(g.stop for g in budgets), len(budgets))
+    room = tokens.shape[1] if model.arrays.markov.kind else model.depths
+    rows = np.full_like(tokens, -1)
+    probs = np.zeros((len(slots), room, model.vocab_size), np.float32)
+    with ROWS:
+        sizes, used = _drawn(
+            sync, model.arrays, model.draft_ids, asked, samplings, bias, *stops, tokens, parents, rows, confidence, probs
+        )
+    N = int(sizes.max())
+    tree = TokenTree.of(tokens[:, :N].copy(), parents[:, :N].copy())
+    return Drawn(tree, *(torch.from_numpy(x.copy()) for x in (rows[:, :N], probs[:, :used], confidence[:, :N])))
