@@ -1,6 +1,6 @@
 """Servers tested from outside by `polydraft check --url`: llama.cpp's with and without its speculation, ours, and ours made wrong on purpose.
 
-    python -m studies.audits [--rounds 960]
+    python -m studies.audits [--rounds 960] [--only PART OF A NAME]
 
 Each row is one server and one temperature; the command's own JSON is in docs/results/audits.csv. llama.cpp's server is that of the `xllamacpp` wheel.
 """
@@ -14,9 +14,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from polydraft.bench.gguf_file import write_gguf
 from polydraft.bench.llama_cpp import LlamaCpp
+from polydraft.models import load as models
+from polydraft.models import pair
+from polydraft.models.loading.folder import load_module
 from polydraft.models.loading.hub import located
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -29,6 +34,17 @@ def llama_cpp(lookup: str | None) -> Iterator[str]:
     """The address of llama.cpp's server."""
     server = LlamaCpp(Path(located(MODEL)), context=CONTEXT, num_threads=1, lookup=lookup)
     yield server.server.listening_address
+
+
+@contextmanager
+def llama_cpp_pair(drafts: bool) -> Iterator[str]:
+    """The address of llama.cpp's server with the embedded pair's target model, and perhaps its draft model, in float32."""
+    with TemporaryDirectory() as folder:
+        files = [Path(folder) / name for name in ("target.gguf", "draft.gguf")]
+        for file, source in zip(files, (pair.target_folder(), pair.draft_folder()), strict=True):
+            write_gguf(load_module(str(source)), models.load_tokenizer(str(source)), file, "F32")
+        server = LlamaCpp(files[0], files[1] if drafts else None, context=1024)
+        yield server.server.listening_address
 
 
 @contextmanager
@@ -45,6 +61,8 @@ def ours(*given: str) -> Iterator[str]:
 SERVERS: dict[str, Any] = {
     "llama.cpp": lambda: llama_cpp(None),
     "llama.cpp, ngram_simple": lambda: llama_cpp("NGRAM_SIMPLE"),
+    "llama.cpp, embedded pair without drafts": lambda: llama_cpp_pair(False),
+    "llama.cpp, embedded pair with its draft model": lambda: llama_cpp_pair(True),
     "polydraft, plain": lambda: ours("--drafter", "none"),
     "polydraft, ngram": lambda: ours("--drafter", "ngram", "--depth", "4"),
     "polydraft, ngram, typical acceptance (wrong on purpose)": lambda: ours(
@@ -57,12 +75,21 @@ def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(prog="python -m studies.audits")
     parser.add_argument("--rounds", type=int, default=960)
-    rounds, rows = parser.parse_args().rounds, list[dict[str, Any]]()
+    parser.add_argument("--only", default="", help="part of a server's name: the figures are printed alone")
+    parser.add_argument("--seed", type=int, default=0)
+    chosen, rows = parser.parse_args(), list[dict[str, Any]]()
+    rounds = chosen.rounds
     for name, serving in SERVERS.items():
+        if chosen.only not in name:
+            continue
+        model = "embedded" if "embedded pair" in name else MODEL
         with serving() as url:
             for temperature in (0, 1):
-                rows.append({"server": name, "temperature": temperature, **audited(url, temperature, rounds)})
+                verdict = audited(url, temperature, rounds, model=model, seed=chosen.seed)
+                rows.append({"server": name, "temperature": temperature, **verdict})
                 print(rows[-1], flush=True)
+    if chosen.only:
+        return
     with (RESULTS / "audits.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS, extrasaction="ignore")
         writer.writeheader()
@@ -70,10 +97,12 @@ def main() -> None:
     (RESULTS / "audits.md").write_text(page(rows, rounds))
 
 
-def audited(url: str, temperature: float, rounds: int) -> dict[str, Any]:
+def audited(url: str, temperature: float, rounds: int, *, model: str = MODEL, seed: int = 0) -> dict[str, Any]:
     """What the command says of a server."""
-    command = [sys.executable, "-m", "polydraft", "check", "--url", url, "--model", MODEL, "--temperature", str(temperature)]
-    done = subprocess.run([*command, "--rounds", str(rounds), "--json"], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "polydraft", "check", "--url", url, "--model", model, "--temperature", str(temperature)]
+    done = subprocess.run(
+        [*command, "--rounds", str(rounds), "--seed", str(seed), "--json"], capture_output=True, text=True, check=False
+    )
     if not done.stdout:
         raise RuntimeError(done.stderr)
     found = json.loads(done.stdout)

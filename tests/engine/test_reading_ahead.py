@@ -1,5 +1,7 @@
 """A draft model reads a long prompt in pieces, a round each, which hold up no neighbour and change no text."""
 
+from dataclasses import replace
+
 from polydraft import Engine, Request, SamplingParams
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine import drafting
@@ -41,9 +43,32 @@ def test_a_long_prompt_is_read_by_the_draft_model_in_pieces_and_its_text_stays(m
     assert isinstance(engine.drafter, ModelDrafter) and engine.num_free == engine.drafter.slots.num_free == 2
 
 
-def test_a_text_that_follows_its_drafts_has_them_from_its_first_round(monkeypatch):
+def test_a_text_that_follows_its_drafts_waits_for_them_piece_by_piece_and_stays(monkeypatch):
+    params, options = (
+        SamplingParams(temperature=1.0, seed=5, max_tokens=40, ignore_eos=True),
+        {"drafter": "model", "depth": 3, "max_num_seqs": 2},
+    )
+    whole = answered(Engine.embedded(**options), params)
     monkeypatch.setattr(drafting, "PIECE", 50)
-    engine = Engine.embedded(drafter="model", depth=3, max_num_seqs=2)
+    engine = Engine.embedded(**options)
     counts = noted(engine, monkeypatch)
-    answered(engine, SamplingParams(temperature=1.0, seed=5, max_tokens=8, ignore_eos=True))
-    assert counts[0] == len(engine.encode(PROMPT)) - 1
+    sample = answered(engine, params)
+    assert sample.token_ids == whole.token_ids and sample.stats.steps == whole.stats.steps
+    assert max(counts) <= 50 and sum(counts) >= len(engine.encode(PROMPT)) - 1
+    assert isinstance(engine.drafter, ModelDrafter) and engine.num_free == engine.drafter.slots.num_free == 2
+
+
+def test_a_neighbour_goes_on_while_a_text_waits_for_its_drafts(monkeypatch):
+    monkeypatch.setattr(drafting, "FIRST", 16)
+    monkeypatch.setattr(drafting, "PIECE_SECONDS", 1e-9)
+    engine = Engine.embedded(drafter="model", depth=3, max_num_seqs=2)
+    neighbour = engine.add_request(Request("short", tuple(engine.encode("x")), replace(LONG, max_tokens=200), 5))
+    engine.step()
+    counts, between = noted(engine, monkeypatch), list[int]()
+    late = engine.add_request(
+        Request("long", tuple(engine.encode(PROMPT)), SamplingParams(temperature=1.0, seed=5, max_tokens=8), 6)
+    )
+    while not late.token_ids and engine.has_unfinished_requests:
+        engine.step()
+        between.append(len(neighbour.token_ids))
+    assert max(counts) <= 16 and len(counts) > 4 and len(set(between)) > len(counts) / 2

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import replace
+from time import perf_counter
 from typing import TypeVar
 
 import numpy as np
@@ -38,8 +39,10 @@ from polydraft.models.slots import given_back_on_error
 from polydraft.verifiers import inputs
 
 T = TypeVar("T")
-PIECE = 512
-"""Tokens of a prompt that a draft model reads in a round."""
+PIECE, FIRST, FEWEST = 512, 64, 16
+"""Tokens of a prompt that a draft model reads in a round at most; beside others, before any was timed; and at least."""
+PIECE_SECONDS = 0.05
+"""That a piece takes beside others; the last one may be twice as long."""
 
 
 def _switch_off(drafter: Drafter, sequence: Sequence, error: Exception) -> None:
@@ -172,26 +175,54 @@ def _states(target: Target, drafter: Drafter | None, sequences: Seq[Sequence], t
     ]
 
 
-def begin(drafter: Drafter, sequences: Seq[Sequence]) -> None:
-    """Give each sequence without one a drafter state that has read all its committed tokens.
+class Pace:
+    """How many tokens of a long text a drafter's own model reads in a round: as many as take PIECE_SECONDS where others wait for the round."""
 
-    A long text is read over several rounds, which have no drafts of it; at once where they decide the output, with a seed above temperature 0.
+    def __init__(self) -> None:
+        self._token_seconds = 0.0
+
+    def count(self, beside: bool) -> int:
+        """beside: whether others wait."""
+        if not beside:
+            return PIECE
+        return min(max(int(PIECE_SECONDS / self._token_seconds), FEWEST), PIECE) if self._token_seconds else FIRST
+
+    def learn(self, count: int, seconds: float) -> None:
+        """So many tokens took so long."""
+        self._token_seconds = seconds / count
+
+
+def begin(drafter: Drafter, sequences: Seq[Sequence], pace: Pace | None, *, beside: bool = False) -> list[Sequence]:
+    """Give each sequence without one a drafter state that has read all its committed tokens; those that have to wait for theirs.
+
+    A long text is read over several rounds, one text a round. Meanwhile its sequence has no drafts; where these decide the output, with a seed above
+    temperature 0, it is left out of the rounds; without a pace all of it is read at once then. beside: whether others wait for this round.
     """
-    for s in sequences:
-        if s.drafting and s.state is None and (_decided_by_drafts(s) or _read_ahead(drafter, s)):
+    late, count, spent = list[Sequence](), pace.count(beside) if pace else PIECE, False
+    for s in [s for s in sequences if s.drafting and s.state is None]:
+        start = perf_counter()
+        at_once = pace is None and _decided_by_drafts(s)
+        if at_once or ((not spent or len(s.token_ids) <= count) and _read_ahead(drafter, s, count)):
             _begin(drafter, s, len(s.token_ids))
+            continue
+        if pace and not spent and s.drafting:
+            pace.learn(count, perf_counter() - start)
+            spent = True
+        if s.drafting and _decided_by_drafts(s):
+            late.append(s)
+    return late
 
 
 def _decided_by_drafts(s: Sequence) -> bool:
     return s.request.params.seed is not None and not s.request.params.greedy
 
 
-def _read_ahead(drafter: Drafter, s: Sequence) -> bool:
-    """Whether a drafter has read enough of a text to begin; a piece more is read where it has not."""
+def _read_ahead(drafter: Drafter, s: Sequence, count: int) -> bool:
+    """Whether a drafter has read enough of a text to begin; so many tokens more are read where it has not."""
     if not isinstance(drafter, ReadingAhead):
         return True
     try:
-        return drafter.read_ahead(s.token_ids, PIECE)
+        return drafter.read_ahead(s.token_ids, count)
     except Exception as error:
         _switch_off(drafter, s, error)
         return False

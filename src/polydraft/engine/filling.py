@@ -158,7 +158,8 @@ class Filling:
         whole = sum(round_time.whole for round_time in rounds)
         if self.rides:
             for round_time in rounds:
-                self._cost.learn(round_time.rows, round_time.scoring)
+                if round_time.rows:
+                    self._cost.learn(round_time.rows, round_time.scoring)
             self._seconds_per_token = self._cost.seconds
         self._recent.append(max(whole - riding * self._seconds_per_token, whole / (1 + riding)))
         self.round_seconds = median(self._recent)

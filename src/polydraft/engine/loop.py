@@ -505,7 +505,7 @@ class Loop:
     def _stepper(self, chosen: Speculation) -> Stepper:
         if chosen not in self._steppers:
             parts = self.target, chosen.drafter, chosen.verifier, chosen.policy, frozenset(self.eos_token_ids), self.tie_margin
-            self._steppers[chosen] = Stepper(*parts, self.decoding, self._second, clock=self._clock)
+            self._steppers[chosen] = Stepper(*parts, self.decoding, self._second, clock=self._clock, pace=drafting.Pace())
         return self._steppers[chosen]
 
     def _round(self, chosen: Speculation, sequences: list[Sequence], riding: Mapping[Sequence, int]) -> RoundTime:
@@ -513,7 +513,7 @@ class Loop:
         timed, began = chosen.timed, self._pricing() if chosen.timed else 0.0
         if isinstance(chosen.policy, Opening):
             chosen.policy.expect(self._expected, sum(riding.values()))
-        done = self._stepper(chosen)(sequences, riding)
+        done = self._stepper(chosen)(sequences, riding, beside=len(self._running) > 1)
         start = self._clock()
         failed = list(done.failed)
         for b, s in enumerate(done.sequences):
@@ -530,7 +530,8 @@ class Loop:
             if s.finished and s in self._running:
                 self._leave(s, keep=True)
         done.seconds["other"] += self._clock() - start
-        took = RoundTime(done.num_scored + sum(riding.values()), done.seconds["scoring"], sum(done.seconds.values()))
+        whole = sum(done.seconds.values()) - done.seconds["prefill"]
+        took = RoundTime(done.num_scored + sum(riding.values()), done.seconds["scoring"], whole)
         self._filling.book(riding, done.seconds)
         _share(sequences, done.seconds)
         if timed and done.sequences and not riding:

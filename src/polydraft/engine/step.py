@@ -87,7 +87,8 @@ class Round:
 @dataclass(frozen=True)
 class Stepper:
     """The parts of a step. `drafter` None decodes plainly. `stop_ids`: ids that `min_tokens` masks. `tie_margin`: see `ties`.
-    `decoding`: what is sampled, where it is not each request's sampling parameters alone; `second`: the second sequences that it reads."""
+    `decoding`: what is sampled, where it is not each request's sampling parameters alone; `second`: the second sequences that it reads.
+    `pace`: of reading long texts for drafts; None leaves no sequence out of a round."""
 
     target: Target
     drafter: Drafter | None
@@ -98,21 +99,27 @@ class Stepper:
     decoding: Decoding | None = None
     second: Second | None = None
     clock: Callable[[], float] = perf_counter
+    pace: drafting.Pace | None = None
 
-    def __call__(self, sequences: Seq[Sequence], riding: Mapping[Sequence, int] | None = None) -> Round:
+    def __call__(self, sequences: Seq[Sequence], riding: Mapping[Sequence, int] | None = None, *, beside: bool = False) -> Round:
         """One round; target cache and drafter states move on, the sequences' tokens are the caller's to extend.
 
-        riding: so many tokens of new sequences are read in its pass, see `filling`.
+        riding: so many tokens of new sequences are read in its pass, see `filling`.  beside: whether others wait for it.
+        Sequences whose drafter has to read more before their first round have none of it.
         """
         watch = Stopwatch(self.clock)
-        key = NoiseKey.of(
-            [s.request.seed for s in sequences], [s.request.sample for s in sequences], [len(s.token_ids) for s in sequences]
-        )
         with watch.phase("drafting"):
             budgets = self._budgets(sequences)
         if budgets and self.drafter is not None and any(s.drafting and s.state is None for s in sequences):
             with watch.phase("prefill"):
-                drafting.begin(self.drafter, sequences)
+                late = drafting.begin(self.drafter, sequences, self.pace, beside=beside)
+            if len(late) == len(sequences):
+                return self._without_rows(riding or {}, watch)
+            rows = [(s, budget) for s, budget in zip(sequences, budgets, strict=True) if s not in late]
+            sequences, budgets = [s for s, _ in rows], [budget for _, budget in rows]
+        key = NoiseKey.of(
+            [s.request.seed for s in sequences], [s.request.sample for s in sequences], [len(s.token_ids) for s in sequences]
+        )
         with watch.phase("drafting"):
             draft = self._propose(sequences, budgets)
             if self.verifier.info.shared_noise:
@@ -137,6 +144,16 @@ class Stepper:
             self.policy.learn(done.sequences, done.draft, lambda: done.probs, done.outcome)
             self._record(done)
         return replace(done, num_scored=num_scored, seconds=watch.stop())
+
+    def _without_rows(self, riding: Mapping[Sequence, int], watch: Stopwatch) -> Round:
+        """A round of no sequence, in which new ones are read all the same."""
+        with watch.phase("scoring"):
+            for s, count in riding.items():
+                drafting.read_on(self.target, s, count)
+        draft = Draft.empty(torch.empty(0, dtype=torch.long))
+        logits = torch.empty(0, 1, self.target.vocab_size)
+        outcome = Outcome(draft.rows, draft.rows[:, 0], draft.rows[:, 0])
+        return Round([], draft, Scores(draft.tree, logits), logits, outcome, seconds=watch.stop())
 
     @cached_property
     def _walk(self) -> Callable[..., Outcome | None] | None:
