@@ -62,7 +62,7 @@ def test_a_neighbour_goes_on_while_a_text_waits_for_its_drafts(monkeypatch):
     monkeypatch.setattr(drafting, "FIRST", 16)
     monkeypatch.setattr(drafting, "PIECE_SECONDS", 1e-9)
     engine = Engine.embedded(drafter="model", depth=3, max_num_seqs=2)
-    neighbour = engine.add_request(Request("short", tuple(engine.encode("x")), replace(LONG, max_tokens=200), 5))
+    neighbour = engine.add_request(Request("short", tuple(engine.encode("x")), replace(LONG, max_tokens=900), 5))
     engine.step()
     counts, between = noted(engine, monkeypatch), list[int]()
     late = engine.add_request(
