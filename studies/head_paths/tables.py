@@ -138,7 +138,7 @@ def opening(model: str, timed: Sequence[Row], free: Sequence[Row]) -> str:
             "prompts, one to eight paths of one to seven tokens, every way of drawing them and every lossless verifier. Drafts are sampled, their "
             "verification is integrated; speed is over plain decoding, by measured seconds of passes on one thread:",
             small_table(timed),
-            "In brackets: shape and verifier, tokens per step, their share of what no verifier exceeds on such draws (dotted in the plot), and the gain over the "
+            "In brackets: shape and verifier, tokens per step, their share of what no verifier exceeds on such draws (dotted in the plot; above 1: sampling error), and the gain over the "
             "best chain, each chosen on nine tenths of the answers and compared on the last. [All cases](results/head-paths.csv).",
         ]
     )
