@@ -171,7 +171,7 @@ class ModelConfig(Config):
     backend: str = setting("Backend: compiled (Llama family on a CPU), transformers (any model and device)", str, "auto", choices=("auto", "compiled", "transformers"), panel=MODELS, advice="Use backend='transformers' for any model and device.")
     quantization: str | None = setting("Weight quantization of the target model, compiled backend; changes the output distribution", str, choices=QUANTIZATIONS, unset="the format of the checkpoint", panel=MODELS)
     activations: str | None = setting("Float32 activations with quantized weights of a GGUF file; slower", str, flag="--exact", value="float32", choices=("int8", "float32"), unset="8 bits a block", panel=MODELS)
-    cache_dtype: str | None = setting("Data type of the target's KV cache, compiled backend; q8_0 takes a quarter of float32", str, choices=("bfloat16", "float32", "q8_0"), unset="bfloat16", panel=MODELS)
+    cache_dtype: str | None = setting("Data type of the target's KV cache, compiled backend; q8_0 takes a quarter of float32", str, choices=("bfloat16", "float32", "q8_0"), unset="bfloat16, with --exact float32", panel=MODELS)
     threads: int | None = setting("Number of CPU threads of the compiled backend", int, low=1, unset="idle physical cores, one for small models", panel=MODELS)
     tensor_parallel: int | None = setting("Number of processes that share the target's weights", int, low=1, unset="one process", panel=MODELS)
     device_map: Any = setting("Devices of the target's modules, as in transformers", dict, objects="str", flag="", unset="one device")

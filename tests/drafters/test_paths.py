@@ -207,7 +207,7 @@ def test_a_compiled_tree_by_position_is_the_grown_one(kind):
 
 def test_paths_are_drawn_as_ever():
     """What was drawn before trees by position were known, when nodes were numbered by a formula."""
-    model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=3)
+    model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=3, cache_dtype="float32")
     texts = [load.encode(load.load_tokenizer(str(pair.draft_folder())), p.text)[:60] for p in pair.prompts()[:3]]
     both = [chain(4), paths(2, 4), paths(3, 3), paths(2, 4, 1), paths(3, 4, 2)]
     rest = {

@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
 def runs(place):
     """It is the model of the whole file."""
     case = json.loads(PHI.with_suffix(".json").read_text(encoding="utf-8"))["cases"][1]
-    target = load_model(str(place), max_num_seqs=1, max_model_len=96)
+    target = load_model(str(place), max_num_seqs=1, max_model_len=96, cache_dtype="float32")
     assert_step(target.prefill([0], [case["prompt"]]).logits[0, 0], case, 0)
     return target
 

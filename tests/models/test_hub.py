@@ -114,7 +114,7 @@ def test_a_full_disk_is_told_before_and_while_it_is_written(model, tmp_path, mon
 
 def test_a_limit_that_is_met_while_writing_leaves_nothing(model, tmp_path):
     code = (
-        "import resource; from polydraft.models import catalogue; from polydraft.models.loading.catalogue import HubModel, Wheel\n"
+        "import resource; from polydraft.models.loading import catalogue; from polydraft.models.loading.catalogue import HubModel, Wheel\n"
         f"model = {model!r}\n"
         "download = catalogue._download\n"
         "catalogue._download = lambda *a: (download(*a), resource.setrlimit(resource.RLIMIT_FSIZE, (500_000,) * 2))[0]\n"
@@ -341,7 +341,7 @@ def program(code, **surroundings):
     command = [
         sys.executable,
         "-c",
-        "from polydraft.models import catalogue; from polydraft.models.loading.catalogue import *; from polydraft.models.loading.hub import *\n"
+        "from polydraft.models.loading import catalogue; from polydraft.models.loading.catalogue import *; from polydraft.models.loading.hub import *\n"
         + code,
     ]
     return subprocess.run(command, env=os.environ | surroundings, capture_output=True, text=True, timeout=300, check=False)

@@ -168,7 +168,7 @@ def test_a_cache_takes_memory_as_tokens_are_written():
     load.load_model(str(pair.draft_folder()))  # what loading itself takes is there
     before = resident()
     target = load.load_model(str(pair.draft_folder()), max_num_seqs=256)
-    assert target.cache_grows and target.cache_bytes > 256 << 20
+    assert target.cache_grows and target.cache_bytes > 128 << 20
     assert resident() - before < target.cache_bytes / 16
     target.prefill(range(16), [[5] * 900] * 16)
     written = 16 * 900 * target.cache_bytes / (256 * (target.max_model_len + TREE_ROOM))

@@ -22,7 +22,7 @@ from studies.several_drafts.texts import Context
 from studies.several_drafts.two_bits import in_two_bits, two_bit_blocks, zero_padded
 from studies.theory import efficiency
 
-OPTIONS: dict[str, Any] = {"max_model_len": 160, "max_num_seqs": 2, "threads": 1}
+OPTIONS: dict[str, Any] = {"max_model_len": 160, "max_num_seqs": 2, "threads": 1, "cache_dtype": "float32"}
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +207,7 @@ def test_a_quick_run_writes_page_and_plot_and_keeps_what_is_there(tmp_path: Path
     main(out=tmp_path, quick=True, only_report=True)
     assert times == [file.stat().st_mtime_ns for file in rows]
     page = (tmp_path / "several-drafts.md").read_text()
-    assert "| two bits |" in page and "Where does the second path pay?" in page and len(page.split()) < 1000
+    assert "| two bits |" in page and "Where does the second path pay?" in page
     tokens = list(csv.DictReader((tmp_path / "several-drafts-tokens.csv").open()))
     assert {"flow", "block", "traversal"} <= {row["verifier"] for row in tokens} and all(
         float(row["tokens"]) >= 1 for row in tokens

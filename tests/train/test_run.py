@@ -41,7 +41,7 @@ def test_what_was_trained_foretells_more_than_what_was_not(engine, written, tmp_
     assert abs(again["acceptance"][0] - trained[0]) < 0.1, "it goes on from its checkpoint"
     begun = TrainingOptions.of(kind, **options, max_steps=1)
     started = train_drafter(engine, kind, tmp_path / "more", begun, data=[written], start=tmp_path / "trained")
-    assert sum(started["acceptance"]) > sum(fresh) + 0.04, "it begins with what was trained"
+    assert sum(started["acceptance"]) > (sum(fresh) + sum(trained)) / 2, "it begins with what was trained"
     drafted = Engine.of(engine.target, tokenizer=engine.tokenizer, drafter_options={"weights": tmp_path / "trained"}, depth=2)
     assert drafted.summary()["drafter"].startswith(kind), "the folder says its kind"
     greedy = SamplingParams(temperature=0, max_tokens=48)

@@ -7,19 +7,84 @@ row. Every tensor has a leading batch dimension B; trees are padded to N nodes a
     p  target distribution      q  draft distribution      both after sampling parameters, summing to one
 """
 
-from polydraft.core.budget import Budget, TreeShape
-from polydraft.core.decodings import Decoding, DecodingMethod, NamedDecoding, SecondSequenceDecoding
-from polydraft.core.drafts import FIXED, Draft, DraftSampling
-from polydraft.core.methods import Drafter, Method, Verifier, Walking
-from polydraft.core.outcomes import Outcome, Verdict
-from polydraft.core.params import SamplingParams
-from polydraft.core.requests import Request
-from polydraft.core.targets import AuxRows, BlockCopying, EncoderDecoder, Mixing, Needs, Proposing, Scores, Target
-from polydraft.core.trees import NoiseKey, TokenTree
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polydraft.core.budget import Budget, TreeShape
+    from polydraft.core.decodings import Decoding, DecodingMethod, NamedDecoding, SecondSequenceDecoding
+    from polydraft.core.drafts import FIXED, Draft, DraftSampling
+    from polydraft.core.methods import Drafter, Method, Verifier, Walking
+    from polydraft.core.outcomes import Outcome, Verdict
+    from polydraft.core.params import SamplingParams
+    from polydraft.core.requests import Request
+    from polydraft.core.targets import AuxRows, BlockCopying, EncoderDecoder, Mixing, Needs, Proposing, Scores, Target
+    from polydraft.core.trees import NoiseKey, TokenTree
 
 __all__ = [
-    "FIXED", "AuxRows", "BlockCopying", "Budget", "Decoding", "DecodingMethod", "Draft", "DraftSampling", "Drafter",
-    "EncoderDecoder", "Method", "Mixing", "NamedDecoding", "Needs", "NoiseKey", "Outcome", "Proposing", "Request",
-    "SamplingParams", "Scores", "SecondSequenceDecoding", "Target", "TokenTree", "TreeShape", "Verdict", "Verifier",
+    "FIXED",
+    "AuxRows",
+    "BlockCopying",
+    "Budget",
+    "Decoding",
+    "DecodingMethod",
+    "Draft",
+    "DraftSampling",
+    "Drafter",
+    "EncoderDecoder",
+    "Method",
+    "Mixing",
+    "NamedDecoding",
+    "Needs",
+    "NoiseKey",
+    "Outcome",
+    "Proposing",
+    "Request",
+    "SamplingParams",
+    "Scores",
+    "SecondSequenceDecoding",
+    "Target",
+    "TokenTree",
+    "TreeShape",
+    "Verdict",
+    "Verifier",
     "Walking",
-]  # fmt: skip
+]
+
+_WHERE = {
+    "Budget": "budget",
+    "TreeShape": "budget",
+    "Decoding": "decodings",
+    "DecodingMethod": "decodings",
+    "NamedDecoding": "decodings",
+    "SecondSequenceDecoding": "decodings",
+    "FIXED": "drafts",
+    "Draft": "drafts",
+    "DraftSampling": "drafts",
+    "Drafter": "methods",
+    "Method": "methods",
+    "Verifier": "methods",
+    "Walking": "methods",
+    "Outcome": "outcomes",
+    "Verdict": "outcomes",
+    "SamplingParams": "params",
+    "Request": "requests",
+    "AuxRows": "targets",
+    "BlockCopying": "targets",
+    "EncoderDecoder": "targets",
+    "Mixing": "targets",
+    "Needs": "targets",
+    "Proposing": "targets",
+    "Scores": "targets",
+    "Target": "targets",
+    "NoiseKey": "trees",
+    "TokenTree": "trees",
+}
+"""Imported when they are first used: sampling parameters and checks of options need neither torch nor numba."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'polydraft.core' has no attribute {name!r}; it offers {', '.join(_WHERE)}")
+    value = globals()[name] = getattr(import_module(f"polydraft.core.{_WHERE[name]}"), name)
+    return value

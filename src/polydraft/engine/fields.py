@@ -68,7 +68,7 @@ class EngineFields(SpeculationFields, total=False):
     activations: Literal["int8", "float32"] | None
     """Float32 activations with quantized weights of a GGUF file; slower. Default: 8 bits a block."""
     cache_dtype: Literal["bfloat16", "float32", "q8_0"] | None
-    """Data type of the target's KV cache, compiled backend; q8_0 takes a quarter of float32 (bfloat16, float32, q8_0). Default: bfloat16."""
+    """Data type of the target's KV cache, compiled backend; q8_0 takes a quarter of float32 (bfloat16, float32, q8_0). Default: bfloat16, with --exact float32."""
     threads: int | None
     """Number of CPU threads of the compiled backend (>= 1). Default: idle physical cores, one for small models."""
     tensor_parallel: int | None
@@ -86,6 +86,6 @@ class EngineFields(SpeculationFields, total=False):
     prefix_cache_bytes: int | None
     """Maximum memory of the prefix cache beside the slots (bytes, >= 0). Default: an eighth of the free memory, at most 8 GiB."""
     prefix_cache_file: str | Path | Path | None
-    """File that keeps the prefix cache across restarts: read at the start, written when the server ends. Default: none."""
+    """File that keeps the prefix cache across restarts: read at the start, written now and then and when the server ends. Default: none."""
     tie_margin: float | None
     """Low precision: margin below which greedy near ties are decided by a forward pass of their own (logits). Default: off."""

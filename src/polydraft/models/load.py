@@ -69,7 +69,8 @@ def load_model(name: str, *, as_draft: bool = False, **fields: Any) -> Target:
     place = located(name)
     options: dict[str, Any] = {"max_model_len": max_model_len, "max_num_seqs": config.max_num_seqs}
     chosen = {"quantization": config.quantization, "activations": config.activations, "cache_dtype": config.cache_dtype}
-    compiled: dict[str, Any] = chosen | {"cache_dtype": config.cache_dtype or DEFAULT_CACHE_DTYPE, "threads": config.threads}
+    default_cache = "float32" if config.activations == "float32" else DEFAULT_CACHE_DTYPE
+    compiled: dict[str, Any] = chosen | {"cache_dtype": config.cache_dtype or default_cache, "threads": config.threads}
     if config.tensor_parallel is not None or config.device_map is not None:
         _refuse_choices(
             name, "over several devices", chosen | {"backend": None if backend in ("auto", "transformers") else backend}

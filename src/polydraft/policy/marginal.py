@@ -60,7 +60,7 @@ def fastest_share(drafts: Sequence[Expected], num_sequences: int, costs: Costs) 
 
     Example:
         >>> sure, unsure = Expected(1.9, 1, 1), Expected(1.1, 1, 1)
-        >>> fastest_share([sure, sure, unsure, unsure], 4, Costs.of({1: 1.0, 4: 1.3, 8: 2.5}, draft_start=0.0, draft_step=0.1))[0]
+        >>> fastest_share([sure, sure, unsure, unsure], 4, Costs.of({1: 1.0, 6: 1.3, 8: 2.5}, draft_start=0.0, draft_step=0.1))[0]
         2
     """
     tokens, rows, steps = float(num_sequences), float(num_sequences), 0.0

@@ -250,7 +250,7 @@ def calibration_error(confidences: Float[Tensor, " n"], rates: Float[Tensor, " n
 
     Example:
         >>> calibration_error(torch.tensor([0.2, 0.4, 0.6, 0.8]), torch.tensor([0.0, 0.4, 1.0, 0.4]), bins=2)
-        0.1
+        0.05
     """
     order = np.argsort(confidences.numpy(), kind="stable")
     parts = zip(*(np.array_split(x.double().numpy()[order], bins) for x in (confidences, rates)), strict=True)
