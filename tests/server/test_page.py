@@ -68,7 +68,7 @@ def test_a_text_the_race_a_chat_and_an_error_are_shown(window, served):
     window.keyboard.press("Tab")
     window.fill("#prompt", "def f(a):\n    return a\n\n\ndef f(a):\n")
     window.keyboard.press("Control+Enter")
-    window.locator(".token.draft").first.wait_for()
+    window.locator(".output .token.draft").first.wait_for()
     window.wait_for_selector("#go:enabled")
     whole = served.post("/v1/completions", prompt=window.input_value("#prompt"), max_tokens=40, temperature=0).json()
     assert shown(window) == whole["choices"][0]["text"]
