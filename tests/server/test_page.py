@@ -316,3 +316,18 @@ def test_the_prompt_and_the_choices_are_in_reach(window, served, width):
     assert window.evaluate("document.querySelector('.lane').getBoundingClientRect().right <= innerWidth")
     assert all(window.locator(name).bounding_box()["width"] >= (110 if width < 500 else 60) for name in ("#models", "#theme"))
     window.set_viewport_size({"width": 1280, "height": 860})
+
+
+def test_comments_of_a_stream_are_no_part_of_an_answer(window, served):
+    def commented(route):
+        answer = route.fetch()
+        route.fulfill(response=answer, body=": prefill 1 / 2\n\n" + answer.text())
+
+    opened(window, served.url)
+    window.click("#tab-text")
+    window.fill("#tokens", "8")
+    window.route("**/v1/completions", commented)
+    window.click("#go")
+    window.locator(".output .token").first.wait_for()
+    window.wait_for_selector("#go:enabled")
+    window.unroute("**/v1/completions")

@@ -140,6 +140,7 @@ async function* events(path, request, signal) {
     const lines = (rest + value).split('\n\n');
     rest = lines.pop();
     for (const line of lines) {
+      if (line.startsWith(':')) continue; // what was read of the prompt
       const data = line.replace(/^data: /, '');
       ended ||= data === '[DONE]';
       if (!ended) yield JSON.parse(data);
