@@ -81,7 +81,8 @@ def flags(model: Path, threads: int, context: int, draft: Path | None, mode: str
     if mode == "plain":
         return common
     if mode == "draft":
-        return [*common, "-md", str(draft), "-td", str(threads), "--spec-draft-n-max", str(draft_length)]
+        drafts = ["--spec-type", "draft-simple", "-md", str(draft), "-td", str(threads)]  # the model alone drafts nothing
+        return [*common, *drafts, "--spec-draft-n-max", str(draft_length)]
     return [*common, "--spec-type", mode.replace("_", "-")]
 
 

@@ -31,6 +31,8 @@ def test_flags_name_the_draft_model_and_its_length_or_the_kind_of_lookup():
     plain = flags(Path("a.gguf"), 2, 64, None, "plain", 4)
     assert plain == ["-m", "a.gguf", "-t", "2", "-tb", "2", "-c", "64", "-np", "1", "-ngl", "0"]
     assert flags(Path("a.gguf"), 2, 64, Path("b.gguf"), "draft", 4)[len(plain) :] == [
+        "--spec-type",
+        "draft-simple",
         "-md",
         "b.gguf",
         "-td",
