@@ -122,6 +122,12 @@ def test_no_delta_says_nothing(served):
     assert all(choice.delta.tool_calls or choice.delta.content for choice in others)
 
 
+def test_no_token_id_of_an_answer_is_visited_in_python(served, monkeypatch):
+    """550,000 ids held a neighbour's stream for half a second."""
+    monkeypatch.setattr("fastapi.routing.jsonable_encoder", lambda *given, **options: pytest.fail("visited"))
+    assert served.post("/tokenize", prompt="import os").json()["count"] > 0
+
+
 def test_many_ids_are_the_text_that_the_tokenizer_makes_of_them(served, monkeypatch):
     rng = random.Random(0)
     ids = [rng.randrange(len(served.engine.tokenizer)) for _ in range(40_000)]

@@ -134,7 +134,8 @@ class _Routes:
             body = await self._read(request, kind)
             name = ollama_models.served_name(self.pool, getattr(body, "model", None))
             async with self.pool.use(name) as service:
-                return await answer(service, request, body)
+                content = await answer(service, request, body)
+            return content if isinstance(content, Response) else JSONResponse(content)  # FastAPI's own way visits every token id
 
         route.__name__ = answer.__name__
         return route
