@@ -1,7 +1,7 @@
 """`python -m studies.head_paths --model NAME`: do several drafts of a head pay, how many, how deep, and by which verifier?
 
 Contexts are places in the target's own answers. At each, paths of every way of drawing are drawn from the head, up to eight of seven tokens, and scored by
-the target; the tokens per step of every lossless verifier follow without another pass, and no verifier exceeds the bound. Seconds of a step are those of its
+the target; the tokens per step of every lossless verifier follow without another pass, and on the same drafts a bound that none exceeds on the mean. Seconds of a step are those of its
 passes. A cut-off run keeps its contexts: the same command goes on with the next one. `--costs` measures only seconds, for a machine that does nothing
 else; `--report` writes tables and plot from what is stored.
 """
@@ -15,7 +15,7 @@ import typer
 from studies.head_paths.contexts import written_contexts
 from studies.head_paths.costs import HeadCosts, head_passes
 from studies.head_paths.picture import picture
-from studies.head_paths.tables import opening, put_into, rows_of, small_table, write_csv
+from studies.head_paths.tables import farthest_above, opening, put_into, rows_of, small_table, write_csv
 from studies.head_paths.values import read_values
 from studies.head_paths.work import measure_all, opened
 from studies.options import Out, Quick, write_json
@@ -65,6 +65,7 @@ def main(
     picture(timed, free, plot)
     text = opening(model, timed, free)
     typer.echo(f"{text}\n\nIf a pass of many rows cost as one of a single row:\n\n{small_table(free)}")
+    typer.echo(f"\n{farthest_above(timed)}")
     if page is not None:
         put_into(page, text)
     typer.echo(f"wrote {table} and {plot}", err=True)

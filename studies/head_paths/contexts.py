@@ -21,7 +21,7 @@ MAX_PATHS, MAX_DEPTH = 8, 7
 WIDTHS: Mapping[str, Sequence[int]] = {
     "iid": (MAX_PATHS,),
     "without_replacement": (MAX_PATHS,),
-    "systematic": (2, 3, 4, 6, MAX_PATHS),
+    "systematic": range(2, MAX_PATHS + 1),
 }
 """As `several_drafts.draws.WIDTHS`."""
 NUM_PATHS = WIDTHS["systematic"]
@@ -49,7 +49,7 @@ def measure(
     for T, group in groups.items():
         iid = group.trees["iid", MAX_PATHS]
         chain = [t for t, p, d in zip(iid.tokens, iid.paths, iid.depths, strict=True) if p == 0 and d > 0]
-        spares = with_spares(head, "head", T, seed, chain, distinct=True)
+        spares = with_spares(head, "head", T, seed, chain, distinct=True, paths=MAX_PATHS)
         group.trees["distinct spares", max(spares.paths) + 1] = spares
     inner = [tree.prefixes[n] for group in groups.values() for tree in group.trees.values() for n in tree.inner()]
     target.fill(inner)
@@ -59,5 +59,5 @@ def measure(
         arrays |= {f"{T}|{key}": value for key, value in group.arrays().items()}
     partial = file.with_suffix(".part")
     with partial.open("wb") as out:
-        np.savez(out, **arrays)  # type: ignore[arg-type]
+        np.savez(out, **arrays)
     partial.rename(file)

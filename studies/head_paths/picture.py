@@ -46,21 +46,20 @@ def picture(timed: Sequence[Row], free: Sequence[Row], file: Path) -> None:
 
 
 def _chain(rows: Sequence[Row], depth: int | None = None) -> list[Row]:
-    return [r for r in rows if r.case.kind == "chain" and depth in (None, r.case.depth)]
+    return [r for r in rows if r.case.kind == "chain" and r.case.verifier != BOUND and depth in (None, r.case.depth)]
 
 
 def _tokens(axis: Any, rows: Sequence[Row]) -> None:
     """The best verifier of each kind at one depth, and what none exceeds."""
     for kind, (colour, line) in STYLES.items():
         points = {1: max(r.tokens.mean() for r in _chain(rows, DEPTH))}
-        most = {r.case.paths: r.tokens.mean() for r in rows if r.case[1] == kind and r.case[3:] == (DEPTH, BOUND)}
+        most = {r.case.paths: r.tokens.mean() for r in rows if r.case[1] in (kind, "chain") and r.case[3:] == (DEPTH, BOUND)}
         for row in rows:
             if row.case.kind == kind and row.case.depth == DEPTH and row.case.verifier != BOUND:
                 points[row.case.paths] = max(points.get(row.case.paths, 0.0), row.tokens.mean())
         axis.plot(list(points), list(points.values()), line, color=colour, marker="o", markersize=3, label=kind.replace("_", " "))
-        if most:
-            label = "no verifier of these exceeds" if kind == "iid" else None
-            axis.plot(list(most), list(most.values()), ":", color=colour, linewidth=1.2, label=label)
+        label = "no verifier exceeds" if kind == "iid" else None
+        axis.plot(sorted(most), [most[paths] for paths in sorted(most)], ":", color=colour, linewidth=1.2, label=label)
 
 
 def _speeds(axis: Any, rows: Sequence[Row]) -> None:

@@ -13,7 +13,7 @@ from studies.head_paths.costs import HeadCosts
 from studies.head_paths.values import BOUND, Case, Values
 from studies.theory.efficiency import Estimate, paired
 
-__all__ = ["Row", "best", "opening", "put_into", "rows_of", "small_table", "write_csv"]
+__all__ = ["Row", "best", "farthest_above", "opening", "put_into", "rows_of", "shares", "small_table", "write_csv"]
 
 MARKS = "<!-- studies.head_paths -->", "<!-- end -->"
 """Of the page, around what is written."""
@@ -54,17 +54,32 @@ def rows_of(values: Sequence[Values], costs: HeadCosts) -> list[Row]:
     return found
 
 
+def shares(rows: Sequence[Row]) -> dict[tuple[str, Case], Estimate]:
+    """Share of the bound that each case reaches, both on the same drafts; the error is over answers."""
+    bounds = {(row.text, row.case): row.tokens for row in rows if row.case.verifier == BOUND}
+    return {(row.text, row.case): paired(row.tokens, bounds[row.text, row.case._replace(verifier=BOUND)]) for row in rows}
+
+
+def farthest_above(rows: Sequence[Row]) -> str:
+    """The case that exceeds its bound by most standard errors, of all."""
+    estimates = {key: share for key, share in shares(rows).items() if share.standard_error > 0}
+    (text, case), share = max(estimates.items(), key=lambda entry: (entry[1].mean - 1) / entry[1].standard_error)
+    return f"Of {len(estimates)} cases the farthest above its bound: {text}, {case}, {share} of it."
+
+
 def write_csv(rows: Sequence[Row], file: Path) -> None:
     """One line a case."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w", encoding="utf-8", newline="") as out:
         table = csv.writer(out, lineterminator="\n")
-        names = "text", "temperature", "drafts", "paths", "depth", "verifier", "tokens", "error", "nodes", "milliseconds", "speed"
-        table.writerow(names)
+        names = "text", "temperature", "drafts", "paths", "depth", "verifier"
+        table.writerow([*names, "tokens", "error", "of_bound", "of_bound_error", "nodes", "milliseconds", "speed"])
+        estimates = shares(rows)
         for row in rows:
+            share = estimates[row.text, row.case]
             error = row.tokens.std(ddof=1) / np.sqrt(len(row.tokens))
-            figures = row.tokens.mean(), error, row.nodes, 1e3 * row.seconds.mean(), row.speed
-            formats = ("{:.3f}", "{:.3f}", "{:.1f}", "{:.2f}", "{:.3f}")
+            figures = row.tokens.mean(), error, share.mean, share.standard_error, row.nodes, 1e3 * row.seconds.mean(), row.speed
+            formats = ("{:.3f}", "{:.3f}", "{:.3f}", "{:.3f}", "{:.1f}", "{:.2f}", "{:.3f}")
             table.writerow([row.text, *row.case, *(f.format(x) for f, x in zip(formats, figures, strict=True))])
 
 
@@ -95,7 +110,7 @@ def named(row: Row) -> str:
 
 def small_table(rows: Sequence[Row]) -> str:
     """By text and temperature: the best chain, the best several drafts, spares and the bound of tokens at the same shape."""
-    lines = list[list[str]]()
+    lines, estimates = list[list[str]](), shares(rows)
     for text, temperature in dict.fromkeys((row.text, row.case.temperature) for row in rows):
         some = [row for row in rows if (row.text, row.case.temperature) == (text, temperature)]
         real = [row for row in some if row.case.verifier != BOUND]
@@ -107,10 +122,10 @@ def small_table(rows: Sequence[Row]) -> str:
         chain, cells = best(groups["chain"]), list[str]()
         for name in ("paths", "spares"):
             row, gain = best(groups[name]), over(groups[name], groups["chain"])
-            optimum = [r for r in some if r.case == row.case._replace(verifier=BOUND)]
-            share = f", {row.tokens.mean() / optimum[0].tokens.mean():.2f} of the bound" if optimum else ""
+            share = estimates[row.text, row.case]
             percent = f"{100 * (gain.mean - 1):+.1f} ± {100 * gain.standard_error:.1f}%"
-            cells.append(f"{row.speed:.2f} ({named(row)}: {row.tokens.mean():.2f} tokens{share}; {percent})")
+            tokens = f"{row.tokens.mean():.2f} tokens, {share.mean:.2f} ± {share.standard_error:.2f} of the bound"
+            cells.append(f"{row.speed:.2f} ({named(row)}: {tokens}; {percent})")
         lines.append([text, f"{temperature:g}", f"{chain.speed:.2f} ({named(chain)}: {chain.tokens.mean():.2f} tokens)", *cells])
     return markdown_table(["text", "T", "one chain", f"2 to {MAX_PATHS} paths", "chain with spares"], lines)
 
@@ -138,8 +153,8 @@ def opening(model: str, timed: Sequence[Row], free: Sequence[Row]) -> str:
             "prompts, one to eight paths of one to seven tokens, every way of drawing them and every lossless verifier. Drafts are sampled, their "
             "verification is integrated; speed is over plain decoding, by measured seconds of passes on one thread:",
             small_table(timed),
-            "In brackets: shape and verifier, tokens per step, their share of what no verifier exceeds on such draws (dotted in the plot; above 1: sampling error), and the gain over the "
-            "best chain, each chosen on nine tenths of the answers and compared on the last. [All cases](results/head-paths.csv).",
+            "In brackets: shape and verifier, tokens per step, their share of what no verifier exceeds on the mean (dotted in the plot; both on the same drafts), and the gain over the "
+            "best chain, each chosen on nine tenths of the answers and compared on the last. ± is a standard error over answers. [All cases](results/head-paths.csv).",
         ]
     )
 

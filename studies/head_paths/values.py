@@ -7,7 +7,7 @@ asked at every depth.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -15,8 +15,9 @@ from jaxtyping import Float
 from polydraft.core import Draft, DraftSampling, TreeShape, Verdict
 from polydraft.core import geometry as tree
 from polydraft.methods import registry
-from studies.head_paths.contexts import MAX_DEPTH, NUM_PATHS
-from studies.several_drafts.verified import bound, distinct_nodes, drafted, restricted
+from studies.head_paths.bound import bound
+from studies.head_paths.contexts import MAX_DEPTH, MAX_PATHS, NUM_PATHS
+from studies.several_drafts.verified import distinct_nodes, drafted, restricted
 
 __all__ = ["BELOW_MATTERS", "BOUND", "KINDS", "Case", "Values", "by_depth", "read_values", "verifiers_of", "write_values"]
 
@@ -30,7 +31,7 @@ KINDS: Mapping[str, tuple[DraftSampling, TreeShape]] = {
 """How siblings were drawn, and the shape of the tree."""
 BELOW_MATTERS = {"block", "flow", "traversal", "traversal_merged", "greedy_traversal", "greedy_traversal_wor", "multipath"}
 BOUND = "bound"
-"""Named as a verifier: what none exceeds."""
+"""Named as a verifier: what none exceeds on the mean, see `bound`."""
 
 
 class Case(NamedTuple):
@@ -74,12 +75,14 @@ def by_depth(draft: Draft, verdict: Verdict) -> Float[np.ndarray, "B L"]:
 
 
 def _choices(kind: str, paths: int) -> Iterator[tuple[str, int, list[range]]]:
-    """(kind, number of paths, which paths) of the restrictions of a stored tree: several chains, and of several paths the first ones."""
-    if kind == "iid":
-        yield "chain", 1, [range(path, path + 1) for path in range(paths)]
-    for k in (paths,) if kind == "systematic" else NUM_PATHS:
-        if k <= paths:
-            yield kind, k, [range(k)]
+    """(kind, number of paths, which paths) of the restrictions of a stored tree: of iid paths as many as are disjoint, of others the first ones."""
+    if kind == "systematic":
+        yield kind, paths, [range(paths)]
+    elif kind == "iid":
+        for k in (1, *NUM_PATHS):
+            yield "chain" if k == 1 else kind, k, [range(i, i + k) for i in range(0, paths - k + 1, k)]
+    else:
+        yield from ((kind, k, [range(k)]) for k in NUM_PATHS if k <= paths)
 
 
 def _tokens(
@@ -92,7 +95,7 @@ def _tokens(
         return by_depth(draft, rule(draft, p))
     columns = list[np.ndarray]()
     for d in range(1, depth + 1):
-        draft, p = drafted([restricted(part, range(part.shape[1]), d) for part in trees], rows, *KINDS[kind])
+        draft, p = drafted([restricted(part, range(MAX_PATHS), d) for part in trees], rows, *KINDS[kind])
         columns.append(by_depth(draft, rule(draft, p))[:, -1])
     return np.stack(columns, 1)
 
@@ -107,20 +110,18 @@ def evaluate(files: Sequence[Path]) -> list[Values]:
         temperature, key = stored.split("|")
         T, kind, width = float(temperature), key.split("/")[0], int(key.split("/")[1])
         rows, trees = [c[f"{temperature}|rows"] for c in contexts], [c[stored] for c in contexts]
-        for value, stored_tree, own in zip(values, trees, rows, strict=True):
+        for value, own in zip(values, rows, strict=True):
             value.overlap[T] = float(np.minimum(own[0, 0], own[0, 1]).sum())
-            for k in (1, *NUM_PATHS) if kind == "iid" else ():
-                for draws in ("iid", "systematic")[: 1 + (k > 1)]:
-                    most = bound(stored_tree, own, k, systematic=draws == "systematic")[:MAX_DEPTH]
-                    value.tokens.update({Case(T, draws, k, d, BOUND): tokens for d, tokens in enumerate(most, 1)})
         for small, k, choices in _choices(kind, width):
-            parts = [restricted(t, paths, MAX_DEPTH) for paths in choices for t in trees]
+            parts, part_rows = [restricted(t, paths, MAX_DEPTH) for paths in choices for t in trees], rows * len(choices)
             counts = np.array([distinct_nodes(part) for part in parts]).reshape(len(choices), len(trees), -1).mean(0)
             for value, nodes in zip(values, counts, strict=True):
                 value.nodes[T, small, k] = nodes.tolist()
-            for name in verifiers_of(small):
-                tokens = _tokens(name, small, parts, rows * len(choices), int(parts[0][3].max()))
-                for value, means in zip(values, tokens.reshape(len(choices), len(trees), -1).mean(0), strict=True):
+            depth = int(parts[0][3].max())
+            tokens = {name: _tokens(name, small, parts, part_rows, depth) for name in verifiers_of(small)}
+            tokens[BOUND] = np.array([bound(small, *part) for part in zip(parts, part_rows, strict=True)])
+            for name, of_parts in tokens.items():
+                for value, means in zip(values, of_parts.reshape(len(choices), len(trees), -1).mean(0), strict=True):
                     value.tokens.update({Case(T, small, k, d, name): float(mean) for d, mean in enumerate(means, 1)})
     return values
 
@@ -137,12 +138,7 @@ def read_values(folder: Path) -> list[Values]:
     return [_from_plain(json.loads(file.read_text(encoding="utf-8"))) for file in sorted(folder.glob("*.json"))]
 
 
-def _from_plain(plain: dict[str, object]) -> Values:
-    tokens, nodes, overlap = (plain[part] for part in Values._fields[2:])
-    return Values(
-        plain["answer"],  # type: ignore[arg-type]
-        plain["text"],  # type: ignore[arg-type]
-        {Case(*case): number for case, number in tokens},  # type: ignore[attr-defined]
-        {tuple(key): number for key, number in nodes},  # type: ignore[attr-defined]
-        dict(overlap),  # type: ignore[call-overload]
-    )
+def _from_plain(plain: dict[str, Any]) -> Values:
+    tokens, nodes = ({tuple(key): number for key, number in plain[part]} for part in ("tokens", "nodes"))
+    tokens = {Case(*case): number for case, number in tokens.items()}
+    return Values(plain["answer"], plain["text"], tokens, nodes, dict(plain["overlap"]))

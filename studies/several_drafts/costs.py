@@ -57,7 +57,11 @@ class StepCosts:
         self.plain = self._pass(TARGET, 1)
 
     def _pass(self, model: str, rows: float) -> float:
-        return float(np.interp(1 if self.free_rows else rows, NUM_ROWS, self._passes[model]))
+        """Beyond the last number of rows that was measured, every row costs what those before it did."""
+        seconds, most = self._passes[model], NUM_ROWS[-1]
+        a_row = (seconds[-1] - seconds[-4]) / (most - NUM_ROWS[-4])
+        rows = 1.0 if self.free_rows else rows
+        return float(np.interp(rows, NUM_ROWS, seconds) + a_row * max(rows - most, 0.0))
 
     def seconds(self, draft: str, kind: str, nodes: Sequence[float], depth: int) -> float:
         """Of a step. draft: models' names, joined by plus signs.  nodes: distinct ones by depth, root first."""

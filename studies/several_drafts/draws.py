@@ -148,13 +148,15 @@ def draw_trees(
     return trees
 
 
-def with_spares(rows: RowStore, draft: str, temperature: float, seed: int, path: Sequence[int], distinct: bool) -> DraftTree:
+def with_spares(
+    rows: RowStore, draft: str, temperature: float, seed: int, path: Sequence[int], distinct: bool, paths: int = MAX_PATHS
+) -> DraftTree:
     """A chain whose every token has spare siblings, which are not gone on from: path 0 is the chain, path s its s-th spares."""
     uniform, tree, here = Noise(seed, draft), DraftTree(), 0
     for token in path:
         prefix = tree.prefixes[here]
         q = rows.probs(prefix, temperature)
-        uniforms = [uniform(prefix, copy, "spare") for copy in range(1, MAX_PATHS)]
+        uniforms = [uniform(prefix, copy, "spare") for copy in range(1, paths)]
         spares = _distinct(q, uniforms, [token]) if distinct else [systematic(q, u, 1)[0] for u in uniforms]
         parent, here = here, tree.add(here, token, 0)
         for spare, other in enumerate(spares, 1):

@@ -1,5 +1,7 @@
 """The arithmetic of the study of a head's drafts: rows behind contexts are the head's own, and one verdict serves all depths where it may."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,9 @@ from polydraft.heads.eagle.network import EagleRecipe
 from polydraft.heads.recipe import Material
 from polydraft.methods import registry
 from polydraft.models import load, pair
+from polydraft.testing import Tables, by_position, enumerate_drafts
+from polydraft.testing import measure as measure_verifier
+from studies.head_paths.bound import bound
 from studies.head_paths.contexts import measure
 from studies.head_paths.costs import HeadCosts
 from studies.head_paths.rows import HeadRows
@@ -121,4 +126,38 @@ def test_tables_have_every_case_and_the_fastest_is_chosen(files, tmp_path):
     overlap = np.mean([value.overlap[1.0] for value in values])
     assert one.tokens.mean() <= 1 + overlap + 0.5 and one.seconds.tolist() == pytest.approx([1.1 + 0.1, 1.1 + 0.1])
     assert best(rows).speed == max(row.speed for row in rows if row.case) and "of the bound" in small_table(rows)
-    assert {row.case.kind for row in rows if row.case.verifier == BOUND} == {"iid", "systematic"}
+    assert {row.case.kind for row in rows if row.case.verifier == BOUND} == {*KINDS}
+    assert {row.case.paths for row in rows if row.case.kind == "systematic"} == {*range(2, 9)}
+
+
+SMALL = {"chain": by_position(-1, 0, 1), "distinct spares": by_position(-1, 0, 0, 1, 1)}
+"""Trees that are enumerated; others are two paths of two tokens."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(6))
+def test_no_verifier_exceeds_the_bound_on_the_mean_of_all_drafts(kind, seed):
+    tables, (sampling, shape) = Tables(3, seed), KINDS[kind]
+    drafts = enumerate_drafts(tables, sampling, SMALL.get(kind, by_position(-1, 0, 0, 1, 2)), 2)
+    weights, drawn = np.array([d.probability for d in drafts]), Counter[tuple[int, ...]]()
+    for draft in drafts:
+        drawn.update(dict.fromkeys(draft.paths, draft.probability))
+    reached: dict[tuple[int, ...], float] = {(): 1.0}
+    for path in sorted({*drawn} - {()}, key=len):
+        reached[path] = min(reached[path[:-1]] * tables.row("p", path[:-1])[path[-1]], drawn[path])
+    estimates = weights @ [bound(kind, *stored(tables, draft, kind)) for draft in drafts]
+    assert estimates == pytest.approx([sum(T for path, T in reached.items() if len(path) <= depth) for depth in (1, 2)])
+    for verifier in verifiers_of(kind):
+        most = measure_verifier(registry.verifier(verifier), tables, sampling, shape, by_position(-1), 2, drafts).block_efficiency
+        assert most <= estimates[-1] + 1e-9, verifier
+        assert verifier != "block" or most == pytest.approx(estimates[-1])
+
+
+def stored(tables, draft, kind):
+    """An enumerated draft as the study stores it, and the rows at its nodes."""
+    depths, path = (
+        [len(p) for p in draft.paths],
+        [max(p[-1:] if kind == "distinct spares" else p[:1], default=0) for p in draft.places],
+    )
+    tree = np.array([draft.tokens, draft.parents, path, depths, range(len(depths)), [0] * len(depths)])
+    return tree, np.array([[tables.row("p", p), tables.row("q", p)] for p in draft.paths])
