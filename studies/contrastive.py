@@ -1,6 +1,6 @@
 """`python -m studies.contrastive`: contrastive decoding by alpha and beta: exactly, on rows of held-out Python; and what is generated.
 
-    kept        1 - TV(distribution, amateur's): the exact share of single drafts that the ratio test keeps
+    accepted    1 - TV(distribution, amateur's): the exact share of single drafts that the ratio test accepts
     moved       TV(distribution, expert's)       right    held-out tokens that are the distribution's likeliest
     repetition  share of four-grams of the output that it had before      perplexity   of the output, under the expert
     sums        exact answers to generated sums, greedily
@@ -21,6 +21,7 @@ import torch
 import typer
 
 from polydraft import Engine, SamplingParams, TokenTree
+from polydraft.bench.record import csv_table, markdown_table, write_texts
 from polydraft.decoding.contrastive import Contrastive, contrast
 from polydraft.models import load, pair
 from studies.embedded_pair.held_out import is_held_out, standard_library
@@ -29,6 +30,16 @@ from studies.options import Out, Quick, write_json
 __all__ = ["first_layers", "main", "on_rows", "repetition", "written"]
 
 ALPHAS, BETAS, WINDOW = (0.0, 0.1, 0.3), (0.0, 0.25, 0.5, 1.0), 192
+SHOWN = ((0.0, 0.0), (0.0, 0.5), (0.1, 0.0), (0.1, 0.5), (0.1, 1.0))
+"""Alpha and beta of the page's rows; the first one is the expert, the third min-p."""
+COLUMNS = {
+    "accepted": "accepted",
+    "moved": "moved",
+    "right": "held-out tokens right",
+    "repetition": "repetition",
+    "perplexity": "perplexity under the expert",
+    "sums": "sums",
+}
 
 
 def first_layers(name: str, layers: int, folder: Path, exit_: Path | None = None) -> Path:
@@ -72,7 +83,7 @@ def on_rows(found: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], alpha:
         p, q = contrast(e, a, alpha, beta).softmax(-1), a.softmax(-1)
         moved, right = (p - e.softmax(-1)).abs().sum(-1) / 2, (p.argmax(-1) == wanted).double()
         each.append(tuple(float(x.mean()) for x in (torch.minimum(p, q).sum(-1), moved, right)))
-    return dict(zip(("kept", "moved", "right"), torch.tensor(each).mean(0).tolist(), strict=True))
+    return dict(zip(("accepted", "moved", "right"), torch.tensor(each).mean(0).tolist(), strict=True))
 
 
 def repetition(tokens: list[int], n: int = 4) -> float:
@@ -118,7 +129,7 @@ def main(
     tokens: Annotated[int, typer.Option(help="Of each continuation.")] = 96,
     quick: Quick = False,
 ) -> None:
-    """Sweep alpha and beta; write contrastive.json and contrastive.png."""
+    """Sweep alpha and beta; write contrastive.json, .csv, .md and .png."""
     torch.set_num_threads(1)
     with TemporaryDirectory() as folder:
         small_name = str(pair.draft_folder()) if model is None else str(first_layers(model, layers, Path(folder), exit_))
@@ -147,7 +158,19 @@ def main(
         "speed": speed(expert, amateur, parts, prompts, params),
     }
     write_json(report, out / "contrastive.json")
+    texts_by_file = {
+        out / "contrastive.csv": csv_table(list(table[0]), ([f"{x:.4g}" for x in row.values()] for row in table)),
+        out / "contrastive.md": markdown(table),
+    }
+    write_texts(texts_by_file)
     picture(table, out / "contrastive.png")
+
+
+def markdown(table: list[dict[str, Any]]) -> str:
+    """The rows of `SHOWN` as a table of the page."""
+    shown = [row for row in table if (row["alpha"], row["beta"]) in SHOWN]
+    lines = [[f"{row['alpha']:g}", f"{row['beta']:g}", *(f"{row[name]:.3g}" for name in COLUMNS)] for row in shown]
+    return f"{markdown_table(['alpha', 'beta', *COLUMNS.values()], lines)}\n\n[Every alpha and beta](contrastive.csv).\n"
 
 
 def speed(expert: Any, amateur: Any, parts: dict[str, Any], prompts: list[list[int]], params: SamplingParams) -> dict[str, Any]:
@@ -177,7 +200,7 @@ def picture(table: list[dict[str, Any]], file: Path) -> None:
     from matplotlib import pyplot
 
     names = {
-        "kept": "drafts kept (exact)",
+        "accepted": "drafts accepted (exact)",
         "moved": "TV to the expert (exact)",
         "right": "held-out tokens right",
         "repetition": "repetition",

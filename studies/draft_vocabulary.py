@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import typer
 
-from polydraft.bench.record import processor
+from polydraft.bench.record import csv_table, markdown_table, processor, write_texts
 from polydraft.core import SamplingParams, TokenTree
 from polydraft.core import geometry as trees
 from polydraft.engine.api import Engine
@@ -48,6 +48,27 @@ OTHER_LANGUAGES = (
     "اشرح باختصار ما هي قاعدة البيانات.",
     "피보나치 수열이 무엇인지 간단히 설명해 주세요.",
 )
+
+
+DEFAULT = ("32768", "int4")
+"""First tokens and weights of a draft model that is not told otherwise."""
+
+
+class Row(NamedTuple):
+    """One part of the vocabulary and one format on one kind of text; columns are those of the module's table."""
+
+    text: str
+    temperature: float
+    first_tokens: str
+    weights: str
+    read_mb: float
+    draft_step_ms: float
+    over_target_pass: float
+    coverage: float
+    all_drafted: float
+    acceptance: float
+    tokens_a_step: float
+    speed: float
 
 
 class Answer(NamedTuple):
@@ -210,60 +231,96 @@ def main(
                 models[name, part].draft_over(int(part), special)
     drafts: dict[str, Any] = {name: models[name, WHOLE] for name in formats}
     engine = Engine.of(target, draft_model=models["file", 32_768], tokenizer=tokenizer, drafter="model:chain", depth=DEPTH)
-    page, texts = list[str](), prompts(code, chat, count)
+    rows, texts = list[Row](), prompts(code, chat, count)
     for temperature in (0.0, 1.0):
         by_kind = answers(engine, texts, temperature, max_tokens)
         spent = seconds(target, models, by_kind["code"][0], repetitions)
         for kind, few in by_kind.items():
-            found = tallies(target, drafts, few, special, temperature == 0)
-            page += table(kind, temperature, models, found, spent)
-            typer.echo("\n".join(page[-11:]))
+            tallied = tallies(target, drafts, few, special, temperature == 0)
+            rows += measured_rows(kind, temperature, models, tallied, spent)
+            typer.echo(csv_of(rows[-len(models) :]))
     target_name, draft_name = (Path(name).stem for name in (model, draft_model))
     head = HEAD.format(
         target=target_name, draft=draft_name, count=count, max_tokens=max_tokens, processor=processor(), depth=DEPTH
     )
+    beside = out.with_suffix(".csv")
+    texts_by_file = {out: markdown(rows, head, beside.name), beside: csv_of(rows)}
     if not quick:
-        out.write_text(head + "\n".join(page) + "\n", encoding="utf-8")
+        write_texts(texts_by_file)
 
 
-HEAD = """# Draft models over a part of their vocabulary, and in four bits
-
-Target {target}, draft model {draft}, the official Q4_K_M files, one thread; {processor}, other programs running beside. {count} prompts of a kind, {max_tokens} tokens each.
-`python -m studies.draft_vocabulary`, which says what each column is. Speed is computed for a chain of {depth}: tokens a step over the seconds of a target pass and the draft steps.
-Chosen as defaults: 32,768 first tokens, and four bits made from the blocks of a draft model's file.
-
-"""
-
-
-def table(
+def measured_rows(
     kind: str,
     temperature: float,
     models: Mapping[tuple[str, int | str], CompiledLlama],
-    found: Mapping[tuple[str, int | str], Tally],
+    tallied: Mapping[tuple[str, int | str], Tally],
     spent: Mapping[Any, float],
-) -> list[str]:
-    """Lines of Markdown."""
-    lines = [
-        f"## {kind.capitalize()}, T = {temperature:g}",
-        "",
-        "| first tokens | weights | read a step, MB | draft step, ms | over target pass | coverage | all drafted | acceptance | tokens a step | speed |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+) -> list[Row]:
+    """One for each part of the vocabulary and format of the draft model's weights."""
+
+    def seconds_a_token(name: str, part: int | str) -> float:
+        _, of_all, _, steps = tallied[name, part].means
+        draft = of_all * spent[name, WHOLE] + (1 - of_all) * spent[name, part]
+        return (spent["pass"] + DEPTH * draft) / steps
+
+    whole = seconds_a_token("file", WHOLE)
+    return [
+        Row(
+            kind,
+            temperature,
+            str(part),
+            name,
+            models[name, part].weight_bytes / 1e6,
+            1e3 * spent[name, part],
+            spent[name, part] / spent["pass"],
+            *tallied[name, part].means,
+            whole / seconds_a_token(name, part),
+        )
+        for name, part in models
     ]
 
-    def speed(name: str, part: int | str) -> float:
-        _, of_all, _, steps = found[name, part].means
-        step = of_all * spent[name, WHOLE] + (1 - of_all) * spent[name, part]
-        return steps / (spent["pass"] + DEPTH * step)
 
-    for name, part in models:
-        covered, of_all, accepted, steps = found[name, part].means
-        step = spent[name, part]
-        size = part if part == WHOLE else f"{part:,}"
-        lines.append(
-            f"| {size} | {name} | {models[name, part].weight_bytes / 1e6:.0f} | {1e3 * step:.1f} | {step / spent['pass']:.3f} | {covered:.4f} | {of_all:.2f} | "
-            f"{accepted:.4f} | {steps:.3f} | {speed(name, part) / speed('file', WHOLE):.3f} |"
+def csv_of(rows: Sequence[Row]) -> str:
+    """Every row."""
+    return csv_table(Row._fields, ([f"{x:.4g}" if isinstance(x, float) else x for x in row] for row in rows))
+
+
+def markdown(rows: Sequence[Row], head: str, csv_name: str) -> str:
+    """What a draft step costs by part and format, and what the defaults gain on every kind of text."""
+    first = [row for row in rows if (row.text, row.temperature) == (rows[0].text, rows[0].temperature)]
+    steps = [
+        [r.first_tokens, r.weights, f"{r.read_mb:.0f}", f"{r.draft_step_ms:.1f}", f"{r.over_target_pass:.3f}"] for r in first
+    ]
+    by_text = {(r.text, r.temperature, r.first_tokens, r.weights): r for r in rows}
+    gains = list[list[str]]()
+    for row in (row for row in rows if (row.first_tokens, row.weights) == DEFAULT):
+        whole = by_text[row.text, row.temperature, WHOLE, "file"]
+        gains.append(
+            [
+                row.text,
+                f"{row.temperature:g}",
+                f"{row.coverage:.3f}",
+                f"{row.all_drafted:.2f}",
+                f"{whole.tokens_a_step:.2f}",
+                f"{row.tokens_a_step:.2f}",
+                f"{row.speed:.2f}",
+            ]
         )
-    return [*lines, ""]
+    parts = [
+        "# Draft models over a part of their vocabulary, and in four bits",
+        head,
+        markdown_table(["first tokens", "weights", "read a step, MB", "draft step, ms", "over a target forward pass"], steps),
+        f"The last row is the default. Its coverage and speed on every kind of text; [all parts]({csv_name}):",
+        markdown_table(
+            ["text", "T", "coverage", "all drafted", "tokens a step, whole vocabulary", "tokens a step, default", "speed"], gains
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+HEAD = """Target {target}, draft model {draft}, the official Q4_K_M files, one thread; {processor}, other programs running beside. {count} prompts of a kind, {max_tokens} tokens each.
+`python -m studies.draft_vocabulary`, which says what each column is. Speed is computed for a chain of {depth}: tokens a step over the seconds of a target forward pass and the
+draft steps, over that of the whole vocabulary in the file's own bits. Chosen as defaults: 32,768 first tokens, and four bits made from the blocks of a draft model's file."""
 
 
 if __name__ == "__main__":

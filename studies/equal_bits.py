@@ -5,6 +5,7 @@ plain and with its lookups of earlier text, and on its fastest format of about s
 weights: ours is judged by a plain pass over each text, llama.cpp's lookup by the tokens that llama.cpp writes without it.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,6 +22,7 @@ from torch import Tensor
 from polydraft.bench import report as reports
 from polydraft.bench.compare import Contender, Measurement, Prompts, engine_contender
 from polydraft.bench.peers import transformers_contender
+from polydraft.bench.record import csv_table, write_texts
 from polydraft.bench.suite import Bench
 from polydraft.bench.ways import Way
 from polydraft.check.texts import check_distribution
@@ -36,7 +38,7 @@ from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.loading.gguf_parts import is_gguf
 from polydraft.models.loading.hub import located
 
-__all__ = ["DRAFTERS", "FORMATS", "QUESTIONS", "AtEqualBits", "OwnDistribution", "main"]
+__all__ = ["DRAFTERS", "FORMATS", "QUESTIONS", "AtEqualBits", "OwnDistribution", "main", "shown_rows", "write"]
 
 FORMATS = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_1"}
 """Our format -> llama.cpp's of about the same bits; of four bits it is the file itself where the model is one."""
@@ -195,6 +197,33 @@ class AtEqualBits(Bench):
         return {"passed": not wrong, "kind": "texts", "wrong": wrong, "texts": len(plain)}
 
 
+def shown_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the page: of each format ours plain and fastest, llama.cpp's fastest, and transformers; by processor time."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row["compared"].get("own plain", ""), []).append(row)
+    shown = groups.pop("", [])
+    for plain, group in groups.items():
+        fastest = max(group, key=lambda row: row["tokens_per_cpu_second"])
+        is_ours = not plain.startswith("llama.cpp")
+        shown += [row for row in group if row is fastest or (is_ours and row["contender"] == plain)]
+    return shown
+
+
+def write(report: dict[str, Any], json_file: Path) -> None:
+    """All figures, and beside them every contender as CSV and a page of those that matter."""
+    csv_file = json_file.with_suffix(".csv")
+    page = reports.markdown({**report, "rows": shown_rows(report["rows"])})
+    page += f"\n[Every contender]({csv_file.name}), lookups of llama.cpp and slower drafters among them.\n"
+    write_texts(
+        {
+            json_file: json.dumps(report, indent=1) + "\n",
+            csv_file: csv_table(*reports.table(report)),
+            json_file.with_suffix(".md"): page,
+        }
+    )
+
+
 def main(
     model: Annotated[str, typer.Option(help="A chat model: a folder, FILE.gguf or a name.")] = "smollm2-135m-instruct",
     draft_model: Annotated[str | None, typer.Option(help="Draft model.")] = None,
@@ -210,7 +239,10 @@ def main(
     max_tokens: Annotated[int, typer.Option(min=1)] = 64,
     repetitions: Annotated[int, typer.Option(min=1)] = 2,
     threads: Annotated[int, typer.Option(min=1)] = 1,
-    json_file: Annotated[Path | None, typer.Option("--json", help="File for all figures, beside it a .md.")] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", help="File for all figures; beside it a .csv of all contenders and a page of those that matter."),
+    ] = None,
 ) -> None:
     """Print the table."""
     use_threads(threads)
@@ -221,7 +253,7 @@ def main(
     suite.close()
     typer.echo(reports.markdown(report))
     if json_file is not None:
-        reports.write(report, json_file)
+        write(report, json_file)
 
 
 if __name__ == "__main__":

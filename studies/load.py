@@ -27,13 +27,15 @@ from urllib.parse import urlsplit
 
 import typer
 
-from polydraft.bench.record import processor
+from polydraft.bench.record import csv_table, processor, write_texts
 from polydraft.errors import InvalidInputError, PolydraftError
 from studies import question_files as prompts_by_category
 
 __all__ = ["Load", "Way", "answer", "load", "main", "markdown", "questions", "run", "serving"]
 
 STREAMS = 1, 4, 16, 64
+SHOWN_STREAMS = 1, 16
+"""Of the page's table."""
 CONTEXT = 512
 """Tokens of each stream's place in a cache, on all servers."""
 LONGEST_QUESTION = 800
@@ -388,17 +390,26 @@ def main(
         name: run(name, streams=counts, vllm=vllm, options=option or (), say=lambda line: typer.echo(line, err=True), **settings)
         for name in model
     }
-    text = page(loads, f"python -m studies.load {' '.join(Path(a).name if '/' in a else a for a in sys.argv[1:])}", threads)
+    table = out.with_suffix(".csv") if out else Path("load.csv")
+    text = page(
+        loads, table.name, f"python -m studies.load {' '.join(Path(a).name if '/' in a else a for a in sys.argv[1:])}", threads
+    )
     typer.echo(text)
     if json_file is not None:
         figures = {name: [load.figures() for load in rows] for name, rows in loads.items()}
         json_file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     if out is not None:
-        out.write_text(text, encoding="utf-8")
+        write_texts({out: text, table: csv_of(loads)})
 
 
-def page(loads: Mapping[str, Sequence[Load]], command: str, threads: int) -> str:
-    """The page of all models' tables."""
+def csv_of(loads: Mapping[str, Sequence[Load]]) -> str:
+    """Every measurement of every model."""
+    figures = [{"model": name, **load.figures()} for name, rows in loads.items() for load in rows]
+    return csv_table(list(figures[0]), ([f"{x:.4g}" if isinstance(x, float) else x for x in row.values()] for row in figures))
+
+
+def page(loads: Mapping[str, Sequence[Load]], csv_name: str, command: str, threads: int) -> str:
+    """The page of all models' tables, by some numbers of streams."""
     parts = [
         "# Results: the server under load",
         "Clients in a closed loop chat with servers that run at the same time and are measured by turns; `polydraft` drafts as it does by default. In brackets "
@@ -406,8 +417,9 @@ def page(loads: Mapping[str, Sequence[Load]], command: str, threads: int) -> str
         f"{processor()}, {os.cpu_count()} cores, {threads} threads each; {date.today()}; `{command}`.",
     ]
     for name, rows in loads.items():
-        parts += [f"## {name}", markdown(rows)]
-    return "\n\n".join(parts) + "\n"
+        shown = [load for load in rows if load.streams in SHOWN_STREAMS] or rows
+        parts += [f"## {name}", markdown(shown)]
+    return "\n\n".join([*parts, f"[All numbers of streams]({csv_name})."]) + "\n"
 
 
 if __name__ == "__main__":

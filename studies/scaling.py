@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import typer
 
-from polydraft.bench.record import provenance
+from polydraft.bench.record import markdown_table, provenance
 from polydraft.core import Budget, Request, SamplingParams, TokenTree
 from polydraft.core.geometry import paths
 from polydraft.drafters.model.paths import ModelDrafter
@@ -201,7 +201,7 @@ def _by_rows(repetitions: int) -> list[Curve]:
                 model.score([0], tree)
                 taken[rows].append(watch() - start)
         curves.append(
-            Curve("rows of a pass", name, tuple(Point(r, float(np.median(taken[r][1:])), r, _bytes(model)) for r in ROWS))
+            Curve("rows of a forward pass", name, tuple(Point(r, float(np.median(taken[r][1:])), r, _bytes(model)) for r in ROWS))
         )
     return curves
 
@@ -230,21 +230,23 @@ def to_dict(curves: Sequence[Curve]) -> list[dict[str, Any]]:
 
 
 def markdown(curves: Sequence[Curve]) -> str:
-    """One table for each panel: milliseconds, tokens per second, memory; then how the curves bend."""
-    lines: list[str] = []
-    for panel in dict.fromkeys(c.panel for c in curves):
-        own = [c for c in curves if c.panel == panel]
-        unit = "rows/s" if panel == "rows of a pass" else "tokens/s"
-        lines += [f"### By {panel}", "", f"| {panel} |" + "".join(f" {c.name}, ms | {unit} |" for c in own) + " MiB |"]
-        lines.append("|---|" + "---|---|" * len(own) + "---|")
-        for i, point in enumerate(own[0].points):
-            cells = "".join(f" {1e3 * c.points[i].seconds:.2f} | {c.points[i].rate:.0f} |" for c in own)
-            lines.append(f"| {point.x} |{cells} {point.num_bytes / 2**20:.1f} |")
-        bends = "; ".join(
-            f"{c.name}: {c.exponents[0]:.2f} at first, {c.exponents[1]:.2f} at last, knee at {c.knee or 'none'}" for c in own
-        )
-        lines += ["", f"Exponents of seconds: {bends}.", ""]
-    return "\n".join(lines)
+    """A row for each curve: its ends and how it bends. Every point is in curves.json."""
+    lines = [
+        [
+            c.panel,
+            c.name,
+            f"{c.points[0].x} to {c.points[-1].x}",
+            f"{1e3 * c.points[0].seconds:.2f} to {1e3 * c.points[-1].seconds:.2f}",
+            f"{c.points[0].rate:.0f} to {c.points[-1].rate:.0f}",
+            f"{c.points[0].num_bytes / 2**20:.1f} to {c.points[-1].num_bytes / 2**20:.1f}",
+            *(f"{exponent:.2f}" for exponent in c.exponents),
+            c.knee or "none",
+        ]
+        for c in curves
+    ]
+    return (
+        markdown_table(["by", "curve", "from, to", "ms", "tokens/s", "MiB", "exponent at first", "at last", "knee"], lines) + "\n"
+    )
 
 
 def picture(curves: Sequence[Curve], path: Path) -> None:
@@ -260,7 +262,7 @@ def picture(curves: Sequence[Curve], path: Path) -> None:
             grid[1][column].plot(xs, [p.rate for p in curve.points], "o-", label=curve.name, markersize=3)
             wide = {"linewidth": 6 - 2 * i, "markersize": 7 - 2 * i}  # equal memory is seen as lines within each other
             grid[2][column].plot(xs, [p.num_bytes / 2**20 for p in curve.points], "o-", label=curve.name, **wide)
-        for row, label in enumerate(("ms", "rows/s" if panel == "rows of a pass" else "tokens/s", "MiB")):
+        for row, label in enumerate(("ms", "rows/s" if panel == "rows of a forward pass" else "tokens/s", "MiB")):
             grid[row][column].set_ylabel(label)
             grid[row][column].set_ylim(bottom=0)
             grid[row][column].set_xlabel(panel)

@@ -20,13 +20,15 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from polydraft.bench.record import markdown_table
+from polydraft.bench.record import csv_table, markdown_table, write_texts
 from polydraft.errors import unknown_name
 from studies.options import Quick, write_json
 
 __all__ = ["SHAPES", "Shape", "main", "measured", "write_shape"]
 
 ROWS = (1, 2, 4, 6, 8, 16)
+SHOWN = ("plain", "1 rows", "4 rows", "8 rows", "prompt")
+"""Of the page; the others are in the CSV file."""
 PROMPT, CONTEXT, TOKENS = 512, 64, 24
 PIECE = 1 << 24
 """Bytes of codes that are drawn; larger tensors repeat them."""
@@ -420,13 +422,11 @@ def measured(file: Path, vocabulary: int, *, threads: int = 1, rounds: int = 3) 
     return best
 
 
-def _table(figures: dict[str, dict[str, float]]) -> str:
+def table(figures: dict[str, dict[str, float]], kinds: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of some kinds of forward passes."""
     ours, peer = (figures[name] for name in ENGINES)
-    rows = [
-        [what, f"{1e3 * ours[what]:.1f}", f"{1e3 * peer[what]:.1f}", f"{peer[what] / ours[what]:.2f}"]
-        for what in ("plain", *(f"{rows} rows" for rows in ROWS), "prompt")
-    ]
-    return markdown_table(["pass", "polydraft, ms", "llama.cpp, ms", "llama.cpp / polydraft"], rows)
+    rows = [[kind, f"{1e3 * ours[kind]:.1f}", f"{1e3 * peer[kind]:.1f}", f"{peer[kind] / ours[kind]:.2f}"] for kind in kinds]
+    return ["forward pass", "polydraft, ms", "llama.cpp, ms", "llama.cpp / polydraft"], rows
 
 
 def main(
@@ -446,7 +446,9 @@ def main(
         write_shape(shape, file)
     figures = measured(file, shape.vocabulary, threads=threads, rounds=1 if quick else 3)
     write_json({"shape": name, "layers": shape.layers, "threads": threads, "seconds": figures}, file.with_suffix(".json"))
-    typer.echo(_table(figures))
+    every = ["plain", *(f"{rows} rows" for rows in ROWS), "prompt"]
+    write_texts({file.with_suffix(".csv"): csv_table(*table(figures, every))})
+    typer.echo(markdown_table(*table(figures, SHOWN)))
 
 
 if __name__ == "__main__":

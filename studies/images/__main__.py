@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from polydraft.bench.record import markdown_table
+from polydraft.bench.record import csv_table, markdown_table, write_texts
 from polydraft.papers.lantern.comparison import ImageContender, compare, contenders, draw
 from polydraft.papers.lantern.folder import ImageFolder, ImageSizes, digits_folder
 from studies.images.data import Pictures, digits, emoji
@@ -78,7 +78,7 @@ def figures(
         ("held-out pictures", held_out.pixels, held_out.labels),
         ("the same, coded and decoded", coded, held_out.labels),
     ):
-        rows.append({"rule": name, "drafter": "-"} | _judged(quality(classifier, x, y, seen.pixels, seed=seed)))
+        rows.append({"verifier": name, "drafter": "-"} | _judged(quality(classifier, x, y, seen.pixels, seed=seed)))
     made: list[ImageContender] = []
     for drafter, paths in DRAFTERS:
         own = contenders(folder, drafter, deltas, factors)[0 if drafter == "model" else 1 :]
@@ -91,11 +91,12 @@ def figures(
         made += own
     report["rows"], report["greedy"] = rows, _greedy(folder, classes, deltas, factors)
     write_json(report, out / "images.json")
-    (out / "images.md").write_text(_markdown(report), encoding="utf-8")
+    page = _markdown(report, "images.csv")
+    write_texts({out / "images.csv": _csv(report), out / "images.md": page})
     shown = [replace(one, pictures=one.pictures[:2]) for one in made if one.drafter in ("model", "none") and one.name in SHOWN]
     draw(shown, out / "samples.png")
     _curves(rows, out / "curves.png")
-    typer.echo(_markdown(report))
+    typer.echo(page)
 
 
 @app.command()
@@ -118,7 +119,7 @@ def speed(
             found.setdefault(one.name, {})[drafter] = plain / seconds
     write_json({"command": " ".join(["python -m studies.images", *sys.argv[1:]]), "rows": found}, out / "speed.json")
     names = [drafter for drafter, _ in DRAFTERS]
-    typer.echo(markdown_table(["rule", *names], [[name, *(f"{row[d]:.2f}" for d in names)] for name, row in found.items()]))
+    typer.echo(markdown_table(["verifier", *names], [[name, *(f"{row[d]:.2f}" for d in names)] for name, row in found.items()]))
 
 
 @app.command()
@@ -178,11 +179,11 @@ def _greedy(folder: ImageFolder, classes: list[int], deltas: Any, factors: Any) 
 
     plain = ImageEngine(folder, drafter="none").generate(classes, temperature=0)
     exact = ImageEngine(folder, drafter="tree", num_paths=4).generate(classes, temperature=0)
-    rows = [{"rule": "exact", **_agreement(exact, plain)}]
+    rows = [{"verifier": "exact", **_agreement(exact, plain)}]
     for budget in (*({"delta": d} for d in deltas), *({"factor": f} for f in factors)):
         rule = neighbourhoods(folder, greedy=True, **budget)
         found = ImageEngine(folder, drafter="tree", num_paths=4, verifier=rule).generate(classes)
-        rows.append({"rule": ", ".join(f"{name} {x:g}" for name, x in budget.items()), **_agreement(found, plain)})
+        rows.append({"verifier": ", ".join(f"{name} {x:g}" for name, x in budget.items()), **_agreement(found, plain)})
     return rows
 
 
@@ -193,26 +194,45 @@ def _agreement(found: Any, plain: Any) -> dict[str, float]:
     return {"tokens_per_step": calls, "codes_that_differ": float((ours != theirs).double().mean())}
 
 
-def _markdown(report: dict[str, Any]) -> str:
+def _csv(report: dict[str, Any]) -> str:
+    """Every rule and drafter, and greedy decoding behind them."""
+    names = (
+        "tokens_per_step",
+        "total_variation",
+        "accuracy",
+        "accuracy_error",
+        "distance",
+        "distance_error",
+        "codes_that_differ",
+    )
+    rows = report["rows"] + [row | {"drafter": "tree, greedily"} for row in report["greedy"]]
+    numbers = ([None if row.get(name) is None else f"{row[name]:.4g}" for name in names] for row in rows)
+    return csv_table(
+        ["verifier", "drafter", *names], ([row["verifier"], row["drafter"], *n] for row, n in zip(rows, numbers, strict=True))
+    )
+
+
+def _markdown(report: dict[str, Any], csv_name: str) -> str:
+    """The rules of `SHOWN` with drafts of the draft model, beside real pictures."""
+
     def cell(row: dict[str, Any], name: str, form: str) -> str:
         return format(row[name], form) if row.get(name) is not None else "-"
 
     lines = [
         [
-            r["rule"],
-            r["drafter"],
+            r["verifier"],
             cell(r, "tokens_per_step", ".2f"),
             cell(r, "total_variation", ".3f"),
             f"{r['accuracy']:.3f} ± {r['accuracy_error']:.3f}",
             f"{r['distance']:.2f} ± {r['distance_error']:.2f}",
         ]
         for r in report["rows"]
+        if r["drafter"] == "-" or (r["drafter"] in ("model", "none") and r["verifier"] in SHOWN)
     ]
-    head = ["rule", "drafter", "tokens per step", "TV of a token", "accuracy", "Fréchet distance"]
-    greedy = [[r["rule"], f"{r['tokens_per_step']:.2f}", f"{r['codes_that_differ']:.3f}"] for r in report["greedy"]]
+    head = ["verifier", "tokens per step", "TV of a token", "accuracy", "Fréchet distance"]
     losses = ", ".join(f"{name.replace('_', ' ')} {x:.3f}" for name, x in report["losses"].items())
     return (
-        f"{markdown_table(head, lines)}\n\n{markdown_table(['greedily', 'tokens per step', 'codes that differ'], greedy)}\n\n"
+        f"{markdown_table(head, lines)}\n\n[Every budget and drafter]({csv_name}), greedy decoding too.\n\n"
         f"Nats per code: {losses}. Command: `{report['command']}`\n"
     )
 
@@ -225,7 +245,7 @@ def _curves(rows: list[dict[str, Any]], path: Path) -> None:
     for axis, (name, said) in zip(axes, names.items(), strict=True):
         for drafter, colour in zip(("model", "tree", "ngram"), ("C0", "C1", "C2"), strict=True):
             for kind, mark in (("exact", "*"), ("LANTERN,", "o"), ("LANTERN++", "s")):
-                chosen = [r for r in rows if r["drafter"] == drafter and r["rule"].startswith(kind)]
+                chosen = [r for r in rows if r["drafter"] == drafter and r["verifier"].startswith(kind)]
                 x, y = [r["tokens_per_step"] for r in chosen], [r[name] for r in chosen]
                 errors = [r.get(f"{name}_error", 0.0) for r in chosen]
                 style = "--" if kind == "LANTERN++" else "-"

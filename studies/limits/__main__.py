@@ -44,7 +44,7 @@ class LimitOptions(Config):
 
 @configured
 def main(*, config: Annotated[EngineConfig, Only("model", "draft_model", "head")], options: LimitOptions) -> None:
-    """Write limits.json, limits.md, three .csv and limits.png: for the embedded pair, or for a pair of your own."""
+    """Write limits.json, limits.md, four .csv and limits.png: for the embedded pair, or for a pair of your own."""
     quiet()
     names = ("contexts", "node_contexts", "temperature", "top_p", "drafts", "seed")
     chosen: dict[str, Any] = {name: getattr(options, name) for name in names} | {"rules": tuple(options.rule)}

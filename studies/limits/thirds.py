@@ -1,14 +1,12 @@
 """Path rules in thirds of the contexts by how well the draft fits, and the tables of `python -m studies.limits` as CSV."""
 
-import csv
-import io
 import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from polydraft.bench.record import markdown_table, write_texts
+from polydraft.bench.record import csv_table, markdown_table, write_texts
 from studies.limits.paths import Paths
 from studies.limits.tables import percent
 from studies.theory import efficiency
@@ -48,14 +46,11 @@ def markdown(report: dict[str, Any]) -> str:
 def _csv(rows: list[dict[str, Any]]) -> str:
     if not rows:
         return ""
-    out = io.StringIO()
-    flat = [{k: v[0] if isinstance(v, list) else v for k, v in row.items()} for row in rows]
-    writer = csv.DictWriter(out, list(flat[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return out.getvalue()
+    return csv_table(list(rows[0]), ((v[0] if isinstance(v, list) else v for v in row.values()) for row in rows))
 
 
 def write_csv(report: dict[str, Any], folder: Path) -> list[Path]:
-    """A file for each table of nodes, of paths and of rules that are not lossless."""
-    return write_texts({folder / f"limits-{name}.csv": _csv(report[name]) for name in ("nodes", "paths", "relaxed")})
+    """A file for each table: of nodes, of paths, of verifiers that are not lossless, and of thirds of the contexts."""
+    return write_texts(
+        {folder / f"limits-{name}.csv": _csv(report[name]) for name in ("nodes", "paths", "relaxed", "by_overlap")}
+    )

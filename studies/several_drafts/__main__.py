@@ -25,7 +25,7 @@ from studies.options import Out, Quick, write_json
 from studies.several_drafts.costs import TARGET, measured_passes
 from studies.several_drafts.measure import checkpoint_of, measure, missing_drafts, stored_context, without_layers
 from studies.several_drafts.picture import picture
-from studies.several_drafts.report import markdown, speed_rows, token_rows
+from studies.several_drafts.report import markdown, second_rows, speed_rows, token_rows
 from studies.several_drafts.rows import RowStore
 from studies.several_drafts.texts import COMPLETE_FUNCTION, CONTEXTS, Context, answers, packaged_prompts, read_prompts
 from studies.several_drafts.two_bits import in_two_bits
@@ -37,8 +37,8 @@ PAGE, PLOT = Path("docs/results/several-drafts.md"), Path("docs/pictures/several
 MAX_LENGTH = 512
 
 
-def _models(target: str, draft: str) -> tuple[Any, Any, dict[str, Any]]:
-    """Target, its tokenizer, and draft models by name, the full one first."""
+def _models(target: str, draft: str, quick: bool) -> tuple[Any, Any, dict[str, Any]]:
+    """Target, its tokenizer, and draft models by name, the full one first. quick: beside it the one of two bits alone."""
     options: dict[str, Any] = {"max_model_len": MAX_LENGTH, "max_num_seqs": 2, "threads": 1}
     big: Any = load.load_model(target, **options)
     small: Any = load.load_model(draft, **options)
@@ -54,6 +54,7 @@ def _models(target: str, draft: str) -> tuple[Any, Any, dict[str, Any]]:
         "two bits": coarse,
         f"two bits, {few}": without_layers(coarse, middle),
     }
+    weaker = {"two bits": coarse} if quick else weaker
     return big, tokenizer, {size_name(draft): small} | {name: CompiledLlama(model, **options) for name, model in weaker.items()}
 
 
@@ -86,11 +87,11 @@ def main(
 ) -> None:
     """Write the page, its tables and the plot; rows, values and seconds stay in `--out`."""
     if quick:
-        num_answers, page, plot = 2, out / "several-drafts.md", out / "several-drafts.png"
+        num_answers, page, plot, temperature = 2, out / "several-drafts.md", out / "several-drafts.png", [0.7]
     rows, passes = out / "rows", out / "passes.json"
     rows.mkdir(parents=True, exist_ok=True)
     if not only_report:
-        big, tokenizer, drafts = _models(target, draft)
+        big, tokenizer, drafts = _models(target, draft, quick)
         if not only_costs:
             prompts: dict[str, Any] = packaged_prompts()
             prompts |= {"code": read_prompts(code, COMPLETE_FUNCTION)} if code else {}
@@ -101,9 +102,8 @@ def main(
             write_json(measured_passes(models, 2 if quick else 9), passes)
     values, seconds = read_values(rows), json.loads(passes.read_text(encoding="utf-8"))
     page.parent.mkdir(parents=True, exist_ok=True)
-    tables = {
-        page.with_name(f"{page.stem}-{name}.csv"): rows_of for name, rows_of in (("speed", speed_rows), ("tokens", token_rows))
-    }
+    kinds = (("speed", speed_rows), ("tokens", token_rows), ("seconds", second_rows))
+    tables = {page.with_name(f"{page.stem}-{name}.csv"): rows_of for name, rows_of in kinds}
     page.write_text(markdown(values, seconds, Path(target).name, [table.name for table in tables]), encoding="utf-8")
     for table, rows_of in tables.items():
         with table.open("w", newline="", encoding="utf-8") as file:

@@ -12,16 +12,20 @@ from studies.several_drafts.rows import KEPT_TOKENS
 from studies.several_drafts.verified import Case, Values
 from studies.theory.efficiency import Estimate
 
-__all__ = ["markdown", "speed_rows", "token_rows"]
+__all__ = ["markdown", "second_rows", "speed_rows", "token_rows"]
 
 DEPTHS = (4, 8)
 """Of the table of tokens per step."""
 SHOWN = 0.7
 """Temperature of the page's table; the others are in the CSV files."""
+HIDDEN = "3 paths"
+"""Family of shapes that is in the CSV file alone."""
+SHOWN_ROWS = (1, 2, 4, 8, 16, 32)
+"""Of the table of seconds."""
 
 
 def markdown(values: Sequence[Values], passes: Mapping[str, Sequence[float]], target: str, tables: Sequence[str]) -> str:
-    """The whole page. tables: names of the CSV files beside it, as `speed_rows` and `token_rows` fill them."""
+    """The whole page. tables: names of the CSV files beside it, as `speed_rows`, `token_rows` and `second_rows` fill them."""
     timed = comparisons(values, passes)
     answers = ", ".join(f"{one.num_answers} answers ({one.setting.text})" for one in timed[:2])
     contexts = len(values) / len({value.answer for value in values})
@@ -36,13 +40,16 @@ def markdown(values: Sequence[Values], passes: Mapping[str, Sequence[float]], ta
         "The fastest depth and verifier for each number of paths; speed over plain decoding, from the seconds below. In brackets: over the best "
         "chain, each chosen on nine tenths of the answers and compared on the last one.",
         _choices(shown),
-        f"[Every temperature]({tables[0]}), also where a forward pass of many rows takes no longer than one of a single row, as on a GPU at small "
-        f"batches. [Tokens per step]({tables[1]}) of every kind of drafts and every verifier, {DEPTHS[0]} and {DEPTHS[1]} deep.",
+        f"[Three paths and every temperature]({tables[0]}), also where a forward pass of many rows takes no longer than one of a single row, as "
+        f"on a GPU at small batches. [Tokens per step]({tables[1]}) of every kind of drafts and every verifier, {DEPTHS[0]} and {DEPTHS[1]} deep.",
         "## Seconds of a forward pass, in ms",
-        "The processor's, the fastest of nine, all models by turns. Shapes are compared with costs that do not fall with rows.",
+        f"The processor's, the fastest of nine, all models by turns; [all numbers of rows]({tables[2]}). Shapes are compared with costs that do not fall with rows.",
         markdown_table(
-            ["model", *(f"{n} row{'s' * (n > 1)}" for n in NUM_ROWS)],
-            [[target if name == TARGET else name, *(f"{1e3 * s:.0f}" for s in passes[name])] for name in passes],
+            ["model", *(f"{n} row{'s' * (n > 1)}" for n in SHOWN_ROWS)],
+            [
+                [target if name == TARGET else name, *(f"{1e3 * seconds[NUM_ROWS.index(n)]:.0f}" for n in SHOWN_ROWS)]
+                for name, seconds in passes.items()
+            ],
         ),
     ]
     return "\n\n".join(parts) + "\n"
@@ -87,6 +94,12 @@ def token_rows(values: Sequence[Values], passes: Mapping[str, Sequence[float]]) 
     return lines
 
 
+def second_rows(values: Sequence[Values], passes: Mapping[str, Sequence[float]]) -> list[list[object]]:
+    """Seconds of a forward pass by model and number of rows."""
+    rows = [[name, n, f"{s:.6f}"] for name, seconds in passes.items() for n, s in zip(NUM_ROWS, seconds, strict=True)]
+    return [["model", "rows", "seconds"], *rows]
+
+
 def _pair(value: Estimate) -> tuple[str, str]:
     return f"{value.mean:.4f}", f"{value.standard_error:.4f}"
 
@@ -108,7 +121,7 @@ def _choice(choice: Choice) -> str:
 
 
 def _choices(compared: Sequence[Comparison]) -> str:
-    names = list(dict.fromkeys(name for one in compared for name, _ in one.families()))
+    names = list(dict.fromkeys(name for one in compared for name, _ in one.families() if name != HIDDEN))
     lines = list[list[str]]()
     for one in compared:
         cells = {name: _choice(one.best(fits)) for name, fits in one.families()}

@@ -30,7 +30,8 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands(page: Path) -> list[str]:
-    return [line[2:] for text in blocks(page, "console") for line in text.splitlines() if line.startswith("$ polydraft")]
+    lines = (line.partition(" # ")[0] for text in blocks(page, "console") for line in text.splitlines())
+    return [line[2:].rstrip() for line in lines if line.startswith("$ polydraft")]
 
 
 COMMANDS = sorted({command for page in PAGES for command in commands(page)})
@@ -121,6 +122,17 @@ def test_everything_that_readme_shows_as_code_is_run():
     assert {kind for kind, _ in BLOCK.findall(text)} <= {"python", "console", "text"} and "```\n\n" not in BLOCK.sub("", text)
     shown = [line for block in blocks(ROOT / "README.md", "console") for line in block.splitlines()]
     assert all(line.startswith(("$ polydraft ", "$ make ", "$ pip install ")) for line in shown)
+
+
+MOST_WORDS = {"README.md": 900, "docs/results": 1000, "docs/reference": 2000, "docs": 1200}
+"""Of a page, by the file or folder that its path begins with."""
+
+
+def test_pages_have_at_most_so_many_words():
+    pages = {str(page.relative_to(ROOT)): len(page.read_text(encoding="utf-8").split()) for page in PAGES}
+    limits = {name: most for name in pages for start, most in reversed(MOST_WORDS.items()) if name.startswith(start)}
+    assert len(limits) == len(pages) - 1  # all but CONTRIBUTING.md
+    assert {name: pages[name] for name, most in limits.items() if pages[name] > most} == {}
 
 
 def test_links_between_pages_lead_somewhere():

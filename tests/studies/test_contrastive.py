@@ -7,11 +7,11 @@ from polydraft.models import pair
 from studies.contrastive import first_layers, main, on_rows, repetition
 
 
-def test_without_mask_and_contrast_nothing_is_moved_and_as_much_is_kept_as_of_the_expert():
+def test_without_mask_and_contrast_nothing_is_moved_and_as_much_is_accepted_as_of_the_expert():
     expert, amateur = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0))
     p, q = expert.double().softmax(-1), amateur.double().softmax(-1)
     found = on_rows([(expert, amateur, expert.argmax(-1))], 0, 0)
-    assert found == pytest.approx({"kept": float(1 - (p - q).abs().sum(-1).mean() / 2), "moved": 0, "right": 1})
+    assert found == pytest.approx({"accepted": float(1 - (p - q).abs().sum(-1).mean() / 2), "moved": 0, "right": 1})
     assert on_rows([(expert, amateur, expert.argmax(-1))], 0.1, 0.5)["moved"] > 0.01
     assert repetition([1, 2, 3, 4, 1, 2, 3, 4]) == pytest.approx(1 / 5)
 

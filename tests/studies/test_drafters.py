@@ -92,9 +92,8 @@ def test_a_long_request_and_the_structures_are_measured(bench):
     assert all(x > 0 for x in megabytes_per_million_tokens(bench).values())
 
 
-def test_a_comparison_writes_tables_which_the_study_draws(tmp_path):
-    suite = DrafterBench(num_tokens=32, num_requests=2, index_bytes=60_000)
-    report = compare(suite, [c for c in CONTENDERS if c.name in ("suffix", "trigram")])
+def test_a_comparison_writes_tables_which_the_study_draws(bench, tmp_path):
+    report = compare(bench, [c for c in CONTENDERS if c.name in ("suffix", "trigram")])
     tables.write(report, tmp_path / "d")
     report = json.loads((tmp_path / "d" / "drafters.json").read_text())
     assert [r["contender"] for r in report["rows"]] == ["suffix", "trigram"] * 9

@@ -5,11 +5,19 @@ import pytest
 from polydraft.bench.report import as_dict, markdown
 from polydraft.errors import UnknownNameError
 from polydraft.models import pair
-from studies.equal_bits import AtEqualBits
+from studies import equal_bits
+from studies.equal_bits import AtEqualBits, shown_rows
 
 
 @pytest.fixture(scope="module")
 def found():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(equal_bits, "LOOKUPS", ())
+        yield from measured()
+
+
+def measured():
+    """Without lookups of llama.cpp, each of which loads a file."""
     made = AtEqualBits(target=str(pair.draft_folder()), formats=["int4"], ways=["none", "ngram@1x3"], temperature=0.0)
     try:
         prompts = made.prompts(2)
@@ -25,6 +33,20 @@ def test_contenders_of_a_format_have_its_bits_and_are_compared_with_each_other(f
     if "llama.cpp" not in found[2].absent:
         assert rows["llama.cpp Q4_1"]["bits_per_weight"] == 5
     assert "| int4 ngram@1x3 | 4." in markdown(as_dict(found[2]))
+
+
+def test_the_page_has_ours_plain_and_fastest_and_the_fastest_of_each_format_of_llama_cpp():
+    speeds = {"int4 plain": 5, "int4 ngram": 7, "int4 suffix": 6, "llama.cpp Q4_1": 3, "llama.cpp Q4_1 ngram-simple": 4}
+    rows = [
+        {
+            "contender": name,
+            "tokens_per_cpu_second": speed,
+            "compared": {"own plain": "int4 plain" if "int4" in name else "llama.cpp Q4_1"},
+        }
+        for name, speed in speeds.items()
+    ]
+    shown = shown_rows([*rows, {"contender": "transformers", "compared": {"own plain": ""}}])
+    assert {row["contender"] for row in shown} == {"int4 plain", "int4 ngram", "llama.cpp Q4_1 ngram-simple", "transformers"}
 
 
 def test_drafts_keep_the_distribution_of_the_rounded_weights_and_another_text_is_found(found):

@@ -1,6 +1,7 @@
 """`python -m studies.load` counts what its own clients were streamed."""
 
 import asyncio
+import csv
 import json
 import sys
 from importlib.util import find_spec
@@ -22,6 +23,13 @@ def test_all_streams_are_timed_and_counted_and_a_refusal_is_told():
         assert 0 < len(found.between) <= 30 and found.seconds > max(found.first)
         with pytest.raises(PolydraftError, match="400"):
             asyncio.run(serving.load("ours", served.url, ["x"], streams=1, max_tokens=0, chat=False))
+
+
+def test_the_page_has_some_numbers_of_streams_and_the_table_beside_it_all():
+    loads = {"m": [serving.Load("ours", n, [0.1], [0.02], tokens=8, seconds=2.0) for n in (1, 4, 16, 64)]}
+    page = serving.page(loads, "load.csv", "command", 2)
+    assert [line.split(" ")[1] for line in page.splitlines() if "| ours |" in line] == ["1", "16"] and "(load.csv)" in page
+    assert [row["streams"] for row in csv.DictReader(serving.csv_of(loads).splitlines())] == ["1", "4", "16", "64"]
 
 
 def test_a_server_that_does_not_start_is_told():
@@ -46,4 +54,4 @@ def test_the_command_writes_its_figures_and_its_page(tmp_path):
         "polydraft",
         "llama.cpp",
     }
-    assert out.read_text().count("\n| 2 | ") == 3
+    assert out.read_text().count("\n| 2 | ") == 3 == len(out.with_suffix(".csv").read_text().splitlines()) - 1

@@ -1,6 +1,9 @@
 """A GGUF file in both engines, each in a process of its own."""
 
+import csv
+import io
 import json
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -11,7 +14,9 @@ from polydraft.models import pair
 from polydraft.models.load import load_tokenizer
 from polydraft.models.loading.folder import load_module
 from studies.question_files import Question
-from studies.same_file import Continuation, FileComparison, Speeds, markdown
+from studies.same_file.comparison import FileComparison
+from studies.same_file.page import ALL, Interval, Speeds, page, rows
+from studies.same_file.records import Continuation
 
 ASKED = [Question("code", "def f(x):"), Question("text", "import os")]
 
@@ -23,36 +28,39 @@ def model(tmp_path_factory):
     return str(file)
 
 
-def test_every_mode_continues_every_prompt_and_a_cut_off_run_goes_on(model, tmp_path):
+def test_every_mode_of_every_engine_continues_a_prompt(model):
     pytest.importorskip("xllamacpp")
-    results, said = tmp_path / "file.jsonl", list[str]()
-    first = FileComparison(model, model, num_tokens=8, results=results)
-    first.run(ASKED[:1], temperatures=(0.0,), say=said.append)
-    assert len(first.modes) == len(first.continuations) == 6
-    assert "6 continuations of 8 tokens: about 1 minutes" in said[0]
-    assert "polydraft, chain of 3" in first.modes and "llama.cpp, draft" in first.modes
+    comparison = FileComparison(model, model, peer_modes=["plain", "draft"], transformers=True, num_tokens=8)
+    estimates = list[str]()
+    comparison.run(ASKED[:1], temperatures=(0.0,), say=estimates.append)
+    assert "7 continuations of 8 tokens: about 1 minutes" in estimates[0]
+    by_mode = {c.mode: c for c in comparison.continuations}
+    assert list(by_mode) == comparison.modes and {"polydraft, chain of 3", "llama.cpp, draft"} < by_mode.keys()
+    assert all(c.seconds > 0 and c.first_token_seconds > 0 for c in by_mode.values())
+    assert by_mode["transformers, plain"].first_tokens == 1
+    assert by_mode["transformers, assisted"].first_tokens > 1  # greedy drafts of the model itself are accepted
+    assert [start.engine for start in comparison.starts] == ["polydraft", "llama.cpp, plain", "llama.cpp, draft", "transformers"]
+
+
+def test_a_cut_off_run_goes_on_and_the_page_has_all_prompts_and_the_table_each_kind(model, tmp_path, monkeypatch):
+    pytest.importorskip("xllamacpp")
+    monkeypatch.setattr(FileComparison, "_workers", instant)
+    results = tmp_path / "file.jsonl"
+    FileComparison(model, model, num_tokens=8, results=results).run(ASKED[:1], temperatures=(0.0,))
     again = FileComparison(model, model, num_tokens=8, results=results)
-    again.run(ASKED, temperatures=(0.0,), say=said.append)
-    assert said[1].startswith("6 continuations") and len(again.continuations) == 12
+    again.run(ASKED, temperatures=(0.0,))
     assert [json.loads(line)["prompt"] for line in results.read_text().splitlines() if "mode" in line] == [0] * 6 + [1] * 6
-    table = markdown(again)
-    assert all(f"| {mode}" in table for mode in again.modes)
-    assert "| code (1) | text (1) | all (2) |" in table and table.count("peak memory") == 1
+    short, table = page(again, tmp_path / "file.md").values()
+    assert all(f"| {mode} |" in short for mode in again.modes) and "[Every kind of prompt](file.csv)" in short
+    assert [row["prompts"] for row in csv.DictReader(io.StringIO(table))] == ["code", "text", "all"] * 6
     with pytest.raises(InvalidInputError, match="expected those of"):
         FileComparison(model, model, num_tokens=9, results=results)
 
 
-def test_transformers_runs_beside_plain_and_assisted(model):
-    pytest.importorskip("xllamacpp")
-    comparison = FileComparison(model, model, peer_modes=["plain"], transformers=True, num_tokens=8)
-    assert comparison.modes[-2:] == ["transformers, plain", "transformers, assisted"]
-    comparison.run(ASKED[:1], temperatures=(0.0, 1.0))
-    plain, assisted = (
-        [c for c in comparison.continuations if c.mode == f"transformers, {mode}"] for mode in ("plain", "assisted")
-    )
-    assert [c.first_tokens for c in plain] == [1, 1] and all(c.seconds > 0 for c in plain)
-    assert assisted[0].first_tokens > 1  # greedy drafts of the model itself are accepted
-    assert "| transformers, assisted |" in markdown(comparison)
+@contextmanager
+def instant(comparison, threads):
+    """In place of processes with engines: the first token comes after half a second, seven others in another one."""
+    yield {mode: lambda job: (0.5, 1.0, 1) for mode in comparison.modes}
 
 
 def test_without_a_draft_model_there_are_no_chains(model):
@@ -96,3 +104,13 @@ def test_a_ratio_between_modes_is_told_more_exactly_than_either_as_prompts_are_r
 def test_prompts_that_a_mode_lacks_are_left_out_of_all():
     speeds = Speeds([*_continuations([10.0, 30.0]), *_continuations([5.0], "llama.cpp, plain")], 1, 0.0)
     assert speeds.prompts == [0]
+
+
+def test_a_row_has_the_speed_of_its_prompts_over_plain_decoding_and_over_the_fastest_mode_of_llama_cpp():
+    modes = {"polydraft, plain": 20.0, "polydraft, auto": 40.0, "llama.cpp, plain": 16.0, "llama.cpp, ngram_simple": 10.0}
+    continuations = [c for mode, speed in modes.items() for c in _continuations([speed] * 4, mode)]
+    table = {(row.mode, row.category): row for row in rows(continuations)}
+    assert table["polydraft, auto", ALL].over_plain == pytest.approx((2.0, 2.0, 2.0))
+    assert table["polydraft, auto", "chat"].over_peer == pytest.approx((2.5, 2.5, 2.5))
+    assert table["llama.cpp, plain", ALL].over_peer is None and table["polydraft, plain", "code"].over_plain is None
+    assert Interval(2.0, 1.5, 2.5).shown("x") == "2x [1.5, 2.5]"

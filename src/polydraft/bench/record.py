@@ -1,5 +1,7 @@
 """What a measurement is told with: the machine, versions, commit and command; tables in markdown; files that are written whole."""
 
+import csv
+import io
 import os
 import platform
 import re
@@ -46,14 +48,14 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _bandwidth(num_bytes: int = 64 << 20, rounds: int = 5) -> float:
+def _bandwidth(num_bytes: int = 64 << 20, repetitions: int = 5) -> float:
     """Bytes read and written per second by one thread that copies memory larger than the caches; best of several."""
     import numpy as np
 
     source = np.ones(num_bytes, np.uint8)
     target = np.empty_like(source)
     best = float("inf")
-    for _ in range(rounds):
+    for _ in range(repetitions):
         start = perf_counter()
         np.copyto(target, source)
         best = min(best, perf_counter() - start)
@@ -90,6 +92,20 @@ def markdown_table(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
     """
     lines = ["| " + " | ".join(map(str, row)) + " |" for row in (head, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
+
+
+def csv_table(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    """The same as comma-separated values; None is an empty cell.
+
+    Example:
+        >>> print(csv_table(["a", "b"], [(1, "x, y"), (2, None)]), end="")
+        a,b
+        1,"x, y"
+        2,
+    """
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([head, *rows])
+    return out.getvalue()
 
 
 def write_texts(texts: Mapping[Path, str]) -> list[Path]:

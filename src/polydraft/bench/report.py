@@ -9,17 +9,17 @@ from polydraft.bench.speedup import Speedup
 from polydraft.bench.suite import Findings
 
 
-def as_dict(found: Findings) -> dict[str, Any]:
+def as_dict(findings: Findings) -> dict[str, Any]:
     """Everything as plain data, with what the run was made on and with."""
-    speedups = found.speedups()
+    speedups = findings.speedups()
     return {
         **provenance(),
-        "settings": found.settings,
-        "num_parameters": found.num_parameters,
-        "rows": found.rows(),
+        "settings": findings.settings,
+        "num_parameters": findings.num_parameters,
+        "rows": findings.rows(),
         "ratios": {name: {other: s.ratio for other, s in over.items()} for name, over in speedups.items()},
         "intervals": {name: {other: s.interval for other, s in over.items()} for name, over in speedups.items()},
-        "absent": found.absent,
+        "absent": findings.absent,
     }
 
 
@@ -38,9 +38,8 @@ def _milliseconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{1e3 * seconds:.1f}"
 
 
-def markdown(report: dict[str, Any]) -> str:
-    """The table, with hardware, models, settings and command beside it."""
-    sizes = ", ".join(f"{name} {count / 1e6:.2f}M" for name, count in report["num_parameters"].items())
+def table(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows, the fastest first."""
     against = list(
         dict.fromkeys(title for row in report["rows"] for title, name in row["compared"].items() if name in report["ratios"])
     )
@@ -53,8 +52,6 @@ def markdown(report: dict[str, Any]) -> str:
         *(f"over {name}" for name in against),
         "tokens/step",
         "per CPU s",
-    ]
-    head += [
         "first token ms",
         "between ms p50",
         "p99",
@@ -85,13 +82,19 @@ def markdown(report: dict[str, Any]) -> str:
                 _check(row["distribution_check"]),
             ]
         )
+    return head, rows
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The table, with hardware, models, settings and command beside it."""
+    sizes = ", ".join(f"{name} {count / 1e6:.2f}M" for name, count in report["num_parameters"].items())
     absent = "".join(f"\nNot in the run: {name} ({reason})." for name, reason in report["absent"].items())
     return (
         f"{report['hardware']['processor']}, {report['settings']['threads']} thread(s); {sizes}; "
         f"temperature {report['settings']['temperature']:g}, batch {report['settings']['batch']}, "
         f"{report['settings']['num_prompts']} prompts x {report['settings']['max_tokens']} tokens x "
-        f"{report['settings']['repetitions']} repetitions, interleaved, medians; in brackets 95% intervals over rounds.\n`{report['command']}`\n\n"
-        + f"{markdown_table(head, rows)}\n{absent}"
+        f"{report['settings']['repetitions']} repetitions, interleaved, medians; in brackets 95% intervals over repetitions.\n`{report['command']}`\n\n"
+        + f"{markdown_table(*table(report))}\n{absent}"
     )
 
 

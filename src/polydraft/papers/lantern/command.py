@@ -55,7 +55,7 @@ def images(
     options: ImageOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Make pictures of each class: without drafts, with an exact rule, with LANTERN at each budget."""
+    """Make pictures of each class: without drafts, with an exact verifier, with LANTERN at each budget."""
     check_output("--out", options.out, picture=True)
     quiet()
     from polydraft.papers.lantern.comparison import compare, contenders, draw
@@ -75,10 +75,10 @@ def images(
     if as_json:
         typer.echo(json.dumps({"classes": names, "picture": str(options.out), "rows": rows}, indent=2))
         return
-    head = ("rule", "tokens per step", "total variation of a token", "lossless to")
+    head = ("verifier", "tokens per step", "total variation of a token", "lossless to")
     cells = [
         (
-            r["rule"],
+            r["verifier"],
             f"{r['tokens_per_step']:.2f}",
             f"{r['total_variation']:.3f}",
             r["lossless_to"] or "nothing: its distribution is its own",

@@ -1,4 +1,4 @@
-"""Pictures side by side: without drafts, with an exact rule, and with LANTERN at several budgets; what each keeps, and how far it is from the distribution."""
+"""Pictures side by side: without drafts, with an exact verifier, and with LANTERN at several budgets; what each accepts, and how far it is from the distribution."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,25 +16,25 @@ __all__ = ["ImageContender", "Measured", "compare", "contenders", "draw"]
 
 @dataclass
 class Measured:
-    """A rule of LANTERN that adds up, over the rounds that it decides, how far what it emits is from the distribution; see `Latent.deviation`."""
+    """A verifier of LANTERN that adds up, over the steps that it decides, how far what it emits is from the distribution; see `Latent.deviation`."""
 
-    rule: Latent
+    verifier: Latent
     total_variation: float = 0.0
     num_tokens: float = 0.0
 
     @property
     def info(self) -> Method:
-        return self.rule.info
+        return self.verifier.info
 
     def __call__(self, draft: Draft, target_probs: Any) -> Verdict:
-        tv, tokens = self.rule.deviation(draft, target_probs)
+        tv, tokens = self.verifier.deviation(draft, target_probs)
         self.total_variation += float(tv.sum())
         self.num_tokens += float(tokens.sum())
-        return self.rule(draft, target_probs)
+        return self.verifier(draft, target_probs)
 
     @property
     def per_token(self) -> float:
-        """Mean total variation of a token's distribution from the target's, in the contexts that the rounds went through."""
+        """Mean total variation of a token's distribution from the target's, in the contexts that the steps went through."""
         return self.total_variation / self.num_tokens if self.num_tokens else 0.0
 
 
@@ -51,13 +51,13 @@ class ImageContender:
 
     @property
     def tokens_per_step(self) -> float:
-        """Codes over passes of the target, of all pictures."""
+        """Codes over forward passes of the target, of all pictures."""
         stats = [result.stats for part in self.pictures for result in part.results]
         return sum(s.generated_tokens for s in stats) / sum(s.steps for s in stats)
 
     @property
     def total_variation(self) -> float:
-        """Of a token, see `Measured.per_token`; 0 of lossless rules."""
+        """Of a token, see `Measured.per_token`; 0 of lossless verifiers."""
         return self.verifier.per_token if isinstance(self.verifier, Measured) else 0.0
 
     def row(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class ImageContender:
         (first, *_), *_ = [part.results for part in self.pictures]
         figures = {"tokens_per_step": self.tokens_per_step, "total_variation": self.total_variation}
         return {
-            "rule": self.name,
+            "verifier": self.name,
             "drafter": self.drafter,
             "lossless_to": first.lossless_to if first.lossless else None,
             **figures,
@@ -81,11 +81,11 @@ def contenders(
     num_neighbours: int | None = None,
     measured: bool = True,
 ) -> list[ImageContender]:
-    """Without drafts, with a lossless rule, and LANTERN with each budget. measured: how far it is from the distribution, which costs time."""
+    """Without drafts, with a lossless verifier, and LANTERN with each budget. measured: how far it is from the distribution, which costs time."""
     budgets = [(f"LANTERN, mass {d:g}", {"delta": d}) for d in deltas]
     budgets += [(f"LANTERN++, {f:g} times its own", {"factor": f}) for f in factors]
-    rules = [(name, neighbourhoods(folder, num_neighbours=num_neighbours, **budget)) for name, budget in budgets]
-    relaxed = [ImageContender(name, drafter, Measured(rule) if measured else rule) for name, rule in rules]
+    verifiers = [(name, neighbourhoods(folder, num_neighbours=num_neighbours, **budget)) for name, budget in budgets]
+    relaxed = [ImageContender(name, drafter, Measured(verifier) if measured else verifier) for name, verifier in verifiers]
     return [ImageContender("without drafts", "none"), ImageContender("exact", drafter), *relaxed]
 
 

@@ -1,0 +1,1 @@
+"""One GGUF file in several engines, on the same prompts."""
