@@ -159,7 +159,10 @@ def _trained(engine: Engine, contender: Contender, out: Path, data: Sequence[Pat
         if not states.is_symlink():
             states.symlink_to((out / "states").resolve())
         chosen = TrainingOptions.of(contender.kind, loss=contender.loss, sizes=contender.sizes, unroll=DEPTH - 1, **options)
-        report = lambda line: typer.echo(f"{contender.name}: {line}", err=True)  # noqa: E731
+
+        def report(line: str) -> None:
+            typer.echo(f"{contender.name}: {line}", err=True)
+
         train_drafter(engine, contender.kind, folder, chosen, data=data, report=report, clock=time.process_time)
     return folder
 

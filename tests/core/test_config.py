@@ -22,7 +22,7 @@ from polydraft.errors import InvalidInputError, UnknownNameError
 from tests.support.commands import commands
 
 KINDS = [EngineConfig, SamplingConfig, ServerConfig, ReplicaConfig, BatchConfig]
-MOST_PARAMETERS, MOST_COMPILED = 12, 20
+MOST_PARAMETERS, MOST_COMPILED = 12, 14
 """Of a function, and of one that is compiled for tight loops: there a record that groups arrays costs what it saves."""
 
 

@@ -15,6 +15,7 @@ from polydraft.core.geometry import chain
 from polydraft.drafters.model.paths import ModelState, ProposePaths, shape_of
 from polydraft.heads.drafter import HeadDrafter, HeadState
 from polydraft.heads.one_pass import draw_trees
+from polydraft.models.compiled.proposals import Keys
 
 __all__ = ["CachingDrafter", "DepthDrafter"]
 
@@ -46,11 +47,7 @@ class DepthDrafter(HeadDrafter):
         return budget if grows else super()._by_position(budget)
 
     def _drawn(
-        self,
-        states: Sequence[ModelState],
-        fixed: list[Budget],
-        keys: tuple[list[int], list[int], list[int]],
-        propose_paths: ProposePaths | None,
+        self, states: Sequence[ModelState], fixed: list[Budget], keys: Keys, propose_paths: ProposePaths | None
     ) -> tuple[Draft, TokenTree]:
         """Trees that grow, and chains that end by themselves, from what the head foretold; where the form of an output is given chains alone."""
         if propose_paths is None:

@@ -26,8 +26,8 @@ from polydraft.core.budget import Budget
 from polydraft.core.confidence import acceptance_at
 from polydraft.heads.markov import add_bias, bias_vectors
 from polydraft.models.compiled.kernels import copy_row
-from polydraft.models.compiled.proposals import Keys, draft_samplings
-from polydraft.models.compiled.stops import stops_asked
+from polydraft.models.compiled.proposals import Keys, draft_samplings, planted
+from polydraft.models.compiled.stops import Stops, stops_asked
 from polydraft.models.compiled.trees import draft_distribution
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit
@@ -40,7 +40,7 @@ CANDIDATES = 256
 """Tokens of a depth to which a Markov part's bias is added."""
 _f32 = np.float32
 _DRAFT = np.int64(Stream.DRAFT)
-ASKED = np.dtype([(name, np.int64) for name in ("slot", "root", "seed", "sample", "position", "depth", "nodes", "width")])
+REQUEST = np.dtype([(name, np.int64) for name in ("slot", "root", "seed", "sample", "position", "depth", "nodes", "width")])
 """Of a tree: the slot and the last committed token, the noise's key, and the bounds of its budget."""
 
 
@@ -69,6 +69,16 @@ def _largest(values, count, places):
             at -= 1
         places[at] = t
     return size
+
+
+class Asked(NamedTuple):
+    """What is drafted. ids: the draft vocabulary.  requests: [B] of `REQUEST`.  samplings, bias: of `proposals.draft_samplings`."""
+
+    ids: Int[np.ndarray, " D"]
+    requests: np.ndarray
+    samplings: np.ndarray
+    bias: Float[np.ndarray, "B D"]
+    stops: Stops
 
 
 class _Depths(NamedTuple):
@@ -121,10 +131,11 @@ def _children(model, depths, slot, d, vector, inverse, probs):
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
-def _most_probable(sync, model, ids, asked, samplings, bias, least, acceptance, next_least, tokens, parents, confidence):
-    """Fill trees whose roots are there; see the module. Returns how many nodes each has. least, acceptance, next_least: of `stops.Stops`; without
-    columns of `least` confidences are the probabilities alone, uncalibrated."""
-    B, N = tokens.shape
+def _most_probable(sync, model, asked, tokens, parents, confidence):
+    """Fill trees whose roots are there; see the module. Returns how many nodes each has. Without columns of `stops.least` confidences are the
+    probabilities alone, uncalibrated."""
+    (B, N), ids, least, acceptance = tokens.shape, asked.ids, asked.stops.least, asked.stops.acceptance
+    next_least = asked.stops.spare_least
     outputs, K, r = model.sizes.outputs, model.logits.shape[1], model.markov.words.shape[1] if model.markov.kind else 0
     C, calibrated = CANDIDATES if r else N, least.shape[1] > 0
     num_tokens = ids.size if ids.size else outputs
@@ -132,7 +143,7 @@ def _most_probable(sync, model, ids, asked, samplings, bias, least, acceptance, 
     sizes, vector = np.ones(B, np.int64), np.empty(r, _f32)
     C = min(C, num_tokens)
     for b in range(B):
-        g, sampling = asked[b], samplings[b]
+        g, sampling = asked.requests[b], asked.samplings[b]
         if g.depth == 0:
             continue
         depths = _Depths(np.empty((K, C), np.int64), np.empty((K, C)), np.full(K, -1), np.empty(K), np.empty((K, r, C), _f32))
@@ -148,7 +159,7 @@ def _most_probable(sync, model, ids, asked, samplings, bias, least, acceptance, 
                 if d == opened:
                     if d > 0 and calibrated and reach[d] < least[b, min(d, least.shape[1]) - 1]:
                         continue
-                    _open_depth(sync, model, depths, g.slot, d, bias[b], sampling, room, probs, places)
+                    _open_depth(sync, model, depths, g.slot, d, asked.bias[b], sampling, room, probs, places)
                     opened += 1
                 if d < opened:
                     if r:
@@ -181,157 +192,102 @@ def _most_probable(sync, model, ids, asked, samplings, bias, least, acceptance, 
 
 
 class _Places(NamedTuple):
-    """Of one tree while it is drawn. row: behind each node.  reach: chance that it is accepted.  deep: depth.  of_depth: [K] rows that nodes share."""
+    """Of one tree while it is drawn. depth: of each node.  row_at: row of `probs` that the nodes of a depth share."""
 
-    row: Int[np.ndarray, " N"]
-    reach: Float[np.ndarray, " N"]
-    deep: Int[np.ndarray, " N"]
-    of_depth: Int[np.ndarray, " K"]
+    depth: Int[np.ndarray, " N"]
+    row_at: Int[np.ndarray, " K"]
+
+
+class _Room(NamedTuple):
+    """Where rows are made. logits: [1, outputs].  compact: [D] probabilities of the draft vocabulary.  order: [outputs].  rest: [V] of a row."""
+
+    logits: Float[np.ndarray, "1 outputs"]
+    compact: Float[np.ndarray, " D"]
+    order: Int[np.ndarray, " outputs"]
+    rest: Float[np.ndarray, " V"]
 
 
 @inner(error_model="numpy")
-def _row(sync, model, ids, slot, b, n, places, bias, sampling, tokens, parents, probs, used, room, compact, order):
-    """The distribution behind a node, made where there is none yet; returns how many there are."""
-    d = places.deep[n]
-    if model.markov.kind == 0 and places.of_depth[d] >= 0:
-        places.row[n] = places.of_depth[d]
-        return used
-    copy_row(model.logits[slot, d], room[0])
+def _add_row(sync, model, asked, b, n, trees, places, room):
+    """The distribution behind a node, made where there is none yet."""
+    slot, d, row = asked.requests[b].slot, places.depth[n], trees.num_rows[b]
+    if model.markov.kind == 0 and places.row_at[d] >= 0:
+        trees.row[b, n] = places.row_at[d]
+        return
+    copy_row(model.logits[slot, d], room.logits[0])
     if model.markov.kind:
         vectors = np.empty((1, model.markov.words.shape[1]), _f32)
-        bias_vectors(model.markov, slot, tokens[b], parents[b], n, d, vectors[0])
-        add_bias(model.markov.rows, vectors, room, 1)
-    out = compact if ids.size else probs[b, used]
-    draft_distribution(sync, room[0], bias, sampling, out, order)
-    for i in range(ids.size):
-        probs[b, used, ids[i]] = compact[i]
-    places.row[n] = places.of_depth[d] = used
-    return used + 1
+        bias_vectors(model.markov, slot, trees.tokens[b], trees.parents[b], n, d, vectors[0])
+        add_bias(model.markov.rows, vectors, room.logits, 1)
+    out = room.compact if asked.ids.size else trees.probs[b, row]
+    draft_distribution(sync, room.logits[0], asked.bias[b], asked.samplings[b], out, room.order)
+    for i in range(asked.ids.size):
+        trees.probs[b, row, asked.ids[i]] = room.compact[i]
+    trees.row[b, n] = places.row_at[d] = row
+    trees.num_rows[b] += 1
 
 
 @inner(error_model="numpy")
-def _draw(b, parent, node, g, probs, tokens, parents, rows, confidence, places, sure, rest):
+def _draw(model, asked, b, parent, node, trees, places, rest):
     """Node `node`, a child of `parent` that is none of the children that are there; whether the row had one."""
-    q = probs[b, places.row[parent]]
+    g, row, d = asked.requests[b], trees.row[b, parent], places.depth[parent]
+    q = trees.probs[b, row]
     copy_row(q, rest)
     for m in range(parent + 1, node):
-        if parents[b, m] == parent:
-            rest[tokens[b, m]] = 0.0
+        if trees.parents[b, m] == parent:
+            rest[trees.tokens[b, m]] = 0.0
     token = choose_row(rest, uniform_at(g.seed, g.sample, g.position, _DRAFT, node))
     if token < 0:
         return False
-    tokens[b, node], parents[b, node], rows[b, node] = token, parent, places.row[parent]
-    confidence[b, node] = q[token] * sure
-    places.deep[node] = places.deep[parent] + 1
+    trees.tokens[b, node], trees.parents[b, node], trees.rows[b, node], places.depth[node] = token, parent, row, d + 1
+    trees.confidence[b, node] = q[token] * _sure(model.markov, g.slot, d, trees.tokens[b, parent])
     return True
 
 
 @inner(error_model="numpy")
-def _chain_from(
-    sync, model, ids, b, n, end, g, size, places, stops, bias, sampling, tree, probs, used, room, compact, order, rest
-):
-    """Draw a chain behind node n, up to node `end` at most; returns (how many nodes there are, how many rows)."""
-    tokens, parents, rows, confidence = tree
-    least, acceptance = stops
-    while size < end and places.deep[n] < g.depth:
-        d = places.deep[n]
-        if n > 0 and places.reach[n] < least[b, min(d, least.shape[1]) - 1]:
+def _chain_from(sync, model, asked, b, n, size, end, trees, places, room):
+    """Draw a chain behind node n, up to node `end` at most. size: how many nodes there are; returns how many there are then."""
+    least, acceptance = asked.stops.least, asked.stops.acceptance
+    while size < end and places.depth[n] < asked.requests[b].depth:
+        if n > 0 and trees.reach[b, n] < least[b, min(places.depth[n], least.shape[1]) - 1]:
             break
-        used = _row(sync, model, ids, g.slot, b, n, places, bias, sampling, tokens, parents, probs, used, room, compact, order)
-        sure = _sure(model.markov, g.slot, d, tokens[b, n])
-        if not _draw(b, n, size, g, probs, tokens, parents, rows, confidence, places, sure, rest):
+        _add_row(sync, model, asked, b, n, trees, places, room)
+        if not _draw(model, asked, b, n, size, trees, places, room.rest):
             break
-        places.reach[size] = places.reach[n] * acceptance_at(confidence[b, size], acceptance[b])
+        trees.reach[b, size] = trees.reach[b, n] * acceptance_at(trees.confidence[b, size], acceptance[b])
         n, size = size, size + 1
-    return size, used
+    return size
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
-def _drawn(
-    sync,
-    model,
-    ids,
-    asked,
-    samplings,
-    bias,
-    least,
-    acceptance,
-    next_least,
-    spare_acceptance,
-    tokens,
-    parents,
-    rows,
-    confidence,
-    probs,
-):
-    """Fill trees whose roots are there; see the module. Returns how many nodes each has, and how many rows at most."""
-    (B, N), outputs, most = tokens.shape, model.sizes.outputs, 1
-    room, compact, order = np.empty((1, outputs), _f32), np.empty(ids.size, _f32), np.empty(outputs, np.int32)
-    rest, sizes, chances = np.empty(probs.shape[2], _f32), np.ones(B, np.int64), np.empty(N)
+def _drawn(sync, model, asked, N, num_rows, vocab):
+    """Draw trees of N nodes and so many rows at most, see the module; and how many nodes each has."""
+    B, outputs, stops = len(asked.requests), model.sizes.outputs, asked.stops
+    trees, sizes, chances = planted(B, N, num_rows, vocab), np.ones(B, np.int64), np.empty(N)
+    room = _Room(np.empty((1, outputs), _f32), np.empty(asked.ids.size, _f32), np.empty(outputs, np.int32), np.empty(vocab, _f32))
     for b in range(B):
-        g, sampling = asked[b], samplings[b]
-        places = _Places(np.full(N, -1), np.ones(N), np.zeros(N, np.int64), np.full(model.logits.shape[1] + 1, -1))
-        tree, stops = (tokens, parents, rows, confidence), (least, acceptance)
-        size, used = _chain_from(
-            sync,
-            model,
-            ids,
-            b,
-            0,
-            g.nodes + 1,
-            g,
-            1,
-            places,
-            stops,
-            bias[b],
-            sampling,
-            tree,
-            probs,
-            0,
-            room,
-            compact,
-            order,
-            rest,
-        )
+        trees.tokens[b, 0] = asked.requests[b].root
+        g, next_least, spare_acceptance = asked.requests[b], stops.spare_least[b], stops.spare_acceptance[b]
+        places = _Places(np.zeros(N, np.int64), np.full(model.logits.shape[1] + 1, -1))
+        size = _chain_from(sync, model, asked, b, 0, 1, g.nodes + 1, trees, places, room)
         length, beside = size, np.zeros(N, np.int64)
         for n in range(length - 1):
-            elder = acceptance_at(confidence[b, n + 1], acceptance[b])
-            chances[n] = places.reach[n] * (1.0 - elder) * spare_acceptance[b]
-        while size <= g.nodes and length > 1 and size - 2 < next_least.shape[1]:
+            elder = acceptance_at(trees.confidence[b, n + 1], stops.acceptance[b])
+            chances[n] = trees.reach[b, n] * (1.0 - elder) * spare_acceptance
+        while size <= g.nodes and length > 1 and size - 2 < next_least.size:
             parent = chances[: length - 1].argmax()
-            if chances[parent] < next_least[b, size - 2]:
+            if chances[parent] < next_least[size - 2]:
                 break
-            sure = _sure(model.markov, g.slot, places.deep[parent], tokens[b, parent])
-            if _draw(b, parent, size, g, probs, tokens, parents, rows, confidence, places, sure, rest):
-                places.reach[size] = chances[parent]
+            if _draw(model, asked, b, parent, size, trees, places, room.rest):
+                trees.reach[b, size] = chances[parent]
                 size += 1
             beside[parent] += 1
-            chances[parent] = chances[parent] * (1.0 - spare_acceptance[b]) if beside[parent] < g.width else -1.0
-        end, each = size, (g.nodes + 1 - size) // max(size - length, 1)  # nodes behind a spare sibling, at most
+            chances[parent] = chances[parent] * (1.0 - spare_acceptance) if beside[parent] < g.width else -1.0
+        end, most = size, (g.nodes + 1 - size) // max(size - length, 1)  # nodes behind a spare sibling, at most
         for n in range(length, end):
-            size, used = _chain_from(
-                sync,
-                model,
-                ids,
-                b,
-                n,
-                size + each,
-                g,
-                size,
-                places,
-                stops,
-                bias[b],
-                sampling,
-                tree,
-                probs,
-                used,
-                room,
-                compact,
-                order,
-                rest,
-            )
-        sizes[b], most = size, max(most, used)
-    return sizes, most
+            size = _chain_from(sync, model, asked, b, n, size, size + most, trees, places, room)
+        sizes[b] = size
+    return trees, sizes
 
 
 class Drawn(NamedTuple):
@@ -343,17 +299,21 @@ class Drawn(NamedTuple):
     confidence: Float[Tensor, "B N"]
 
 
-def _planted(
-    slots: Sequence[int], roots: Sequence[int], keys: Keys, budgets: Sequence[Budget]
-) -> tuple[np.ndarray, Int[np.ndarray, "B N"], Int[np.ndarray, "B N"], Float[np.ndarray, "B N"]]:
-    """What is asked for, and trees of roots alone with room for their nodes."""
+def _asked(
+    model: Any,
+    slots: Sequence[int],
+    roots: Sequence[int],
+    keys: Keys,
+    budgets: Sequence[Budget],
+    params: Sequence[SamplingParams],
+) -> Asked:
     bounds = [(g.max_depth if g.max_nodes else 0, g.max_nodes, g.width) for g in budgets]
-    asked = np.array(
-        [(*about, *bound) for about, bound in zip(zip(slots, roots, *keys, strict=True), bounds, strict=True)], ASKED
+    requests = np.array(
+        [(*about, *bound) for about, bound in zip(zip(slots, roots, *keys, strict=True), bounds, strict=True)], REQUEST
     )
-    tokens = np.zeros((len(slots), 1 + max(g.max_nodes for g in budgets)), np.int64)
-    tokens[:, 0] = roots
-    return asked, tokens, np.full_like(tokens, -1), np.ones(tokens.shape)
+    samplings, bias = draft_samplings(params, model.vocab_size, model.draft_ids)
+    samplings["least"] = [g.least for g in budgets]
+    return Asked(model.draft_ids, requests, samplings, bias, stops_asked(tuple(g.stop for g in budgets), len(budgets)))
 
 
 def most_probable_trees(
@@ -364,14 +324,12 @@ def most_probable_trees(
     budgets: grown ones, of whose depths `width` nodes are expanded at most; with a stop path probabilities are products of calibrated confidences.
     """
     nothing = [0] * len(slots)
-    asked, tokens, parents, confidence = _planted(slots, roots, (nothing, nothing, nothing), budgets)
-    samplings, bias = draft_samplings(params, model.vocab_size, model.draft_ids)
-    samplings["least"] = [g.least for g in budgets]
-    stops = stops_asked(tuple(g.stop for g in budgets), len(budgets))
+    asked = _asked(model, slots, roots, (nothing, nothing, nothing), budgets, params)
+    tokens = np.zeros((len(slots), 1 + max(g.max_nodes for g in budgets)), np.int64)
+    tokens[:, 0] = roots
+    parents, confidence = np.full_like(tokens, -1), np.ones(tokens.shape)
     with ROWS:
-        sizes = _most_probable(
-            sync, model.arrays, model.draft_ids, asked, samplings, bias, *stops[:3], tokens, parents, confidence
-        )
+        sizes = _most_probable(sync, model.arrays, asked, tokens, parents, confidence)
     N = sizes.max()
     return TokenTree.of(tokens[:, :N].copy(), parents[:, :N].copy()), confidence[:, :N].copy()
 
@@ -389,16 +347,10 @@ def draw_trees(
     keys: seeds, sample indices and positions of the noise.  budgets: chains, or grown ones, beside whose tokens `width` spare siblings are drawn at
     most; all that draft have a stop.
     """
-    asked, tokens, parents, confidence = _planted(slots, roots, keys, budgets)
-    samplings, bias = draft_samplings(params, model.vocab_size, model.draft_ids)
-    stops = stops_asked(tuple(g.stop for g in budgets), len(budgets))
-    room = tokens.shape[1] if model.arrays.markov.kind else model.depths
-    rows = np.full_like(tokens, -1)
-    probs = np.zeros((len(slots), room, model.vocab_size), np.float32)
+    asked, num_nodes = _asked(model, slots, roots, keys, budgets, params), 1 + max(g.max_nodes for g in budgets)
+    num_rows = num_nodes if model.arrays.markov.kind else model.depths
     with ROWS:
-        sizes, used = _drawn(
-            sync, model.arrays, model.draft_ids, asked, samplings, bias, *stops, tokens, parents, rows, confidence, probs
-        )
-    N = int(sizes.max())
-    tree = TokenTree.of(tokens[:, :N].copy(), parents[:, :N].copy())
-    return Drawn(tree, *(torch.from_numpy(x.copy()) for x in (rows[:, :N], probs[:, :used], confidence[:, :N])))
+        trees, sizes = _drawn(sync, model.arrays, asked, num_nodes, num_rows, model.vocab_size)
+    N, used = int(sizes.max()), max(int(trees.num_rows.max()), 1)
+    tree = TokenTree.of(trees.tokens[:, :N].copy(), trees.parents[:, :N].copy())
+    return Drawn(tree, *(torch.from_numpy(x.copy()) for x in (trees.rows[:, :N], trees.probs[:, :used], trees.confidence[:, :N])))

@@ -36,7 +36,7 @@ from polydraft.drafters.model.best_first import grow
 from polydraft.drafters.model.by_depth import Growth, ModelState
 from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
 from polydraft.methods.papers import method
-from polydraft.models.compiled.proposals import Proposal
+from polydraft.models.compiled.proposals import Keys, Proposal
 from polydraft.models.slots import Slots, given_back_on_error
 
 ProposePaths = Callable[..., Proposal | None]
@@ -241,11 +241,7 @@ class ModelDrafter:
         return params.structured_outputs is not None or 0 < len(self.model.draft_ids) <= len(params.logit_bias)
 
     def _drawn(
-        self,
-        states: Sequence[ModelState],
-        fixed: list[Budget],
-        keys: tuple[list[int], list[int], list[int]],
-        propose_paths: ProposePaths | None,
+        self, states: Sequence[ModelState], fixed: list[Budget], keys: Keys, propose_paths: ProposePaths | None
     ) -> tuple[Draft, TokenTree]:
         """By the model's own proposal where it offers one for this, else depth by depth through `score`; and the tree as the model's cache holds it."""
         draft_sampling, proposal = self._sampling(fixed), None

@@ -29,7 +29,7 @@ from polydraft.sampling.noise import Stream, choose_row, choose_systematic, firs
 from polydraft.sampling.processing import samplings_of
 from polydraft.sampling.truncation import SAMPLING
 
-__all__ = ["CompiledProposals", "Proposal", "draft_samplings"]
+__all__ = ["CompiledProposals", "Keys", "Proposal", "draft_samplings", "planted"]
 
 _f32 = np.float32
 DRAW = np.dtype([(name, np.int64) for name in ("slot", "seed", "sample", "position", "num_pending")])
@@ -65,30 +65,35 @@ class Trees(NamedTuple):
     num_rows: Int[np.ndarray, " B"]
 
 
-@inner(error_model="numpy")
-def _planted(vocab, places, num_spares):
-    """Trees of which nothing is drawn, with room for so many spare siblings behind their nodes."""
-    (B, N), distinct = places.parents.shape, 1
-    N += num_spares
-    for b in range(B):
-        count = 0
-        for d in range(places.inner.shape[1]):
-            count += places.inner[b, d] - places.starts[b, d]
-        distinct = max(distinct, count)
+@inner
+def planted(B, N, num_rows, vocab):
+    """Trees of which nothing is drawn, with room for so many nodes and rows of `probs`."""
     nowhere, certain = np.full((B, N), -1, np.int64), np.ones((B, N))
     return Trees(
         np.zeros((B, N), np.int64),
         nowhere,
         nowhere.copy(),
         certain,
-        np.zeros((B, distinct, vocab), _f32),
+        np.zeros((B, num_rows, vocab), _f32),
         np.zeros((B, N), np.int64),
         nowhere.copy(),
-        np.ones((B, distinct)),
+        np.ones((B, num_rows)),
         certain.copy(),
         np.ones((B, N), np.bool_),
         np.zeros(B, np.int64),
     )
+
+
+@inner
+def _most_rows(places):
+    """Of `probs`, of the tree with most inner nodes."""
+    most = 1
+    for b in range(len(places.parents)):
+        count = 0
+        for d in range(places.inner.shape[1]):
+            count += places.inner[b, d] - places.starts[b, d]
+        most = max(most, count)
+    return most
 
 
 @inner(error_model="numpy")
@@ -194,7 +199,8 @@ def _propose(sync, model, vocab, outputs, requests, pending, places, samplings, 
     """
     (B, N), P, passes = places.parents.shape, pending.shape[1], 0
     num_spares = min(stops.spare_least.shape[1], N - 1)
-    trees, drawn, compact = _planted(vocab, places, num_spares), np.empty(N, np.int64), np.empty(outputs.ids.size, _f32)
+    trees = planted(B, N + num_spares, _most_rows(places), vocab)
+    drawn, compact = np.empty(N, np.int64), np.empty(outputs.ids.size, _f32)
     room, rest = np.empty(vocab, np.int32), np.empty(vocab if siblings == DISTINCT or num_spares else 0, _f32)
     fed, above = np.zeros((B, P + N), np.int64), np.full((B, P + N), -1, np.int64)  # the tree that the model sees
     slots, first_nodes = np.empty(B, np.int64), np.empty(B, np.int64)  # rows of one array would compile the pass twice
