@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from polydraft.errors import ModelLoadError
 from polydraft.heads.eagle.compiled import CompiledEagle
 from polydraft.heads.mtp.network import OwnPredictor
 from polydraft.models.load import load_model
@@ -37,12 +38,12 @@ def split(path, keeps, **settings):
     writer.close()
 
 
-def write_two_files(folder, **settings):
-    """The model without its layer, and that alone beside it, with other settings."""
+def write_two_files(folder, beside=lambda name: not name.startswith("blk.") or "blk.4." in name, **settings):
+    """The model without its layer, and beside it the tensors of that file, with other settings."""
     layers = [True, True, True, False]
     split(folder / "tiny-F16.gguf", lambda name: "blk.4." not in name, block_count=4, nextn_predict_layers=0,
           attention__recurrent_layers=layers)  # fmt: skip
-    split(folder / "mtp-tiny-F16.gguf", lambda name: not name.startswith("blk.") or "blk.4." in name, **settings)
+    split(folder / "mtp-tiny-F16.gguf", beside, **settings)
 
 
 @pytest.fixture
@@ -75,6 +76,15 @@ def test_the_layers_of_a_file_beside_a_model_draft_as_those_within_it_and_a_line
     assert not lines
     torch.testing.assert_close(drafted(target), drafted(whole))
     assert opened(folder)[1] == [line], "a folder with both files is the model"
+
+
+def test_a_file_with_the_further_layer_alone_drafts_with_the_embeddings_of_the_model(tmp_path):
+    write_two_files(tmp_path, lambda name: "blk.4." in name)
+    target, (line,) = opened(tmp_path / "tiny-F16.gguf")
+    assert "was found and drafts" in line
+    torch.testing.assert_close(drafted(target), drafted(opened(WHOLE)[0]))
+    with pytest.raises(ModelLoadError, match="token_embd"):
+        load_model(str(tmp_path / "mtp-tiny-F16.gguf"), backend="compiled")
 
 
 def test_a_file_beside_a_model_that_is_for_another_one_is_not_used_and_the_line_says_why(folder):

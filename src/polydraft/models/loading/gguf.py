@@ -71,13 +71,12 @@ class GgufFile(GgufHeader):
             ModelLoadError: settings are missing, or ask for what the architecture is not read with.
         """
         described = self.described
-        self._check_whole()
         hidden, heads = self.count("embedding_length"), self.count("attention.head_count")
         width = self.count("attention.key_length", hidden // heads)
         config = CheckpointConfig(
             model_type=described.model_type,
             name_or_path=str(self.path),
-            vocab_size=self.tensors["token_embd.weight"].shape[0],
+            vocab_size=self._vocab_size(),
             max_position_embeddings=self.count("context_length"),
             num_hidden_layers=self.num_layers,
             hidden_size=hidden,
@@ -120,6 +119,13 @@ class GgufFile(GgufHeader):
             return AutoConfig.for_model(config.model_type, **settings, rope_theta=theta, rope_scaling=scaling)
         except Exception as error:  # transformers checks types and ranges
             raise self.refusal(f"its settings cannot be: {first_line(error)}", "Give another file of the model") from error
+
+    def _vocab_size(self) -> int:
+        """Rows of its embeddings; a file with a model's further layers alone may share those of the model, and lists as many tokens."""
+        if "token_embd.weight" not in self.tensors and self.setting("nextn_predict_layers"):
+            return len(self.strings("tokenizer.ggml.tokens"))
+        self._check_whole()
+        return self.tensors["token_embd.weight"].shape[0]
 
     def _check_whole(self) -> None:
         if "token_embd.weight" not in self.tensors:
