@@ -7,6 +7,8 @@ from shutil import copytree
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
 from safetensors.torch import load_file, save_file
 
 from polydraft import Engine, SamplingParams
@@ -17,6 +19,7 @@ from polydraft.heads.block import BlockDrafter
 from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.block.compiled import CompiledBlock
 from polydraft.heads.block.network import BlockModel
+from polydraft.heads.eight_bits import write_in_eight_bits
 from polydraft.heads.markov import confidence_logits
 from polydraft.heads.peagle.compiled import CompiledPeagle
 from polydraft.heads.peagle.network import PeagleModel
@@ -43,11 +46,12 @@ def assert_drafts(model, anchor, tokens, logits, confidence):
     return rows
 
 
-def model_of(kind, form="torch", quantization="float32"):
-    named = kind_of(oracle.folder(kind))
+def model_of(kind, form="torch", quantization="float32", folder=None):
+    folder = folder or oracle.folder(kind)
+    named = kind_of(folder)
     assert named == ("peagle" if "peagle" in kind else "block")
     drafter = registry.drafter(named)
-    checkpoint = drafter.checkpoint.load(oracle.folder(kind))
+    checkpoint = drafter.checkpoint.load(folder)
     if form == "torch":
         return checkpoint, {"peagle": PeagleModel, "block": BlockModel}[named](checkpoint, oracle.target(kind))
     compiled = drafter.model_of(checkpoint, oracle.target(kind, "compiled"), quantization)
@@ -121,6 +125,21 @@ def test_weights_of_eight_and_of_four_bits_draft_nearly_the_same():
         Engine.of(oracle.target("dspark-qwen3-gated", "compiled"), drafter="block", drafter_options=options)
 
 
+def test_a_file_in_eight_bits_is_half_as_large_and_drafts_the_same_where_heads_are_compiled(tmp_path):
+    kind = "dflash-jetspec-causal"
+    whole, small = oracle.folder(kind), write_in_eight_bits(oracle.folder(kind), tmp_path / "small")
+    before, blocks = load_file(whole / "model.safetensors"), load_file(small / "model.safetensors")
+    sizes = [sum(x.nbytes for x in tensors.values()) for tensors in (before, blocks)]
+    assert sizes[1] / sizes[0] < 0.4  # of a file of 32 bits, and of few that have no whole number of blocks
+    head, read = BlockCheckpoint.load(small), dequantize(blocks["fc.weight.q8_0"].numpy(), GGMLQuantizationType.Q8_0)
+    torch.testing.assert_close(head.tensors["fc.weight"], torch.from_numpy(read), rtol=0, atol=0)
+    drafted = [known(kind, "compiled", (17,), quantization="int8", folder=where) for where in (whole, small)]
+    assert torch.equal(*drafted)
+    save_file(blocks | {"fc.weight.q8_0": blocks["fc.weight.q8_0"][:, 1:].clone()}, small / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"fc\.weight\.q8_0 has the shape .* expected blocks of 34 bytes"):
+        BlockCheckpoint.load(small)
+
+
 def changed(tmp_path, kind, tensors=(), **settings):
     """The folder of a head with other settings and tensors."""
     where = copytree(oracle.folder(kind), tmp_path / "head")
@@ -158,7 +177,7 @@ def test_a_folder_that_no_block_head_computes_is_refused_by_name(tmp_path, kind,
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"target_layer_ids": [0, 9]}, "reads the states of layers \\[1, 10\\]; .* has none behind 6"),
+        ({"target_layer_ids": [0, 9]}, r"reads the states of layers \[1, 10\], of 6 layers 10 is none"),
         ({"num_target_layers": 36}, "is for a model of 36 layers; .* has 6"),
     ],
 )

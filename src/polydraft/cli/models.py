@@ -99,3 +99,14 @@ def export(
     typer.echo(out)
     if given_head is not None:
         typer.echo(export_head(given_head, module, Path(out) / "head"))
+
+
+@app.command()
+def compress(
+    head: Annotated[str, typer.Argument(help="Folder of a draft head.")],
+    out: Annotated[str, typer.Option(help="Output folder, which must not exist.")],
+) -> None:
+    """Write a draft head with its matrices in eight bits: half the size, the same drafts where heads are compiled."""
+    from polydraft.heads.eight_bits import write_in_eight_bits
+
+    typer.echo(write_in_eight_bits(head, out))

@@ -1,7 +1,7 @@
 """Draft heads on disk, whatever their kind: a folder with a configuration, tensors by name, and what tells its target from others.
 
     config.json          what a Llama of these widths would say, and what the kind adds; `polydraft_head` is the kind
-    model.safetensors    the kind's tensors; d2t: draft token i is the target's token i + d2t[i]
+    model.safetensors    the kind's tensors, matrices perhaps in `eight_bits`; d2t: draft token i is the target's token i + d2t[i]
     target_probe         of heads trained here: some embeddings of the target, by which another target is refused
 
 Where `lm_head.weight` is missing a head uses the target's own output rows, which it was trained with.
@@ -24,6 +24,7 @@ from polydraft.core import Target
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.files.atomic import replacing
 from polydraft.files.schema import HEAD, fault, read_json
+from polydraft.heads.eight_bits import expanded
 from polydraft.heads.fields import unknown_field
 from polydraft.heads.markov import Markov, markov
 from polydraft.methods.head_folders import kind_of
@@ -86,13 +87,14 @@ def stored(folder: Path, *names: str) -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: none of them.
+        ValueError: as of `eight_bits.expanded`.
     """
     from safetensors.torch import load_file
 
     file = next((folder / name for name in names if (folder / name).exists()), None)
     if file is None:
         raise FileNotFoundError(f"there is no {' and no '.join(names)}")
-    return load_file(file) if file.suffix == ".safetensors" else torch.load(file, map_location="cpu", weights_only=True)
+    return expanded(load_file(file)) if file.suffix == ".safetensors" else torch.load(file, map_location="cpu", weights_only=True)
 
 
 @dataclass(frozen=True)
@@ -202,11 +204,8 @@ class HeadCheckpoint:
             raise IncompatibleError(
                 f"the head is for a model of {made_for} layers; {name} has {last}. Use the head of this target, or train one."
             )
-        if beyond := [layer for layer in self.layers if last and not 0 <= layer <= last]:
-            raise IncompatibleError(
-                f"the head reads the states of layers {list(self.layers)}; {name} has none behind {last}, and {beyond[0]} is not there. "
-                "Use the head of this target."
-            )
+        if reason := self.reads_beyond(last):
+            raise IncompatibleError(f"the head is not for {name}: it {reason}. Use the head of this target.")
         ours = self.tensors.get("target_probe")
         own = None if getattr(self.config, "embed_requires_grad", False) else self.tensors.get("embed_tokens.weight")
         if ours is None and own is not None:  # published heads may bring all of the target's
@@ -216,6 +215,11 @@ class HeadCheckpoint:
                 f"the head was trained for another model than {name}: their embeddings differ. Use the head of this target, or "
                 f"train one: polydraft train {self.kind}."
             )
+
+    def reads_beyond(self, last: int) -> str | None:
+        """Why a target with so many layers has not the states that it reads, or None; nor where nobody knows how many those are: 0."""
+        beyond = [layer for layer in self.layers if last and not 0 <= layer <= last]
+        return f"reads the states of layers {list(self.layers)}, of {last} layers {beyond[0]} is none" if beyond else None
 
     def output(self, target: Target) -> Float[Tensor, "D h"]:
         """Rows of the output matrix at the draft vocabulary: its own, or the target's."""

@@ -60,7 +60,7 @@ def export_head(head: str | Path, module: Any, out: str | Path) -> Path:
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "model.safetensors") as file:
-        file.write(save({name: tensor.contiguous() for name, tensor in tensors.items()}))
+        file.write(save({name: (x.bfloat16() if x.is_floating_point() else x).contiguous() for name, x in tensors.items()}))
     with replacing(folder / "config.json") as file:
         file.write(json.dumps(settings, indent=2).encode())
     return folder

@@ -1,0 +1,84 @@
+"""Matrices of a head in eight bits, in its own file: blocks of 32 inputs with one float16 scale, as Q8_0 of GGUF files, 8.5 bits a weight.
+
+    NAME         a matrix of numbers
+    NAME.q8_0    [O, 34 I / 32] bytes: of each block its scale, and a signed code for each input
+
+The compiled form of a head rounds its layers' matrices to such blocks, whatever the file has, and blocks are rounded to themselves: a file of half the
+size drafts the same.
+"""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from polydraft.errors import InvalidInputError
+from polydraft.files.atomic import replacing
+from polydraft.models.compiled.formats import raw_blocks, rounded_blocks
+
+__all__ = ["SUFFIX", "expanded", "in_eight_bits", "write_in_eight_bits"]
+
+FORMAT, SUFFIX, INPUTS = "Q8_0", ".q8_0", 32
+BYTES = raw_blocks(FORMAT).itemsize
+"""Of a block."""
+
+
+def in_eight_bits(matrix: Float[Tensor, "O I"]) -> UInt8[Tensor, "O B"]:
+    """The blocks of a matrix whose width is a whole number of them.
+
+    Example:
+        >>> in_eight_bits(torch.ones(2, 64)).shape
+        torch.Size([2, 68])
+    """
+    return torch.from_numpy(rounded_blocks(matrix, FORMAT).view(np.uint8))
+
+
+def expanded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a file with its matrices in float32, where it has blocks.
+
+    Raises:
+        ValueError: what cannot be blocks.
+
+    Example:
+        >>> expanded({"fc.weight.q8_0": in_eight_bits(torch.full((1, 32), -2.0))})["fc.weight"].unique().tolist()
+        [-2.0]
+    """
+    matrices = dict(tensors)
+    for name in [name for name in tensors if name.endswith(SUFFIX)]:
+        blocks = matrices.pop(name)
+        if blocks.dtype != torch.uint8 or blocks.ndim != 2 or blocks.shape[1] % BYTES:
+            raise ValueError(f"{name} has the shape {tuple(blocks.shape)} and {blocks.dtype}; expected blocks of {BYTES} bytes")
+        raw = blocks.contiguous().unflatten(1, (-1, BYTES))
+        scale, codes = raw[..., :2].contiguous().view(torch.float16), raw[..., 2:].contiguous().view(torch.int8)
+        matrices[name.removesuffix(SUFFIX)] = (scale.float() * codes).flatten(1)
+    return matrices
+
+
+def write_in_eight_bits(head: str | Path, out: str | Path) -> Path:
+    """Write the head of a folder into another one, its matrices in blocks; norms, and what has no whole number of blocks, stay as they are.
+
+    Raises:
+        InvalidInputError: a folder without model.safetensors, or one to write that is not empty.
+    """
+    from safetensors.torch import load_file, save
+
+    folder, place = Path(head).expanduser(), Path(out).expanduser()
+    file = folder / "model.safetensors"
+    if not file.is_file():
+        raise InvalidInputError(f"{str(head)!r} was given, which has no model.safetensors; expected the folder of a draft head.")
+    if place.exists() and any(place.iterdir()):
+        raise InvalidInputError(f"out={str(out)!r} was given, which is not empty; expected a new folder. Give another one.")
+    tensors = dict[str, Tensor]()
+    for name, tensor in load_file(file).items():
+        matrix = tensor.is_floating_point() and tensor.ndim == 2 and tensor.shape[1] % INPUTS == 0 and name != "target_probe"
+        tensors[name + SUFFIX * matrix] = in_eight_bits(tensor) if matrix else tensor
+    place.mkdir(parents=True, exist_ok=True)
+    for other in folder.glob("*.json"):
+        shutil.copy(other, place)
+    with replacing(place / "model.safetensors") as written:
+        written.write(save(tensors))
+    return place
