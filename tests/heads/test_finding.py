@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import ClassVar
 from urllib.parse import parse_qs, urlparse
@@ -18,6 +19,7 @@ from polydraft.errors import IncompatibleError, ModelLoadError
 from tests.heads import oracle
 from tests.models.test_gguf_beside import write_two_files
 
+TINY_FILE = Path(__file__).parents[1] / "models" / "oracle_gguf" / "granite.gguf"
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
@@ -100,6 +102,11 @@ def test_a_named_head_of_another_model_is_refused_before_the_model_is_loaded(bes
     ):  # fmt: skip
         with pytest.raises(ModelLoadError, match=reason):
             engine_of(model, head=put(f"one{i}", "dspark-qwen3-gated", **settings))
+    deep = put("four", "dspark-qwen3-gated", target_layer_ids=[0, 2, 9])
+    with pytest.raises(ModelLoadError, match=r"reads the states of layers \[1, 3, 10\], of 6 layers 10 is none"):
+        engine_of(model, head=deep)
+    with pytest.raises(ModelLoadError, match="it knows vocab_size=320 tokens, the model 512"):
+        engine_of(TINY_FILE, head=put("five", "dspark-qwen3-gated"))
     other = put("three", "dspark-qwen3-gated")
     (other / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}}))
     with pytest.raises(ModelLoadError, match=r"has a tokenizer\.json with other tokens"):

@@ -169,6 +169,12 @@ def test_text_is_the_targets_with_the_module_of_speculators():
         assert all(r.stats.drafter_error is None and r.stats.drafted_tokens > 0 for r in drafted)
 
 
+def test_a_line_says_that_a_module_drafts_through_torch_for_a_compiled_target():
+    head = MtpCheckpoint.load(oracle.folder("speculators-mtp"))
+    with pytest.warns(UserWarning, match="kind 'mtp' has layers that are not compiled: it drafts through torch"):
+        MtpDrafter.model_of(head, oracle.target("speculators-mtp", "compiled"))
+
+
 def test_a_module_of_another_model_or_with_other_tensors_is_refused(tmp_path):
     kind = "speculators-mtp"
     tensors, said = (

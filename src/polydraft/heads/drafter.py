@@ -1,5 +1,6 @@
 """What all trained heads are as drafters: a model that reads the target's states, built by name from a folder of weights."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -19,7 +20,15 @@ from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.products import FORMATS
 from polydraft.models.slots import given_back_on_error
 
-__all__ = ["HeadDrafter", "HeadState", "head_methods"]
+__all__ = ["HeadDrafter", "HeadState", "head_methods", "say_torch"]
+
+
+def say_torch(name: str) -> None:
+    """Warn that a head drafts slower than its target could have it."""
+    warnings.warn(
+        f"the head of kind {name!r} has layers that are not compiled: it drafts through torch, slower than a compiled one. The text is the same.",
+        stacklevel=2,
+    )
 
 
 def head_methods(name: str, title: str, papers: str) -> tuple[Method, ...]:
@@ -69,6 +78,8 @@ class HeadDrafter(ModelDrafter):
                 f"quantization={quantization!r} was given for a draft head; expected one of {', '.join(FORMATS)}, or None: int8."
             )
         compiles = isinstance(target, CompiledLlama) and head.compiles
+        if isinstance(target, CompiledLlama) and not compiles:
+            say_torch(cls.methods[0].name)
         module, _, name = cls.forms[0 if compiles else 1].partition(":")
         options = {"quantization": quantization} if compiles and quantization else {}
         return getattr(import_module(module), name)(head, target, **options)

@@ -18,6 +18,8 @@ from polydraft.heads.checkpoint import flat, probe, shipped
 from polydraft.methods import registry
 from polydraft.methods.head_folders import kind_of, settings_of
 from polydraft.models.loading.catalogue import hub_answers
+from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf_parts import is_gguf
 from polydraft.models.loading.hub import local, located
 
 __all__ = ["candidates", "check_head", "head_for", "located_head", "misfit"]
@@ -48,25 +50,38 @@ def _settings_of_model(name: str) -> dict[str, Any]:
     place = local(name)
     if place is None and re.fullmatch(REPOSITORY, name):
         return _settings_of_repository(name)
-    return settings_of(place) if place is not None and (place / "config.json").is_file() else {}
+    return {} if place is None else _settings_of_files(place)
 
 
 def check_head(folder: str | Path, model: Path | None) -> None:
-    """Refuse a head by its files, and by the model's config.json where that is here, before anything is loaded.
+    """Refuse a head by its files, and by the model's settings where those are here, before the model is loaded. model: a folder or a GGUF file.
 
     Raises:
         ModelLoadError: a folder that is none, or of another model, by what differs.
     """
-    kind, settings = kind_of(folder), settings_of(folder)
-    theirs = None if model is None else model / "config.json"
-    if theirs is not None and theirs.is_file() and (reason := _other(settings, settings_of(theirs.parent))):
+    kind, theirs = kind_of(folder), {} if model is None else _settings_of_files(model)
+    if reason := _other(settings_of(folder), theirs):
         raise ModelLoadError(f"the head {str(folder)!r} is not for {str(model)!r}: {reason}. Use the head of this model.")
-    if model is not None and folder_tokens(model) != folder_tokens(Path(folder)) and folder_tokens(Path(folder)):
+    ours, models = folder_tokens(Path(folder)), None if model is None else folder_tokens(model)
+    if ours and models and ours != models:
         raise ModelLoadError(
             f"the head {str(folder)!r} has a tokenizer.json with other tokens than that of {str(model)!r}. Use the head of this model."
         )
     if kind in registry.heads() and kind != "mtp":  # a module in a model's folder is as large as its layers
-        registry.drafter(kind).checkpoint.load(folder)
+        head = registry.drafter(kind).checkpoint.load(folder)
+        if reason := head.reads_beyond((theirs.get("text_config") or theirs).get("num_hidden_layers", 0)):
+            raise ModelLoadError(f"the head {str(folder)!r} is not for {str(model)!r}: it {reason}. Use the head of this model.")
+
+
+def _settings_of_files(model: Path) -> dict[str, Any]:
+    """Sizes of a model by its files; of those that say none, nothing."""
+    if is_gguf(model):
+        try:
+            config = GgufFile(model).config
+        except ModelLoadError:  # whoever loads it has the words
+            return {}
+        return {name: getattr(config, name) for name in ("hidden_size", "vocab_size", "num_hidden_layers")}
+    return settings_of(model) if (model / "config.json").is_file() else {}
 
 
 def folder_tokens(folder: Path) -> Any:

@@ -7,10 +7,11 @@ an EAGLE-3 head is: `heads.eagle.compiled` computes, and what was accepted is re
 from typing import Any
 
 from polydraft.drafters.base import Parts
-from polydraft.heads.drafter import head_methods
+from polydraft.heads.drafter import head_methods, say_torch
 from polydraft.heads.eagle import EagleDrafter
 from polydraft.heads.mtp.network import MtpCheckpoint, OwnPredictor
 from polydraft.heads.mtp.published import MtpModule, PublishedMtp
+from polydraft.models.compiled.llama import CompiledLlama
 
 __all__ = ["MtpDrafter"]
 
@@ -39,4 +40,8 @@ class MtpDrafter(EagleDrafter):
     @classmethod
     def model_of(cls, head: Any, target: Any, quantization: str | None = None) -> Any:
         """The module as a draft model; those of others run in transformers."""
-        return MtpModule(head, target) if isinstance(head, PublishedMtp) else super().model_of(head, target, quantization)
+        if not isinstance(head, PublishedMtp):
+            return super().model_of(head, target, quantization)
+        if isinstance(target, CompiledLlama):
+            say_torch(cls.methods[0].name)
+        return MtpModule(head, target)
