@@ -159,7 +159,7 @@ def changed(tmp_path, kind, tensors=(), **settings):
         ("dspark-qwen3-gated", {"layer_types": ["chunked_attention"]}, {}, "layer_types="),
         ("dspark-qwen3-gated", {"attention_bias": True}, {}, "attention_bias=True is not understood"),
         ("dspark-qwen3-gated", {}, {"layers.0.scale": torch.ones(1)}, r"has layers\.0\.scale, which no part"),
-        ("dspark-qwen3-gated", {"num_hidden_layers": 2, "layer_types": None}, {}, r"has layers\.1\..* of shape None"),
+        ("dspark-qwen3-gated", {"num_hidden_layers": 2, "layer_types": None}, {}, r"has no tensor layers\.1\."),
         (
             "dflash-jetspec-causal",
             {"dflash_config": {"mask_token_id": 1, "shift": 1}},
@@ -196,7 +196,7 @@ def test_a_file_of_torch_with_code_in_it_is_refused_and_runs_nothing(tmp_path):
     where = changed(tmp_path, "dspark-qwen3-gated")
     (where / "model.safetensors").unlink()
     torch.save({"norm.weight": Code()}, where / "pytorch_model.bin")
-    with pytest.raises(ModelLoadError, match="was given as a head of kind 'block', and cannot be read"):
+    with pytest.raises(ModelLoadError, match=r"pytorch_model\.bin holds something beside tensors, of which nothing is run"):
         BlockCheckpoint.load(where)
     assert not (tmp_path / "ran").exists()
 

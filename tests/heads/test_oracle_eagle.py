@@ -71,7 +71,7 @@ def changed(tmp_path, kind="speculators-eagle3-norm", tensors=(), **settings):
         ({"hidden_act": "gelu", "transformer_layer_config": None}, {}, "hidden_act='gelu' is not understood"),
         ({}, {"extra_norm.weight": torch.ones(3)}, r"has extra_norm\.weight, which no part"),
         ({"norm_before_fc": False}, {}, r"has input_norm\.weight, which no part"),
-        ({"fc_norm": True}, {}, r"has fc_norm\.0\.weight of shape None"),
+        ({"fc_norm": True}, {}, r"has no tensor fc_norm\.0\.weight"),
     ],
 )
 def test_a_field_or_tensor_that_is_not_understood_is_refused_by_name(tmp_path, settings, tensors, said):

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from pickle import UnpicklingError
 from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar
 
@@ -87,14 +88,19 @@ def stored(folder: Path, *names: str) -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: none of them.
-        ValueError: as of `eight_bits.expanded`.
+        ValueError: as of `eight_bits.expanded`, or a file of torch with more than tensors in it.
     """
     from safetensors.torch import load_file
 
     file = next((folder / name for name in names if (folder / name).exists()), None)
     if file is None:
         raise FileNotFoundError(f"there is no {' and no '.join(names)}")
-    return expanded(load_file(file)) if file.suffix == ".safetensors" else torch.load(file, map_location="cpu", weights_only=True)
+    if file.suffix == ".safetensors":
+        return expanded(load_file(file))
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:  # whose words advise to run it
+        raise ValueError(f"{file.name} holds something beside tensors, of which nothing is run") from error
 
 
 @dataclass(frozen=True)
@@ -147,9 +153,8 @@ class HeadCheckpoint:
         for name, shape in expected.items():
             actual = tuple(tensors[name].shape) if name in tensors else None
             if actual != shape:
-                raise ModelLoadError(
-                    f"the head in {str(folder)!r} has {name} of shape {actual}; expected {shape}. Is it {cls.kind}?"
-                )
+                found = f"no tensor {name}" if actual is None else f"{name} of shape {actual}"
+                raise ModelLoadError(f"the head in {str(folder)!r} has {found}; expected {shape}. Is it {cls.kind}?")
         return head
 
     @classmethod
