@@ -123,8 +123,8 @@ def small_table(rows: Sequence[Row]) -> str:
         for name in ("paths", "spares"):
             row, gain = best(groups[name]), over(groups[name], groups["chain"])
             share = estimates[row.text, row.case]
-            percent = f"{100 * (gain.mean - 1):+.1f} ± {100 * gain.standard_error:.1f}%"
-            tokens = f"{row.tokens.mean():.2f} tokens, {share.mean:.2f} ± {share.standard_error:.2f} of the bound"
+            percent = f"{100 * (gain.mean - 1):+.1f}±{100 * gain.standard_error:.1f}%"
+            tokens = f"{row.tokens.mean():.2f} tokens, {share.mean:.2f}±{share.standard_error:.2f} of the bound"
             cells.append(f"{row.speed:.2f} ({named(row)}: {tokens}; {percent})")
         lines.append([text, f"{temperature:g}", f"{chain.speed:.2f} ({named(chain)}: {chain.tokens.mean():.2f} tokens)", *cells])
     return markdown_table(["text", "T", "one chain", f"2 to {MAX_PATHS} paths", "chain with spares"], lines)
@@ -149,8 +149,8 @@ def opening(model: str, timed: Sequence[Row], free: Sequence[Row]) -> str:
     return "\n\n".join(
         [
             "![Tokens per step and speed of one to eight paths of a head](pictures/head-paths.png)",
-            f"{in_words(timed, free)} `python -m studies.head_paths` compares, at places of {answers} answers of {model} with its head to code and chat "
-            "prompts, one to eight paths of one to seven tokens, every way of drawing them and every lossless verifier. Drafts are sampled, their "
+            f"{in_words(timed, free)} `python -m studies.head_paths` compares, at places of {answers} answers of {model} with its head, "
+            "one to eight paths of one to seven tokens, every way of drawing them and every lossless verifier. Drafts are sampled, their "
             "verification is integrated; speed is over plain decoding, by measured seconds of passes on one thread:",
             small_table(timed),
             "In brackets: shape and verifier, tokens per step, their share of what no verifier exceeds on the mean (dotted in the plot; both on the same drafts), and the gain over the "

@@ -44,8 +44,8 @@ def expanded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         ValueError: what cannot be blocks.
 
     Example:
-        >>> expanded({"fc.weight.q8_0": in_eight_bits(torch.full((1, 32), -2.0))})["fc.weight"].unique().tolist()
-        [-2.0]
+        >>> expanded({"fc.weight.q8_0": in_eight_bits(torch.full((1, 32), -127.0))})["fc.weight"].unique().tolist()
+        [-127.0]
     """
     matrices = dict(tensors)
     for name in [name for name in tensors if name.endswith(SUFFIX)]:
