@@ -2,7 +2,7 @@
 
 import torch
 
-from polydraft import Draft, DraftSampling, Engine, Method, Needs, SamplingParams, TreeShape
+from polydraft import Draft, DraftSampling, Engine, Method, Needs, Offers, SamplingParams, TreeShape
 from polydraft.core.geometry import pad
 
 
@@ -18,7 +18,7 @@ class LastTime:
         draft_sampling=frozenset({DraftSampling.POINT_MASS}),
         shapes=frozenset({TreeShape.CHAIN}),
     )
-    needs = Needs()
+    needs, offers = Needs(), Offers()
 
     def start(self, requests):
         return [tuple(request.prompt_token_ids) for request in requests]  # the state is the text

@@ -2,7 +2,7 @@
 
 import torch
 
-from polydraft import Draft, DraftSampling, Engine, Method, Needs, SamplingParams, TreeShape
+from polydraft import Draft, DraftSampling, Engine, Method, Needs, Offers, SamplingParams, TreeShape
 from polydraft.core.geometry import pad
 from polydraft.models import pair
 
@@ -23,6 +23,7 @@ class LinearHead:
     def __init__(self, target, texts):
         self.target, layer = target, max(target.offers.hidden)
         self.needs = Needs(hidden=(layer,), embeddings=True, head=True)  # refused where the target has none of these
+        self.offers = Offers(read=self.read)
         pasts, nexts = [], []
         for text in texts:
             target.release([0])  # an engine may keep a text in it

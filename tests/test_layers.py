@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import polydraft
+from polydraft.methods.registry import DECODINGS, DRAFTERS, VERIFIERS
 
 SOURCE = Path(polydraft.__file__).parent
 ROOT = Path(__file__).parents[1]
@@ -120,6 +121,24 @@ def test_nothing_else_imports_the_wing_of_papers():
     files = {name: path.read_text(encoding="utf-8") for name, path in modules().items() if not name.startswith("papers")}
     assert [name for name, source in files.items() for other in imported(source, known) if other.startswith("papers")] == []
     assert imported('TABLE = "polydraft.papers.nest.spans:SpanDrafter"', known) == {"papers.nest.spans"}
+
+
+METHODS = {
+    place.partition(":")[0].removeprefix("polydraft.") for table in (VERIFIERS, DRAFTERS, DECODINGS) for place in table.values()
+}
+METHODS |= {"verifiers.greedy", "policy.adaptive"}
+
+
+def of_methods(source: str, known: set[str]) -> list[str]:
+    """Modules of one method, or of compiled models, that a file imports."""
+    return [name for name in imported(source, known, by_name=False) if name in METHODS or name.startswith("models.compiled")]
+
+
+def test_the_engine_imports_no_method():
+    known = set(modules())
+    engine = {name: path.read_text(encoding="utf-8") for name, path in modules().items() if name.split(".")[0] == "engine"}
+    assert {name: methods for name, source in engine.items() if (methods := of_methods(source, known))} == {}
+    assert of_methods("def f():\n    from polydraft.verifiers.match import match\n", known) == ["verifiers.match"]
 
 
 def test_modules_form_no_cycle():

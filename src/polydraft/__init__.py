@@ -14,6 +14,7 @@ _WHERE = {
     "Method": "core",
     "Needs": "core",
     "NoiseKey": "core",
+    "Offers": "core",
     "Outcome": "core",
     "Request": "core",
     "DraftSampling": "core",
@@ -35,7 +36,19 @@ _WHERE = {
 __all__ = [*sorted(_WHERE), "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
-    from polydraft.core import Budget, Draft, DraftSampling, Method, Needs, NoiseKey, Outcome, Request, TokenTree, TreeShape
+    from polydraft.core import (
+        Budget,
+        Draft,
+        DraftSampling,
+        Method,
+        Needs,
+        NoiseKey,
+        Offers,
+        Outcome,
+        Request,
+        TokenTree,
+        TreeShape,
+    )
     from polydraft.core.params import SamplingParams, StructuredOutputs
     from polydraft.engine.api import Engine
     from polydraft.engine.asynchronous import AsyncEngine

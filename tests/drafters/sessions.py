@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from polydraft.core import Draft, DraftSampling, Method, Needs, NoiseKey, Request, SamplingParams, Scores, TreeShape
+from polydraft.core import Draft, DraftSampling, Method, Needs, NoiseKey, Offers, Request, SamplingParams, Scores, TreeShape
 from polydraft.core import geometry as trees
 from polydraft.drafters.base import Parts
 from polydraft.drafters.text.text_index import TextIndex
@@ -111,6 +111,10 @@ class Head:
     @classmethod
     def build(cls, parts):
         return cls(parts.target, parts.eos_token_ids)
+
+    @property
+    def offers(self):
+        return Offers(read=self.read)
 
     def start(self, requests):
         return [(request.prompt_token_ids, None) for request in requests]  # the text, and the state before its last token

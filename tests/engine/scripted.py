@@ -1,10 +1,11 @@
 """Engines on tables whose budgets are told by the seeds, and the drafts that they make."""
 
 from polydraft import Engine
+from polydraft.policy.fixed import Policy
 from tests.engine.tables import TableModel
 
 
-class Script:
+class Script(Policy):
     """Of these budgets the one of the request's seed, in every round."""
 
     def __init__(self, budgets):
@@ -12,9 +13,6 @@ class Script:
 
     def budgets(self, sequences):
         return [self.told[s.request.seed] for s in sequences]
-
-    def learn(self, *round_over):
-        """Nothing."""
 
 
 def engine(policy, drafter="model", **options):

@@ -5,7 +5,6 @@ import pytest
 from polydraft import Engine, SamplingParams
 from polydraft.config import EngineConfig
 from polydraft.core import Budget
-from polydraft.drafters.base import ModelBased
 
 PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
@@ -17,7 +16,7 @@ class Compiler:
         self.looks, self.waited = looks, 0
 
     def __call__(self, target, chosen):
-        assert isinstance(chosen.drafter, ModelBased)
+        assert chosen.offers.model is not None
         return self.compiling
 
     def compiling(self, seconds: float) -> bool:

@@ -14,6 +14,7 @@ from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.torch.hf import HFTarget
+from polydraft.policy.fixed import Policy
 from tests.engine.tables import TableModel, p_value
 from tests.support.closeness import assert_close
 
@@ -35,6 +36,10 @@ class Collector(NgramDrafter):
     def __init__(self, fail=()):
         super().__init__()
         self.seen, self.fail, self.told = {}, list(fail), 0
+
+    @property
+    def offers(self):
+        return replace(super().offers, read=self.read)
 
     def start(self, requests):
         states = super().start(requests)
@@ -99,7 +104,7 @@ def test_states_are_made_once_more_where_the_drafter_has_to_begin_anew(kind):
     assert not any(r.stats.drafter_error for r in found)
 
 
-class Seldom:
+class Seldom(Policy):
     """Drafts in one round of four."""
 
     def __init__(self):
@@ -108,9 +113,6 @@ class Seldom:
     def budgets(self, sequences):
         self.rounds += 1
         return [Budget.grown(*((0, 0) if self.rounds % 4 else (3, 3)))] * len(sequences)
-
-    def learn(self, *_):
-        pass
 
 
 @pytest.mark.parametrize("fail", [(), (2,)], ids=["", "failing"])

@@ -7,6 +7,7 @@ from scipy.stats import chi2
 
 from polydraft import Budget, Engine, Request, SamplingParams
 from polydraft.errors import InvalidInputError
+from polydraft.policy.fixed import Policy
 from tests.engine.tables import TableModel, distribution, table_engine
 
 FREE = SamplingParams(max_tokens=12, seed=4)
@@ -35,7 +36,7 @@ def test_numbers_of_prompts_beyond_the_noise_are_refused():
         table_engine().generate([[1], [2]], first_index=65_535)
 
 
-class Follows:
+class Follows(Policy):
     """A batch's policy that keeps the contract: the short prompt's second round drafts unless the long prompt began with token 0."""
 
     def budgets(self, sequences):
@@ -44,9 +45,6 @@ class Follows:
             Budget.grown(*(1, 1) if s.num_prompt_tokens == 1 and s.sample.token_ids and began[s.sample.index] else (0, 0))
             for s in sequences
         ]
-
-    def learn(self, *_):
-        """Nothing."""
 
 
 def p_of_the_short_prompt(apart, count=300):

@@ -296,7 +296,7 @@ def adaptive(prices, **options):
 )
 def test_the_distribution_of_several_steps_is_kept_by_the_fused_walks(prices, rule):
     walked = adaptive(prices, seqs=8, V=3, dtype=torch.float32, verifier=rule)
-    walked.verifier = OnlyWalks(walked.verifier)
+    walked.menu.default = replace(walked.menu.default, verifier=OnlyWalks(walked.verifier))
     asked, stop = walked.policy.budgets, Stop((0.1,), spare_least=(0.02,) * 6, spare_acceptance=0.5)
     if rule == "traversal":  # with spare siblings, which the policy leaves out where there is a seed
         walked.policy.budgets = lambda batch: [Budget.fixed(chain(3)).ending(stop) if g.max_depth else g for g in asked(batch)]

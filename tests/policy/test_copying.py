@@ -79,7 +79,7 @@ def test_a_copy_in_place_of_a_draft_that_was_looked_at_is_not_exact(monkeypatch)
 
 def test_rows_that_copy_and_rows_that_draft_share_a_batch_and_keep_the_distribution():
     engine = copying("greedy_traversal", V=3, max_num_seqs=8, dtype=torch.float32)
-    engine.verifier = OnlyWalks(engine.verifier)
+    engine.menu.default = replace(engine.menu.default, verifier=OnlyWalks(engine.verifier))
     shown = engine.generate([[0, 1, 2, 0, 0, 1, 2, 0], [1, 2]], SamplingParams(max_tokens=12, n=4, seed=1))
     assert [{"ngram", "model"} <= sources(r.samples) for r in shown] == [True, True]
     assert p_value(engine, [0, 1, 2, 0, 0, 1, 2, 0], 3, 600) > 1e-3

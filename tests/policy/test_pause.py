@@ -13,11 +13,12 @@ from polydraft.engine.speculation import Menu, Speculation
 from polydraft.methods.registry import verifier
 from polydraft.papers.lookahead.drafter import LookaheadDrafter
 from polydraft.papers.phrases.drafter import PhraseDrafter
+from polydraft.policy.fixed import Policy
 from tests.engine.tables import TableModel, plain_greedy
 from tests.policy.planning import LOGITS, costs, made, outcome, sequences
 
 
-class Script:
+class Script(Policy):
     """Depths by round; the last one is kept."""
 
     def __init__(self, *depths):
@@ -26,9 +27,6 @@ class Script:
     def budgets(self, sequences):
         depth = self.depths.pop(0) if len(self.depths) > 1 else self.depths[0]
         return [Budget.grown(depth, depth)] * len(sequences)
-
-    def learn(self, sequences, draft, processed, outcome):
-        pass
 
 
 class Spy:

@@ -154,7 +154,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Watched:
+class Watched(Policy):
     """The engine's policy, which shows the recorder every round that is over; the rule and its walks stay as they are.
 
     It does not pause: a plain round tests no rule, and how much is drafted changes no distribution.

@@ -142,9 +142,8 @@ def _row(look: str, findings: "list[Finding]") -> tuple[str, ...]:
 def _self_test(engine: "Engine", texts: list[str], params: "SamplingParams", rounds: int, as_json: bool) -> None:
     """Every known mistake on the user's own pair, at distributions cut to few tokens, where each of them shows."""
     from polydraft.check.check import self_test
-    from polydraft.drafters.base import ModelBased
 
-    model = engine.drafter.model if isinstance(engine.drafter, ModelBased) else None
+    model = None if engine.drafter is None else engine.drafter.offers.model
     if model is None:
         raise InvalidInputError("--self-test was asked for without a draft model; give --draft-model: the mistakes need one.")
     rows = []

@@ -58,14 +58,13 @@ def _process(what: str, *names: str) -> "subprocess.Popen[bytes] | None":
 
 def compile_drafts(target: "Target", chosen: "Speculation") -> "Compiling | None":
     """Begin to compile what these drafts call, unless that was done; see `Engine.of`. None, too, where the shape of drafts was asked for, or little is compiled."""
-    from polydraft.drafters.base import ModelBased
     from polydraft.models.compiled.llama import CompiledLlama
     from polydraft.policy.adaptive import AdaptivePolicy
 
     drafter = chosen.drafter
     if drafter is None or not isinstance(target, CompiledLlama) or not isinstance(chosen.policy, AdaptivePolicy):
         return None
-    if not (drafter.needs.hidden or isinstance(drafter, ModelBased)):
+    if not (drafter.needs.hidden or drafter.offers.model is not None):
         return None
     names = drafter.info.name, chosen.verifier.info.name
     process = _process(" ".join(names), *names)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from polydraft.core.budget import Budget, TreeShape
     from polydraft.core.decodings import Decoding, DecodingMethod, NamedDecoding, SecondSequenceDecoding
     from polydraft.core.drafts import FIXED, Draft, DraftSampling
-    from polydraft.core.methods import Drafter, Method, Verifier, Walking
+    from polydraft.core.methods import Drafter, Method, Offers, Verifier, Walking
     from polydraft.core.outcomes import Outcome, Verdict
     from polydraft.core.params import SamplingParams
     from polydraft.core.requests import Request
@@ -37,6 +37,7 @@ __all__ = [
     "NamedDecoding",
     "Needs",
     "NoiseKey",
+    "Offers",
     "Outcome",
     "Proposing",
     "Request",
@@ -63,6 +64,7 @@ _WHERE = {
     "DraftSampling": "drafts",
     "Drafter": "methods",
     "Method": "methods",
+    "Offers": "methods",
     "Verifier": "methods",
     "Walking": "methods",
     "Outcome": "outcomes",

@@ -1,6 +1,6 @@
 """What verifiers and drafters declare of themselves, and what they promise."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,7 +12,7 @@ from polydraft.core.budget import Budget, TreeShape
 from polydraft.core.drafts import Draft, DraftSampling
 from polydraft.core.outcomes import Outcome, Verdict
 from polydraft.core.requests import Request
-from polydraft.core.targets import Needs, Scores
+from polydraft.core.targets import AuxRows, Needs, Scores
 from polydraft.core.trees import NoiseKey
 
 
@@ -65,19 +65,60 @@ class Walking(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Offers:
+    """What a drafter offers beyond `Drafter`, as `Needs` is what it asks for. It is read once, when parts are joined; None and False: not this.
+
+    model, slots: a model that it runs, and its slots, equal for those that share them.
+    sibling: by the name of a kind, a drafter of that kind from the same model and slots.
+    confident: drafts end by their own paths.
+    greedy_trees: a greedy request with a budget that grows is drafted its most probable tree: every lossless verifier then follows the largest logits.
+    spares: a sampled chain is drafted spare siblings (`budget.Stop`); its drafts then say WITHOUT_REPLACEMENT.
+    foretells: its model gives the distributions of all depths in one forward pass, so that a branch costs a row of the target's forward pass and no
+        draft step: trees that grow (`Budget.grown` with a stop) are drawn for sampled requests, too.
+    lead_cap: of one that drafts while the target runs, most tokens that wait.
+    read: `read(states, scores) -> states`, of one that needs `hidden`: called after `start` with the states of all tokens but the last ([B, T, D], zero
+        behind the end of a shorter text), which no step scores.
+    held: `held(state)`, of one that is given those states in pieces, as they are made: tokens at the beginning of the text whose states it does not need,
+        as it kept what it made of an earlier request's. `read(states, scores, start)` then says which token is the first; from there on all is read again.
+    aux: `aux(states) -> AuxRows | None`, of one that needs `aux`: called in steps for which a draft was asked. Its nodes are those of the last
+        proposal; the rows' logits come with the next `observe`.
+    read_ahead: `read_ahead(token_ids, count)`, of one whose model reads a long prompt in pieces, between which others are served: read at most so many
+        more tokens of a text, for `start` to find; whether that would read no more than as many.
+    num_unread: of a text, the tokens that `start` would read.
+    report: of a state, what became of the work for its request; it goes into `RequestStats.drafter_counts` after every step.
+    learn_output: told each finished output once, with what was emitted and nothing else.
+    credit: of a state that knows more than the drafter's name, the sources of the tokens that were accepted in the last step.
+    attribution: of a state that knows it, where each token that the last step emitted stands.
+    """
+
+    model: Any = None
+    slots: Any = None
+    sibling: "Callable[[str], Drafter] | None" = None
+    confident: bool = False
+    greedy_trees: bool = False
+    spares: bool = False
+    foretells: bool = False
+    lead_cap: int | None = None
+    read: Callable[..., list[Any]] | None = None
+    held: Callable[[Any], int] | None = None
+    aux: Callable[[Sequence[Any]], AuxRows | None] | None = None
+    read_ahead: Callable[[Sequence[int], int], bool] | None = None
+    num_unread: Callable[[Sequence[int]], int] = len
+    report: Callable[[Any], Mapping[str, float]] | None = None
+    learn_output: Callable[[Sequence[int]], None] | None = None
+    credit: Callable[[Any], Sequence[str]] | None = None
+    attribution: Callable[[Any], Sequence[Any]] | None = None
+
+
 class Drafter(Protocol):
     """A source of drafts. State is a value beside the object: only the newest state of a request is valid.
 
     `info.draft_sampling` and `info.shapes` hold the one draft sampling method and the shapes that it makes. `needs` says what it asks of the target
     beyond tokens; a target that cannot give it is refused when the engine is built. One that does not need every
     round is not told of rounds for which no draft was asked until it is asked for the next, then of all their tokens at once,
-    with the hidden states that it needs and without logits.
-
-    One that needs `hidden` has `read(states, scores) -> states`, called after `start` with the states of all tokens but the last
-    ([B, T, D], zero behind the end of a shorter text): what the rounds do not score. One that needs `aux` has
-    `aux(states) -> AuxRows | None`, called in rounds for which a draft was asked, whose nodes are those of its last proposal; the
-    rows' logits come with the next `observe`. One that needs `embeddings` or `head` is given the target when it is built.
-    `drafters.base` has what a drafter and its states may offer beyond that.
+    with the hidden states that it needs and without logits. One that needs `embeddings` or `head` is given the target when it is built.
+    `offers` says what it has beyond these methods; `Offers()` is nothing.
     """
 
     @property
@@ -85,6 +126,9 @@ class Drafter(Protocol):
 
     @property
     def needs(self) -> Needs: ...
+
+    @property
+    def offers(self) -> Offers: ...
 
     def start(self, requests: Sequence[Request]) -> list[Any]:
         """Fresh state for each request; reads the prompt."""

@@ -165,6 +165,10 @@ class Target(Protocol):
         """Empty the slots."""
         ...
 
+    def draft_over(self, num_first: int | None = None, special_ids: Sequence[int] = ()) -> bool:
+        """Compute logits of a part of the vocabulary only, as a draft model, see `models.compiled.draft_vocabulary`; False where it cannot."""
+        return False
+
     def resumes(self, slot: int, length: int) -> int:
         """Of the first `length` committed tokens of a slot, behind how many a text goes on with nothing read again: fewer where a state is kept."""
         return length

@@ -1,10 +1,10 @@
-"""What an engine offers to a drafter that is made by name, and what a drafter may offer beyond `core.Drafter`."""
+"""What an engine offers to a drafter that is made by name, and what several drafters do together."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from polydraft.core.drafts import Draft, DraftSampling
 from polydraft.core.methods import Drafter
 from polydraft.core.outcomes import Outcome
 from polydraft.core.requests import Request
-from polydraft.core.targets import AuxRows, EncoderDecoder, Scores, Target
+from polydraft.core.targets import EncoderDecoder, Scores, Target
 from polydraft.core.trees import NoiseKey, TokenTree
 from polydraft.models.slots import Slots
 
@@ -46,115 +46,6 @@ class Parts:
         """Of the draft model, for every drafter that runs requests in it: no two of them write to one slot."""
         assert self.draft_model is not None
         return Slots(self.draft_model)
-
-
-@runtime_checkable
-class ModelBased(Protocol):
-    """A drafter that runs a model of its own. slots: equal for those that share them."""
-
-    model: Any
-    slots: Any
-
-
-@runtime_checkable
-class Confident(Protocol):
-    """A drafter that says how sure its drafts are.
-
-    confident: whether drafts end by their own paths.  greedy_trees: whether a greedy request with a budget that grows is drafted its most
-    probable tree: every lossless verifier then follows the largest logits.  spares: whether a sampled chain is drafted spare siblings
-    (`budget.Stop`); its drafts then say WITHOUT_REPLACEMENT.
-    """
-
-    @property
-    def confident(self) -> bool: ...
-
-    @property
-    def greedy_trees(self) -> bool: ...
-
-    @property
-    def spares(self) -> bool: ...
-
-
-@runtime_checkable
-class Foretelling(Protocol):
-    """A drafter whose model gives the distributions of all depths in one pass. foretells: whether it draws trees that grow (`Budget.grown` with a
-    stop) for sampled requests, too: a branch costs a row of the target's pass and no draft step."""
-
-    @property
-    def foretells(self) -> bool: ...
-
-
-@runtime_checkable
-class Asynchronous(Protocol):
-    """A drafter that drafts while the target runs. lead_cap: most tokens that wait."""
-
-    lead_cap: int
-
-
-class Crediting:
-    """A drafter's state that knows more than the drafter's name: the sources of the tokens that were accepted in the last round."""
-
-    credit: list[str]
-
-
-class Attributing:
-    """A drafter's state that knows where each token that the last round emitted stands."""
-
-    attribution: Sequence[Any]
-
-
-@runtime_checkable
-class Auxiliary(Protocol):
-    """A drafter that needs `aux`: it puts rows of its own into the target's pass and reads them in `observe`."""
-
-    def aux(self, states: Sequence[Any]) -> AuxRows | None: ...
-
-
-@runtime_checkable
-class Reading(Protocol):
-    """A drafter that needs hidden states: before its first draft it is given those of the text so far, less its last token."""
-
-    def read(self, states: Sequence[Any], scores: Scores) -> list[Any]: ...
-
-
-@runtime_checkable
-class ReadingOn(Protocol):
-    """One that is given those states in pieces, as they are made, and may have kept what it made of an earlier request's.
-
-    held: tokens at the beginning of the state's text whose states it does not need.  start: the first token that the scores are of; from
-    there on everything is read again.
-    """
-
-    def held(self, state: Any) -> int: ...
-
-    def read(self, states: Sequence[Any], scores: Scores, start: int = 0) -> list[Any]: ...
-
-
-@runtime_checkable
-class ReadingAhead(Protocol):
-    """A drafter whose model reads a long prompt in pieces, between which others are served."""
-
-    def read_ahead(self, token_ids: Sequence[int], count: int) -> bool:
-        """Read at most so many more tokens of a text, for `start` to find; whether that would read no more than as many."""
-        ...
-
-    def num_unread(self, token_ids: Sequence[int]) -> int:
-        """Tokens of a text that `start` would read."""
-        ...
-
-
-@runtime_checkable
-class Reporting(Protocol):
-    """A drafter that says what became of its work for a request; it goes into `RequestStats.drafter_counts` after every round."""
-
-    def report(self, state: Any) -> dict[str, float]: ...
-
-
-@runtime_checkable
-class Learning(Protocol):
-    """A drafter that learns from finished outputs: it is told each of them once, with what was emitted and nothing else."""
-
-    def learn_output(self, token_ids: Sequence[int]) -> None: ...
 
 
 def interleaved(rows: Sequence[Sequence[int]], drafts: Sequence[Draft]) -> Draft:
@@ -223,8 +114,8 @@ def release_each(held: Iterable[tuple[Drafter, Sequence[Any]]]) -> None:
 def teach_each(drafters: Iterable[Drafter], token_ids: Sequence[int]) -> None:
     """Tell a finished output to those of several drafters that learn from it."""
     for drafter in drafters:
-        if isinstance(drafter, Learning):
-            drafter.learn_output(token_ids)
+        if (learn := drafter.offers.learn_output) is not None:
+            learn(token_ids)
 
 
 def as_one_round(last: Sequence[int], missed: Sequence[Sequence[int]]) -> tuple[Outcome, Scores]:

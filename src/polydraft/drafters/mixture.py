@@ -16,14 +16,14 @@ only after it. So any choice, however clever or wrong, keeps the distribution.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from operator import or_
+from operator import attrgetter, or_
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from polydraft.core import AuxRows, Budget, Draft, Drafter, DraftSampling, Outcome, Request, Scores, TreeShape
-from polydraft.drafters.base import Auxiliary, Crediting, ModelBased, Parts, Reading, release_each, start_each, teach_each
+from polydraft.core import AuxRows, Budget, Draft, Drafter, DraftSampling, Offers, Outcome, Request, Scores, TreeShape
+from polydraft.drafters.base import Parts, release_each, start_each, teach_each
 from polydraft.drafters.credit import Credit
 from polydraft.drafters.grown_tree import PARENT, SCORE, TOKEN, GrownTree, end_ids, point_mass
 from polydraft.drafters.text.base import TextDrafter
@@ -37,7 +37,7 @@ MOST_SOURCES = 8
 
 
 @dataclass
-class MixtureState(Crediting):
+class MixtureState:
     """One request: the sources' states, what it has learnt, and what was proposed last.
 
     proposed: (nodes of all sources as `Credit.choose` takes them, the tree of those taken, the source of each of its nodes).
@@ -127,8 +127,8 @@ class MixtureDrafter:
                 )
             with_index = {"index": opened} if opened is not None and full in registry.INDEXED else {}
             parts_by_name[full] = registry.build_drafter(full, parts, {**with_index, **own_options})
-        based = {name: source.slots for name, source in parts_by_name.items() if isinstance(source, ModelBased)}
-        reading = [name for name, slots in based.items() if parts.draft_model is not None and slots is parts.draft_slots]
+        draft_slots = None if parts.draft_model is None else parts.draft_slots
+        reading = [name for name, source in parts_by_name.items() if draft_slots and source.offers.slots is draft_slots]
         if len(reading) > 1:
             raise InvalidInputError(
                 f"sources {reading} were given, which all run requests in the draft model; expected one such, as it has a slot for each. Leave out others."
@@ -136,6 +136,11 @@ class MixtureDrafter:
         if opened is not None and not parts_by_name.keys() & set(registry.INDEXED):
             raise InvalidInputError(f"an index was given; no source of {list(parts_by_name)} reads one. Leave it out.")
         return cls(parts_by_name, eos_token_ids=parts.eos_token_ids, **options)
+
+    @property
+    def offers(self) -> Offers:
+        """See `core.Drafter`."""
+        return Offers(read=self.read, aux=self.aux, learn_output=self.learn_output, credit=attrgetter("credit"))
 
     def start(self, requests: Sequence[Request]) -> list[MixtureState]:
         """Start every source."""
@@ -145,8 +150,8 @@ class MixtureDrafter:
     def read(self, states: Sequence[MixtureState], scores: Scores) -> list[MixtureState]:
         """Tell the sources that need hidden states."""
         for i, source in enumerate(self.sources):
-            if source.needs.hidden and isinstance(source, Reading):
-                for state, member in zip(states, source.read([state.members[i] for state in states], scores), strict=True):
+            if source.needs.hidden and (read := source.offers.read) is not None:
+                for state, member in zip(states, read([state.members[i] for state in states], scores), strict=True):
                     state.members[i] = member
         return list(states)
 
@@ -194,8 +199,8 @@ class MixtureDrafter:
     def aux(self, states: Sequence[MixtureState]) -> AuxRows | None:
         """The auxiliary rows of the source that needs some."""
         for i, source in enumerate(self.sources):
-            if source.needs.aux and isinstance(source, Auxiliary):
-                return source.aux([state.members[i] for state in states])
+            if source.needs.aux and source.offers.aux is not None:
+                return source.offers.aux([state.members[i] for state in states])
         return None
 
     def observe(self, states: Sequence[MixtureState], outcome: Outcome, scores: Scores) -> list[MixtureState]:

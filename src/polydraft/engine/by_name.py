@@ -7,22 +7,10 @@ from typing import Any
 
 from polydraft.core import Drafter, NamedDecoding, Target, Verifier
 from polydraft.drafters.base import Parts
-from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.heads.checkpoint import shipped
 from polydraft.methods import registry
 from polydraft.methods.head_folders import kind_of
-
-AHEAD = {
-    "auto": "amusd",
-    "model": "amusd",
-    "model:chain": "amusd",
-    "model:coupled": "amusd:coupled",
-    "amusd": "amusd",
-    "amusd:chain": "amusd",
-    "amusd:coupled": "amusd:coupled",
-}
-"""By the drafter that is asked for, the one that drafts the same asynchronously."""
 
 
 def drafts(named: str | Drafter | None, target: Target) -> bool:
@@ -82,12 +70,13 @@ def asynchronous(named: str | Drafter | None, rule: str | Verifier) -> str:
     Raises:
         IncompatibleError: one that cannot run ahead.
     """
-    race = (rule if isinstance(rule, str) else rule.info.name) == "race"
-    if isinstance(named, str) and named in AHEAD:
-        return "amusd:coupled" if race and named in ("auto", "model") else AHEAD[named]
+    if isinstance(named, str) and named in registry.ASYNCHRONOUS:
+        verifier = None if rule == "auto" else registry.verifier(rule) if isinstance(rule, str) else rule
+        plain, coupled = registry.ASYNCHRONOUS[named]
+        return coupled if verifier is not None and verifier.info.shared_noise else plain
     raise IncompatibleError(
         f"asynchronous=True was given with drafter={named!r}; expected a draft model, which alone can run ahead of what is verified: "
-        f"{', '.join(map(repr, AHEAD))}. Heads and drafters of text need the verified states or text first. Leave asynchronous out for them."
+        f"{', '.join(map(repr, registry.ASYNCHRONOUS))}. Heads and drafters of text need the verified states or text first. Leave asynchronous out for them."
     )
 
 
@@ -110,8 +99,9 @@ def others(names: Seq[str], source: Drafter | None, parts: Parts) -> dict[str, D
 def _kind_of(drafters: Iterable[Drafter], named: str) -> Drafter | None:
     """A further kind of a model drafter that is there already: it shares the model and its slots."""
     name, _, kind = named.partition(":")
-    model = next((d for d in drafters if isinstance(d, ModelDrafter) and d.info.name.partition(":")[0] == name), None)
-    return None if model is None else model.sibling(kind or "paths")
+    siblings = (drafter.offers.sibling for drafter in drafters if drafter.info.name.partition(":")[0] == name)
+    sibling = next((make for make in siblings if make is not None), None)
+    return None if sibling is None else sibling(kind or "paths")
 
 
 def _built(named: str, parts: Parts, options: Mapping[str, Any]) -> Drafter:

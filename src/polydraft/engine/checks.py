@@ -87,30 +87,16 @@ def _check_names(config: EngineConfig) -> None:
 
 
 def _check_fit(config: EngineConfig) -> None:
-    """A kind of a model drafter, and a verifier beside a drafter: their modules say what there is and what fits, and import torch."""
+    """A kind of a drafter, and a verifier beside a drafter: their modules say what there is and what fits, and import torch."""
     named = _drafter_named(config)
     rule = config.verifier if isinstance(config.verifier, str) and config.verifier != "auto" else None
     name, _, kind = named.partition(":")
-    models = name in ("model", "amusd")
-    if not name or not (rule or (kind and models)) or config.asynchronous or "kind" in (config.drafter_options or {}):
+    if not name or not (rule or kind) or config.asynchronous or "kind" in (config.drafter_options or {}):
         return
-    from polydraft.heads.drafter import HeadDrafter
     from polydraft.verifiers import pairing
 
-    drafter = registry.drafter(name)
-    if models:
-        default = "paths" if name == "model" else "chain"
-        kinds = {info.name.partition(":")[2] or default: info for info in drafter.methods}
-        if (kind or default) not in kinds:
-            raise unknown_name(f"kind of {name} drafter", kind, kinds)
-        drawn = kinds[kind or default]
-    elif isinstance(drafter, type) and issubclass(drafter, HeadDrafter):
-        drawn = drafter.of_kind(kind or "paths")
-    elif len(drafter.methods) == 1 and name not in registry.OF_MODELS:
-        drawn = drafter.methods[0]
-    else:
-        return
-    if rule is not None:
+    drawn = registry.declared(named)
+    if rule is not None and drawn is not None:
         pairing.check_pair(drawn, registry.verifier(rule).info)
 
 

@@ -30,9 +30,10 @@ from polydraft.core.methods import Drafter, Verifier
 from polydraft.core.outcomes import Outcome
 from polydraft.core.targets import AuxRows, Mixing, Scores, Target
 from polydraft.core.trees import TokenTree
-from polydraft.drafters.base import Auxiliary, Reading, ReadingAhead, ReadingOn, Reporting, as_one_round, interleaved, teach_each
+from polydraft.drafters.base import as_one_round, interleaved, teach_each
 from polydraft.engine.batch import some
 from polydraft.engine.sequence import Sequence
+from polydraft.engine.speculation import Speculation
 from polydraft.engine.structured import pruned
 from polydraft.errors import DrafterWarning, DraftWorkerError, IncompatibleError, place
 from polydraft.models.slots import given_back_on_error
@@ -68,13 +69,13 @@ def join(target: Target, drafter: Drafter | None, s: Sequence) -> None:
     """Before a new sequence is read: a drafter that reads on begins, and the slot forgets what it holds of which states are needed."""
     if drafter is None or not s.drafting or not drafter.needs.hidden:
         return
-    held = 0
-    if isinstance(drafter, ReadingOn):
+    num_held, held = 0, s.speculation.offers.held
+    if held is not None:
         _begin(drafter, s, len(s.token_ids))
-        held = 0 if s.state is None else drafter.held(s.state)
+        num_held = 0 if s.state is None else held(s.state)
     assert s.slot is not None
-    if s.drafting and target.lengths[s.slot] > held:
-        target.cut(s.slot, held)
+    if s.drafting and target.lengths[s.slot] > num_held:
+        target.cut(s.slot, num_held)
 
 
 def resume(target: Target, s: Sequence) -> None:
@@ -89,7 +90,7 @@ def resume(target: Target, s: Sequence) -> None:
 def reads_on(s: Sequence) -> bool:
     """Whether a new sequence may be read in pieces."""
     drafter = s.speculation.drafter
-    return drafter is None or not s.drafting or not drafter.needs.hidden or isinstance(drafter, ReadingOn)
+    return drafter is None or not s.drafting or not drafter.needs.hidden or s.speculation.offers.held is not None
 
 
 def read_on(target: Target, s: Sequence, count: int) -> None:
@@ -120,9 +121,10 @@ def _held(target: Target, s: Sequence) -> int:
 
 
 def _show(drafter: Drafter | None, s: Sequence, states: Scores, start: int) -> None:
-    if isinstance(drafter, ReadingOn):
+    offers = s.speculation.offers
+    if drafter is not None and offers.read is not None and offers.held is not None:
         try:
-            (s.state,) = drafter.read([s.state], states, start)
+            (s.state,) = offers.read([s.state], states, start)
         except Exception as error:
             _switch_off(drafter, s, error)
 
@@ -219,10 +221,11 @@ def _decided_by_drafts(s: Sequence) -> bool:
 
 def _read_ahead(drafter: Drafter, s: Sequence, count: int) -> bool:
     """Whether a drafter has read enough of a text to begin; so many tokens more are read where it has not."""
-    if not isinstance(drafter, ReadingAhead):
+    read_ahead = s.speculation.offers.read_ahead
+    if read_ahead is None:
         return True
     try:
-        return drafter.read_ahead(s.token_ids, count)
+        return read_ahead(s.token_ids, count)
     except Exception as error:
         _switch_off(drafter, s, error)
         return False
@@ -236,8 +239,9 @@ def _begin(drafter: Drafter, s: Sequence, length: int, known: Scores | None = No
             (s.state,) = drafter.start([request])
         s.num_read = length
         if drafter.needs.hidden and known is not None:  # all of them
-            assert isinstance(drafter, Reading)  # as was checked when the engine was built
-            (s.state,) = drafter.read([s.state], known)
+            read = s.speculation.offers.read
+            assert read is not None  # as was checked when the engine was built
+            (s.state,) = read([s.state], known)
     except Exception as error:
         _switch_off(drafter, s, error)
 
@@ -375,16 +379,15 @@ def _spread(draft: Draft, rows: list[int], roots: Int[Tensor, " B"]) -> Draft:
     return Draft(trees, draft.sampling, draft.shape, probs, place(draft.rows, -1), confidence=confidence)
 
 
-def aux(drafter: Drafter | None, sequences: Seq[Sequence], room: int) -> AuxRows | None:
+def aux(speculation: Speculation, sequences: Seq[Sequence], room: int) -> AuxRows | None:
     """The auxiliary rows that the drafter wants in the target's pass; sequences whose drafting is off get idle ones.
 
     room: rows that the drafted tree leaves in the pass; where they are too few, the tree goes alone.
     """
-    live = [b for b, s in enumerate(sequences) if s.drafting]
-    if drafter is None or not drafter.needs.aux or not live or not isinstance(drafter, Auxiliary):
+    drafter, offered, live = speculation.drafter, speculation.offers.aux, [b for b, s in enumerate(sequences) if s.drafting]
+    if drafter is None or offered is None or not drafter.needs.aux or not live:
         return None
-    source = drafter
-    rows, live = _ask(drafter, sequences, live, lambda rows: source.aux([sequences[b].state for b in rows]))
+    rows, live = _ask(drafter, sequences, live, lambda rows: offered([sequences[b].state for b in rows]))
     if rows is None or rows.nodes.shape[1] > room:
         return None
     if len(live) == len(sequences):
@@ -395,18 +398,8 @@ def aux(drafter: Drafter | None, sequences: Seq[Sequence], room: int) -> AuxRows
     return AuxRows(*(x.index_copy(0, index, y) for x, y in zip(idle, fields, strict=True)))
 
 
-def observe(
-    target: Target,
-    drafter: Drafter,
-    sequences: Seq[Sequence],
-    outcome: Outcome,
-    scores: Scores,
-    reporting: Reporting | None = None,
-) -> None:
-    """Tell the drafter what the round kept, unless the pass carried nothing of its own. The target's caches hold it already.
-
-    reporting: the drafter, where it says what became of its work.
-    """
+def observe(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
+    """Tell the drafter what the round kept, unless the pass carried nothing of its own. The target's caches hold it already."""
     bare = scores.tree.num_nodes == 1 and scores.aux_logits is None and not drafter.needs.every_round
     untold = [b for b, s in enumerate(sequences) if s.drafting and (bare or s.copying)]
     for b in untold if drafter.needs.hidden else ():
@@ -422,8 +415,8 @@ def observe(
     _tell(target, drafter, observers, live_outcome, live_scores)
     for s, accepted in zip(observers, live_outcome.num_accepted.tolist(), strict=True):
         s.num_read = len(s.token_ids) + accepted + 1
-        if reporting is not None and s.drafting:
-            s.sample.stats.drafter_counts = reporting.report(s.state) or None
+        if s.speculation.offers.report is not None and s.drafting:
+            s.sample.stats.drafter_counts = dict(s.speculation.offers.report(s.state)) or None
 
 
 def _tell(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:

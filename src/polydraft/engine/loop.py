@@ -25,7 +25,7 @@ from time import perf_counter
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from polydraft.core import BlockCopying, Decoding, EncoderDecoder, Request, SecondSequenceDecoding, Target
+from polydraft.core import BlockCopying, Decoding, Drafter, EncoderDecoder, Request, SecondSequenceDecoding, Target, Verifier
 from polydraft.core.params import ConstraintSource, SamplingParams, StructuredOutputs
 from polydraft.engine import drafting
 from polydraft.engine.admission import Admission
@@ -47,9 +47,8 @@ from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.slots import Slots
 from polydraft.numerics.clock import clock as pricing_clock
 from polydraft.numerics.compile_time import working
-from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.costs import Interrupted
-from polydraft.policy.fixed import Opening, Policy
+from polydraft.policy.fixed import Policy
 
 MOST_WAITING = 65_536
 """Samples that may wait for a slot; `add_request` refuses more."""
@@ -103,7 +102,6 @@ class Loop:
                 )
         self.tie_margin = tie_margin
         self.target, self.menu = target, menu
-        self.drafter, self.verifier = menu.default.drafter, menu.default.verifier
         self.tokenizer, self.eos_token_ids = tokenizer, tuple(eos_token_ids)
         self._clock, self._pricing = working(clock or perf_counter), working(clock or pricing_clock(target))
         self._slots, self._teaching, self.decoding = Slots(target), teaching, decoding
@@ -128,6 +126,16 @@ class Loop:
         self._streams: dict[str, Inbox] = {}
         self._embeddings = Embeddings(target, self._slots)
         self._stepping = threading.Lock()
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """Of the requests that name none."""
+        return self.menu.default.drafter
+
+    @property
+    def verifier(self) -> Verifier:
+        """Of the requests that name neither drafter nor verifier."""
+        return self.menu.default.verifier
 
     @property
     def policy(self) -> Policy:
@@ -378,7 +386,7 @@ class Loop:
 
     def _measure(self, chosen: Speculation, stopped: Callable[[], bool] = lambda: False) -> None:
         """Costs of drafts, by an idle target whose code is compiled; see `costs.measured`."""
-        if chosen.drafter is None or not isinstance(chosen.policy, AdaptivePolicy):
+        if chosen.drafter is None or not chosen.unmeasured:
             return
         with ExitStack() as stack:
             slot = self._slots.take()
@@ -400,7 +408,7 @@ class Loop:
         if s.drafting and self._compiling(s):
             s.drafting, s.held = False, True
             return
-        if drafter is not None and drafter.needs.hidden and s.drafting and isinstance(policy, Opening):
+        if drafter is not None and drafter.needs.hidden and s.drafting:
             s.drafting = policy.opens(s, self._expected)
             s.postponed = 0 if s.drafting else self._expected
 
@@ -421,7 +429,7 @@ class Loop:
             s.drafting, s.held, s.postponed = not reads_states, False, 2 * self._expected if reads_states else 0
         for s in [s for s in self._running if s.postponed >= 2 * max(self._expected, 1) and not s.filling]:
             policy, s.postponed = s.speculation.policy, self._expected
-            if not isinstance(policy, Opening) or policy.opens(s, self._expected, again=True):
+            if policy.opens(s, self._expected, again=True):
                 drafting.resume(self.target, s)
 
     def step(self) -> list[StepOutput]:
@@ -451,7 +459,6 @@ class Loop:
         """Where all answers are there, keep what their steps have shown of costs that were not measured."""
         default = self.menu.default
         if default.unmeasured and default.drafter is not None and not (self._running or self._waiting or self._asked):
-            assert isinstance(default.policy, AdaptivePolicy)
             default.policy.keep(self.target, default.drafter, default.verifier)
 
     def _preempt(self) -> None:
@@ -504,15 +511,14 @@ class Loop:
 
     def _stepper(self, chosen: Speculation) -> Stepper:
         if chosen not in self._steppers:
-            parts = self.target, chosen.drafter, chosen.verifier, chosen.policy, frozenset(self.eos_token_ids), self.tie_margin
-            self._steppers[chosen] = Stepper(*parts, self.decoding, self._second, clock=self._clock, pace=drafting.Pace())
+            parts = self.target, chosen, frozenset(self.eos_token_ids), self.tie_margin, self.decoding, self._second
+            self._steppers[chosen] = Stepper(*parts, clock=self._clock, pace=drafting.Pace())
         return self._steppers[chosen]
 
     def _round(self, chosen: Speculation, sequences: list[Sequence], riding: Mapping[Sequence, int]) -> RoundTime:
         """One round of sequences that are drafted for alike, with pieces of new ones in its pass."""
-        timed, began = chosen.timed, self._pricing() if chosen.timed else 0.0
-        if isinstance(chosen.policy, Opening):
-            chosen.policy.expect(self._expected, sum(riding.values()))
+        began = self._pricing()
+        chosen.policy.expect(self._expected, sum(riding.values()))
         done = self._stepper(chosen)(sequences, riding, beside=len(self._running) > 1)
         start = self._clock()
         failed = list(done.failed)
@@ -534,9 +540,9 @@ class Loop:
         took = RoundTime(done.num_scored + sum(riding.values()), done.seconds["scoring"], whole)
         self._filling.book(riding, done.seconds)
         _share(sequences, done.seconds)
-        if timed and done.sequences and not riding:
+        if done.sequences and not riding:
             share = (self._pricing() - began) / max(sum(done.seconds.values()), 1e-9)
-            timed.time({phase: share * seconds for phase, seconds in done.seconds.items()})
+            chosen.policy.time({phase: share * seconds for phase, seconds in done.seconds.items()})
         return took
 
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 
 from polydraft.core import SamplingParams
-from polydraft.drafters.base import Attributing, Crediting
 from polydraft.engine.sequence import Origin, Sample, Sequence, TokenLogprob
 from polydraft.engine.step import Round
 from polydraft.engine.stopping import Stopper
+from polydraft.methods.registry import COPYING
 
 
 class DraftedTree(NamedTuple):
@@ -41,8 +41,9 @@ def emit(done: Round, b: int, s: Sequence, source: str) -> tuple[StepOutput, Exc
     """Append the round's tokens to row b's sequence, up to a stop or to one that cannot be read, with the reason. source: the drafter."""
     nodes, tokens = done.nodes[b], done.tokens[b]
     branch, drafted = _branch(done, b), len(tokens) - 1
-    credit = s.state.credit if isinstance(s.state, Crediting) and not s.copying else []
-    sources = (credit or ["ngram" if s.copying else source] * drafted)[:drafted]
+    offers = s.speculation.offers
+    credit = offers.credit(s.state) if offers.credit is not None and s.state is not None and not s.copying else []
+    sources = (credit or [COPYING if s.copying else source] * drafted)[:drafted]
     origins = [*(Origin(source, branch) for source in sources), Origin("target")]
     num_kept, failure = _read(s.stopper, tokens, s.sample.text_ends)
     s.sample.stats.discard(len(tokens) - num_kept)
@@ -51,8 +52,8 @@ def emit(done: Round, b: int, s: Sequence, source: str) -> tuple[StepOutput, Exc
     s.token_ids += tokens[:num_kept]
     s.sample.token_ids += tokens[:num_kept]
     s.sample.origins += origins[:num_kept]
-    if isinstance(s.state, Attributing):
-        s.sample.sources += s.state.attribution[:num_kept]
+    if offers.attribution is not None and s.state is not None:
+        s.sample.sources += offers.attribution(s.state)[:num_kept]
     s.sample.text = s.stopper.text
     if s.sample.stats.seconds_to_first_token is None:
         s.sample.stats.seconds_to_first_token = perf_counter() - s.sample.stats.arrival

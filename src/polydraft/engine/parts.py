@@ -4,11 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from polydraft.core import Decoding, Drafter, EncoderDecoder, Needs, SecondSequenceDecoding, Target
-from polydraft.drafters.base import Auxiliary, Parts, Reading
+from polydraft.drafters.base import Parts
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.methods import registry
-from polydraft.models.compiled.draft_vocabulary import FIRST_TOKENS
-from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.load import check_same_context, token_names
 from polydraft.models.slots import Slots
 from polydraft.policy.costs import seconds_of_a_pass
@@ -59,11 +57,13 @@ def check_drafter(target: Target, drafter: Drafter) -> None:
     Raises:
         IncompatibleError: naming what is lacking.
     """
-    name, needs = drafter.info.name, drafter.needs
+    name, needs, offers = drafter.info.name, drafter.needs, drafter.offers
     _check(target, needs, f"the drafter {name!r}")
-    for need, kind, method in ((needs.hidden, Reading, "read"), (needs.aux, Auxiliary, "aux")):
-        if need and not isinstance(drafter, kind):
-            raise IncompatibleError(f"the drafter {name!r} needs {needs}, but has no method `{method}` that takes it. Add one.")
+    for need, offered, field in ((needs.hidden, offers.read, "read"), (needs.aux, offers.aux, "aux")):
+        if need and offered is None:
+            raise IncompatibleError(
+                f"the drafter {name!r} needs {needs}, but offers no `{field}` that takes it. Add one to its `offers`."
+            )
 
 
 def check_decoding(target: Target, decoding: Decoding) -> None:
@@ -155,11 +155,7 @@ def limit_draft_vocabulary(draft_model: Target, tokenizer: Any, wanted: int | No
     Raises:
         IncompatibleError: a number, for a model that runs through torch.
     """
-    if wanted == 0:
-        return
-    if isinstance(draft_model, CompiledLlama):
-        draft_model.draft_over(FIRST_TOKENS if wanted is None else wanted, getattr(tokenizer, "all_special_ids", ()))
-    elif wanted is not None:
+    if wanted != 0 and not draft_model.draft_over(wanted, getattr(tokenizer, "all_special_ids", ())) and wanted is not None:
         raise IncompatibleError(
             f"draft_vocabulary={wanted} was given for a draft model of type {type(draft_model).__name__}; expected a compiled one. Leave it out."
         )

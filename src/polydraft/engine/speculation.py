@@ -8,22 +8,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
-from pathlib import Path
 
 from polydraft.config import SpeculationConfig
-from polydraft.core import Drafter, Target, Verifier
-from polydraft.core import geometry as tree
+from polydraft.core import Drafter, Offers, Target, Verifier
 from polydraft.core.budget import Budget
-from polydraft.drafters.base import Asynchronous, Confident, Parts
+from polydraft.drafters.base import Parts
 from polydraft.engine import by_name
 from polydraft.engine.parts import check_drafter
 from polydraft.errors import InvalidInputError, unknown_name
 from polydraft.methods import registry
-from polydraft.policy.adaptive import AdaptivePolicy
-from polydraft.policy.fixed import FixedPolicy, Policy, Preparing, Timed, check_room
-from polydraft.policy.profile import Profile
-from polydraft.verifiers import pairing
-from polydraft.verifiers.match import match
+from polydraft.policy.by_name import choose_policy
+from polydraft.policy.fixed import FixedPolicy, Policy
+from polydraft.verifiers import deciding, pairing
 
 __all__ = ["PLAIN", "CompileDrafts", "Compiling", "Menu", "Speculation"]
 
@@ -40,14 +36,19 @@ class Speculation:
     policy: Policy
 
     @cached_property
-    def timed(self) -> Timed | None:
-        """The policy, where it is told what steps take."""
-        return self.policy if isinstance(self.policy, Timed) else None
+    def offers(self) -> Offers:
+        """What the drafter has beyond the methods of all."""
+        return Offers() if self.drafter is None else self.drafter.offers
+
+    @cached_property
+    def deciders(self) -> deciding.Deciders:
+        """Who decides rows, by how they were drafted."""
+        return deciding.Deciders.of(self.verifier)
 
     @property
     def unmeasured(self) -> bool:
         """Whether costs of its steps are assumed that could be measured."""
-        return self.drafter is not None and isinstance(self.policy, AdaptivePolicy) and self.policy.missing
+        return self.drafter is not None and self.policy.missing
 
     @property
     def source(self) -> str:
@@ -57,7 +58,7 @@ class Speculation:
 
 CompileDrafts = Callable[[Target, Speculation], Compiling | None]
 """Begins to compile what drafts call, where that was never done."""
-PLAIN = Speculation(None, match, FixedPolicy(Budget.fixed((-1,))))
+PLAIN = Speculation(None, deciding.PLAIN, FixedPolicy(Budget.fixed((-1,))))
 
 
 class Menu:
@@ -173,7 +174,7 @@ class Menu:
             return self._known[key]
 
     def _prepare(self, speculation: Speculation) -> None:
-        if speculation.drafter is not None and isinstance(speculation.policy, (AdaptivePolicy, Preparing)):
+        if speculation.drafter is not None:
             speculation.policy.prepare(self._target, speculation.drafter, speculation.verifier)
 
     @property
@@ -190,10 +191,11 @@ def choose_verifier(named: str | Verifier, source: Drafter | None, policy: Polic
         InvalidInputError: neither a name nor a rule.
     """
     rule: Verifier
-    if isinstance(named, str):
-        spares = isinstance(policy, AdaptivePolicy) and isinstance(source, Confident) and source.spares
-        name = named if named != "auto" else "match" if source is None else pairing.best_for(source.info, spares=spares)
-        rule = registry.verifier(name)
+    if named == "auto" and source is None:
+        rule = deciding.PLAIN
+    elif isinstance(named, str):
+        spares = policy is not None and policy.asks_for_spares and source is not None and source.offers.spares
+        rule = registry.verifier(named if named != "auto" or source is None else pairing.best_for(source.info, spares=spares))
     elif isinstance(named, Verifier):
         rule = named
     else:
@@ -203,50 +205,3 @@ def choose_verifier(named: str | Verifier, source: Drafter | None, policy: Polic
     if source is not None:
         pairing.check_pair(source.info, rule.info)
     return rule
-
-
-def choose_policy(
-    named: Policy | str | None,
-    depth: int | None,
-    num_paths: int | None,
-    profile: str | Path | Profile | None,
-    source: Drafter | None,
-    *,
-    copying: bool = False,
-    max_step: float = inf,
-) -> Policy:
-    """Its policy. copying, max_step: see `AdaptivePolicy`."""
-    fixed = depth is not None or num_paths is not None
-    ahead = source.lead_cap if isinstance(source, Asynchronous) else None
-    if ahead is not None and (profile is not None or named == "adaptive" or num_paths not in (None, 1)):
-        raise InvalidInputError(
-            f"policy={named!r}, profile={profile!r} and num_paths={num_paths!r} were given beside asynchronous drafting, which takes what waits of one path; "
-            "expected at most a depth. Drop them."
-        )
-    if ahead is not None and named in (None, "fixed"):
-        named, depth = "fixed", depth or ahead
-    chosen = named if named is not None else "fixed" if fixed and profile is None else "adaptive"
-    if chosen != "fixed" and fixed:
-        raise InvalidInputError(
-            f"depth={depth} and num_paths={num_paths} were given beside policy={named!r} and profile={profile!r}; "
-            "a fixed size leaves nothing to decide. Drop one of them."
-        )
-    if chosen != "adaptive" and source is not None and max_step < inf:
-        raise InvalidInputError(
-            f"max_step_ms={1e3 * max_step:g} was given beside policy={named!r}, depth={depth} and num_paths={num_paths}; "
-            "only the adaptive policy cuts drafts to a time. Drop one of them."
-        )
-    if chosen == "fixed":
-        depth, num_paths = depth or 5, num_paths or 1
-        check_room(depth * num_paths, f"depth={depth} and num_paths={num_paths}")
-        return FixedPolicy(Budget.fixed(tree.paths(num_paths, depth)))
-    if chosen == "adaptive":
-        known = Profile.load(profile) if isinstance(profile, (str, Path)) else profile
-        return AdaptivePolicy(known, copying=copying, max_step=max_step)
-    if isinstance(chosen, str):
-        raise unknown_name("policy", chosen, ("adaptive", "fixed"))
-    if not hasattr(chosen, "budgets"):
-        raise InvalidInputError(
-            f"policy={chosen!r} was given; expected 'adaptive', 'fixed' or an object such as `FixedPolicy(Budget.fixed(tree.chain(4)))`."
-        )
-    return chosen

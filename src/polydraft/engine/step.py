@@ -24,23 +24,19 @@ from polydraft.core.budget import Budget, TreeShape
 from polydraft.core.decodings import Decoding
 from polydraft.core.drafts import Draft
 from polydraft.core.geometry import Dedup, chain, dedup
-from polydraft.core.methods import Drafter, Verifier, Walking
 from polydraft.core.outcomes import Outcome
-from polydraft.core.params import SamplingParams
 from polydraft.core.targets import AuxRows, Mixing, Scores, Target
 from polydraft.core.trees import NoiseKey, TokenTree
-from polydraft.drafters.base import Reporting
 from polydraft.engine import drafting
 from polydraft.engine.batch import joined, some
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sequence
+from polydraft.engine.speculation import Speculation
 from polydraft.engine.stats import Stopwatch
 from polydraft.engine.ties import rescored
 from polydraft.models.slots import TREE_ROOM
-from polydraft.policy.fixed import Policy
 from polydraft.sampling import processing as sampling
-from polydraft.verifiers import greedy as greedy_verifier
-from polydraft.verifiers.match import match
+from polydraft.verifiers.deciding import Decider
 
 
 @dataclass(frozen=True)
@@ -86,14 +82,12 @@ class Round:
 
 @dataclass(frozen=True)
 class Stepper:
-    """The parts of a step. `drafter` None decodes plainly. `stop_ids`: ids that `min_tokens` masks. `tie_margin`: see `ties`.
+    """The parts of a step. `stop_ids`: ids that `min_tokens` masks. `tie_margin`: see `ties`.
     `decoding`: what is sampled, where it is not each request's sampling parameters alone; `second`: the second sequences that it reads.
     `pace`: of reading long texts for drafts; None leaves no sequence out of a round."""
 
     target: Target
-    drafter: Drafter | None
-    verifier: Verifier
-    policy: Policy
+    speculation: Speculation
     stop_ids: frozenset[int]
     tie_margin: float | None = None
     decoding: Decoding | None = None
@@ -107,12 +101,12 @@ class Stepper:
         riding: so many tokens of new sequences are read in its pass, see `filling`.  beside: whether others wait for it.
         Sequences whose drafter has to read more before their first round have none of it.
         """
-        watch = Stopwatch(self.clock)
+        watch, drafter = Stopwatch(self.clock), self.speculation.drafter
         with watch.phase("drafting"):
             budgets = self._budgets(sequences)
-        if budgets and self.drafter is not None and any(s.drafting and s.state is None for s in sequences):
+        if budgets and drafter is not None and any(s.drafting and s.state is None for s in sequences):
             with watch.phase("prefill"):
-                late = drafting.begin(self.drafter, sequences, self.pace, beside=beside)
+                late = drafting.begin(drafter, sequences, self.pace, beside=beside)
             if len(late) == len(sequences):
                 return self._without_rows(riding or {}, watch)
             rows = [(s, budget) for s, budget in zip(sequences, budgets, strict=True) if s not in late]
@@ -122,9 +116,9 @@ class Stepper:
         )
         with watch.phase("drafting"):
             draft = self._propose(sequences, budgets)
-            if self.verifier.info.shared_noise:
+            if self.speculation.verifier.info.shared_noise:
                 draft = replace(draft, noise=key)
-            extra = drafting.aux(self.drafter, sequences, TREE_ROOM - draft.tree.num_nodes) if budgets else None
+            extra = drafting.aux(self.speculation, sequences, TREE_ROOM - draft.tree.num_nodes) if budgets else None
         with watch.phase("scoring"):
             unique = dedup(draft.tree)
             scored = self._score(sequences, draft, unique, extra, riding or {})
@@ -139,9 +133,9 @@ class Stepper:
                 if self.second is not None:
                     self.second.commit(done.sequences, done.draft, unique, done.outcome)
             with watch.phase("drafting"):
-                if self.drafter is not None and (budgets or self.drafter.needs.each_round):
-                    drafting.observe(self.target, self.drafter, done.sequences, done.outcome, done.scores, self._reporting)
-            self.policy.learn(done.sequences, done.draft, lambda: done.probs, done.outcome)
+                if drafter is not None and (budgets or drafter.needs.each_round):
+                    drafting.observe(self.target, drafter, done.sequences, done.outcome, done.scores)
+            self.speculation.policy.learn(done.sequences, done.draft, lambda: done.probs, done.outcome)
             self._record(done)
         return replace(done, num_scored=num_scored, seconds=watch.stop())
 
@@ -155,21 +149,13 @@ class Stepper:
         outcome = Outcome(draft.rows, draft.rows[:, 0], draft.rows[:, 0])
         return Round([], draft, Scores(draft.tree, logits), logits, outcome, seconds=watch.stop())
 
-    @cached_property
-    def _walk(self) -> Callable[..., Outcome | None] | None:
-        return self.verifier.walk if isinstance(self.verifier, Walking) else None
-
-    @cached_property
-    def _reporting(self) -> Reporting | None:
-        return self.drafter if isinstance(self.drafter, Reporting) else None
-
     @property
     def _softened(self) -> bool:
         return self.decoding is not None and not self.decoding.gives_logits
 
     def _layers(self, sequences: Seq[Sequence]) -> tuple[int, ...]:
         """Whose states the decoding method needs, and the drafter where it drafts for any of these."""
-        parts = self.decoding, self.drafter if any(s.drafting for s in sequences) else None
+        parts = self.decoding, self.speculation.drafter if any(s.drafting for s in sequences) else None
         return tuple(sorted({layer for part in parts if part is not None for layer in part.needs.hidden}))
 
     def _score(
@@ -187,12 +173,13 @@ class Stepper:
 
     def _budgets(self, sequences: Seq[Sequence]) -> list[Budget]:
         """One each; none where nothing is to be drafted."""
-        if self.drafter is None:
+        drafter, policy = self.speculation.drafter, self.speculation.policy
+        if drafter is None:
             return []
-        budgets = [s.request.budget or g for s, g in zip(sequences, self.policy.budgets(sequences), strict=True)]
+        budgets = [s.request.budget or g for s, g in zip(sequences, policy.budgets(sequences), strict=True)]
         if not any(g.max_depth for g in budgets):
             return []
-        if self._softened and TreeShape.GROWN not in self.drafter.info.shapes:  # verified by the rule at temperature 0, too
+        if self._softened and TreeShape.GROWN not in drafter.info.shapes:  # verified by the rule at temperature 0, too
             budgets = [g if g.parents else Budget.fixed(chain(g.max_depth)).ending(g.stop) for g in budgets]
         budgets = [g.within(self._room(s)) for g, s in zip(budgets, sequences, strict=True)]
         return budgets if any(g.max_depth for g in budgets) else []
@@ -201,9 +188,10 @@ class Stepper:
         roots = torch.from_numpy(np.array([s.token_ids[-1] for s in sequences]))
         for s in sequences:
             s.copying = False
-        if self.drafter is None or not budgets:
+        drafter, verifier = self.speculation.drafter, self.speculation.verifier
+        if drafter is None or not budgets:
             return Draft.empty(roots)
-        return drafting.propose(self.target, self.drafter, self.verifier, sequences, budgets, roots, self.target.vocab_size)
+        return drafting.propose(self.target, drafter, verifier, sequences, budgets, roots, self.target.vocab_size)
 
     def _room(self, sequence: Sequence) -> int:
         """Deepest useful draft: the block's extra token is the last that the context or `max_tokens` leaves room for."""
@@ -248,7 +236,7 @@ class Stepper:
     def _verify(
         self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, scored: Scores, key: NoiseKey, *, beyond_faults: bool = False
     ) -> tuple[Outcome, Float[Tensor, "B N V"]]:
-        """What is kept, and the logits that were decoded: by the rule's fused walk where there is one, else by its verdict.
+        """What is kept, and the logits that were decoded; rows that are decided alike together, see `verifiers.deciding`.
 
         beyond_faults: of one sequence, with flat rows in place of faulty ones, up to the first of them that it draws from.
         """
@@ -258,7 +246,7 @@ class Stepper:
             decoded = self.decoding(scored, scored.tree, contexts, scored.second)
             if not self.decoding.gives_logits:
                 probs = unique.expand(decoded)
-                return self.verifier(_on_host(draft), probs.cpu()).sample(key), probs.log()
+                return self.speculation.verifier(_on_host(draft), probs.cpu()).sample(key), probs.log()
             scored = replace(scored, logits=decoded)
         decoded = sampling.in_context(scored.logits, scored.tree, contexts, prompts, params, tuple(self.stop_ids))
         faulty = ~decoded.amax(-1).isfinite() if beyond_faults else None
@@ -273,46 +261,20 @@ class Stepper:
         def distributions(rows: Seq[int]) -> Tensor:
             return unique.expand(sampling.distributions_of(decoded, scored.tree, params)).cpu()[rows]
 
-        groups = self._alike(sequences)
-        verifiers = [match if all(sequences[b].copying for b in rows) else self.verifier for rows in groups]
+        groups, bare = dict[Decider, list[int]](), draft.tree.num_nodes == 1
+        for b, s in enumerate(sequences):
+            decider = self.speculation.deciders.of_row(params[b], copied=s.copying, bare=bare)
+            groups.setdefault(decider, []).append(b)
         if len(groups) == 1:
-            outcome = self._outcome(verifiers[0], *parts, params, lambda: distributions(groups[0]))
+            ((decide, rows),) = groups.items()
+            outcome = decide(*parts, params, lambda: distributions(rows))
             return outcome if faulty is None else _until(faulty.cpu(), draft.tree, outcome), logits
         outcomes = [
-            self._outcome(verifier, *some(parts, rows), [params[b] for b in rows], lambda rows=rows: distributions(rows))
-            for verifier, rows in zip(verifiers, groups, strict=True)
+            decide(*some(parts, rows), [params[b] for b in rows], lambda rows=rows: distributions(rows))
+            for decide, rows in groups.items()
         ]
         whole = joined([_padded(outcome, draft.tree.num_nodes) for outcome in outcomes])
-        return some(whole, np.argsort([b for rows in groups for b in rows]).tolist()), logits
-
-    def _alike(self, sequences: Seq[Sequence]) -> list[list[int]]:
-        """Rows that are decided alike. At temperature 0 a lossless rule follows the largest logits, whatever was drafted and however: such rows
-        are apart, as they may have trees that the rule does not take. What was copied from the text has no q: `match` is for it."""
-        greedy = [b for b, s in enumerate(sequences) if s.request.params.greedy and self.verifier.info.lossless]
-        copying = [b for b, s in enumerate(sequences) if s.copying and b not in greedy]
-        others = [b for b in range(len(sequences)) if b not in greedy and b not in copying]
-        return [rows for rows in (greedy, copying, others) if rows]
-
-    def _outcome(
-        self,
-        verifier: Verifier,
-        draft: Draft,
-        logits: Tensor,
-        key: NoiseKey,
-        params: Seq[SamplingParams],
-        probs: Callable[[], Tensor],
-    ) -> Outcome:
-        """By the rule's fused walk, where there is one for these logits, else by its verdict; without drafts lossless rules draw from p."""
-        follows_largest = verifier.info.lossless and all(row.greedy for row in params)
-        if logits.dtype == torch.float32:
-            walk = match.walk if verifier is match else self._walk
-            if follows_largest:
-                walk = greedy_verifier.walk
-            elif draft.tree.num_nodes == 1 and verifier.info.lossless and not verifier.info.shared_noise:
-                walk = match.walk
-            if walk is not None and (outcome := walk(draft, logits, key, sampling.samplings_of(params))) is not None:
-                return outcome
-        return (match if follows_largest else verifier)(draft, probs()).sample(key)
+        return some(whole, np.argsort([b for rows in groups.values() for b in rows]).tolist()), logits
 
     def _record(self, done: Round) -> None:
         for s, parents, path in zip(done.sequences, done.parents, done.outcome.lists[0], strict=True):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from polydraft.core import Budget, Draft, Outcome, Scores, TokenTree
+from polydraft.core import Budget, Draft, Offers, Outcome, Scores, TokenTree
 from polydraft.core.geometry import chain
 from polydraft.drafters.model.paths import ModelState, ProposePaths, shape_of
 from polydraft.heads.drafter import HeadDrafter, HeadState
@@ -24,7 +24,7 @@ class DepthDrafter(HeadDrafter):
     """A head whose model is a `heads.depth_compiled.DepthLaws`. A state's `states` are the one before the root, [1, F], or none."""
 
     def held(self, state: Any) -> int:
-        """All tokens but the last two: see `drafters.base.ReadingOn`."""
+        """All tokens but the last two; see `core.Offers`."""
         return max(len(state.context) - 2, 0)
 
     def read(self, states: Sequence[Any], scores: Scores, start: int = 0) -> list[Any]:
@@ -34,16 +34,16 @@ class DepthDrafter(HeadDrafter):
         return [replace(s, states=joined[b, last[b], None]) for b, s in enumerate(states)]
 
     @property
-    def foretells(self) -> bool:
-        """See `drafters.base.Foretelling`."""
-        return self.spares
+    def offers(self) -> Offers:
+        """See `core.Drafter`."""
+        return replace(super().offers, read=self.read, held=self.held, foretells=self.spares)
 
     def _draws_paths(self, budget: Budget) -> bool:
         return bool(budget.parents) and super()._draws_paths(budget)
 
     def _by_position(self, budget: Budget) -> Budget:
         """A grown budget that ends by itself is drawn as it grows, see `one_pass`."""
-        grows = self.foretells and not budget.parents and budget.stop is not None
+        grows = self.spares and not budget.parents and budget.stop is not None
         return budget if grows else super()._by_position(budget)
 
     def _drawn(
@@ -52,7 +52,7 @@ class DepthDrafter(HeadDrafter):
         """Trees that grow, and chains that end by themselves, from what the head foretold; where the form of an output is given chains alone."""
         if propose_paths is None:
             fixed = [g if g.parents else Budget.fixed(chain(min(g.max_depth, g.max_nodes))).ending(g.stop) for g in fixed]
-        elif self.foretells and all(g.width == 1 or not g.parents for g in fixed) and any(g.stop for g in fixed):
+        elif self.spares and all(g.width == 1 or not g.parents for g in fixed) and any(g.stop for g in fixed):
             slots, params = [s.slot for s in states], [s.request.params for s in states]
             roots = [s.context[-1] for s in states]
             drawn = draw_trees(self.model, slots, roots, keys, fixed, params)

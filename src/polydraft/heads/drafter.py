@@ -12,8 +12,8 @@ from torch import Tensor
 
 from polydraft.core import DraftSampling, Method, Needs, Request, Scores
 from polydraft.drafters.base import Parts
-from polydraft.drafters.model.paths import FIXED, KINDS, ModelDrafter, ModelState
-from polydraft.errors import InvalidInputError, unknown_name
+from polydraft.drafters.model.paths import FIXED, ModelDrafter, ModelState
+from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint, head_folder
 from polydraft.methods.papers import method
 from polydraft.models.compiled.llama import CompiledLlama
@@ -58,11 +58,9 @@ class HeadDrafter(ModelDrafter):
         self.info = self.of_kind(kind)
 
     @classmethod
-    def of_kind(cls, kind: str) -> Method:
-        """What it declares: the head by its name, and how a kind of `ModelDrafter` draws."""
-        if kind not in KINDS:
-            raise unknown_name("kind of model drafter", kind, KINDS)
-        own, general = cls.methods[0], KINDS[kind]
+    def of_kind(cls, kind: str = "paths") -> Method:
+        """The head by its name, and how a kind of `ModelDrafter` draws."""
+        own, general = cls.methods[0], ModelDrafter.of_kind(kind)
         name = own.name if kind == "paths" else f"{own.name}:{kind}"
         return replace(own, name=name, draft_sampling=general.draft_sampling, shapes=general.shapes, ranked=general.ranked)
 

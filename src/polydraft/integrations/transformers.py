@@ -190,7 +190,7 @@ class _Run:
         seeds = torch.randint(2**62, (len(input_ids),)).tolist() if config.do_sample else [0] * len(input_ids)
         self.rows = [_Row(b, input_ids[b], real[b], params, seeds[b]) for b in range(len(input_ids))]
         self.decoding = ProcessedDistribution(by_row, [row.padding for row in self.rows], config.do_sample)
-        self.stepper = Stepper(engine.target, engine.drafter, engine.verifier, engine.policy, frozenset(), decoding=self.decoding)
+        self.stepper = Stepper(engine.target, engine.menu.default, frozenset(), decoding=self.decoding)
         self.keeps_scores = config.return_dict_in_generate and config.output_scores
         self.keeps_logits = config.return_dict_in_generate and config.output_logits
 
@@ -204,6 +204,7 @@ class _Run:
         target.release(range(target.max_num_seqs))
         for slot, row in enumerate(self.rows):
             row.sequence.slot, row.sequence.drafting = slot, drafter is not None
+            row.sequence.speculation = self.engine.menu.default
         drafting.fill(target, drafter, [row.sequence for row in self.rows])
 
     def release(self) -> None:

@@ -55,7 +55,8 @@ DRAFTERS: dict[str, str] = {
     "retrieval": "polydraft.drafters.text.retrieval:RetrievalDrafter",
     "mixture": "polydraft.drafters.mixture:MixtureDrafter",
 }
-"""name -> "module:object", a class whose instances are `core.Drafter` and whose `methods` attribute lists what it can make."""
+"""name -> "module:object", a class whose instances are `core.Drafter` and whose `methods` attribute lists what it can make. One with kinds has
+`of_kind(kind)`, what it declares then."""
 
 OF_MODELS = ("several", "tli", "slem")
 """Drafters that declare what they draw once they have their models."""
@@ -78,6 +79,20 @@ DECODINGS: dict[str, str] = {
     "guidance": "polydraft.decoding.guidance:Guidance",
 }
 """name -> "module:object", a class whose instances are `core.Decoding`, with `info`, a `core.DecodingMethod`, and `build(parts, **options)`."""
+
+COPYING = "ngram"
+"""The drafter that copies from the request's own text: for requests with a prediction, and the origin of tokens that a policy copies in place of drafts."""
+
+ASYNCHRONOUS: dict[str, tuple[str, str]] = {
+    "auto": ("amusd", "amusd:coupled"),
+    "model": ("amusd", "amusd:coupled"),
+    "model:chain": ("amusd", "amusd"),
+    "model:coupled": ("amusd:coupled", "amusd:coupled"),
+    "amusd": ("amusd", "amusd"),
+    "amusd:chain": ("amusd", "amusd"),
+    "amusd:coupled": ("amusd:coupled", "amusd:coupled"),
+}
+"""By the drafter that is asked for, the one that drafts the same while the target runs, and the one for a verifier that shares its noise."""
 
 INDEXED = ("trigram", "retrieval")
 """Drafters with an option `index`: a file of `polydraft index build`, or a `drafters.text.text_index.TextIndex`."""
@@ -223,6 +238,25 @@ def drafter(name: str) -> Any:
         UnknownNameError: with the nearest known name.
     """
     return load("drafter", name)
+
+
+def declared(named: str) -> Any:
+    """What a drafter declares, "model" or with its kind "model:chain", before it is built; None where only its models tell it.
+
+    Raises:
+        UnknownNameError: with the nearest known name, or kind.
+
+    Example:
+        >>> declared("model:top_k").ranked, declared("tli")
+        (True, None)
+    """
+    name, _, kind = named.partition(":")
+    drafter_class = drafter(name)
+    if name in OF_MODELS:
+        return None
+    if hasattr(drafter_class, "of_kind"):
+        return drafter_class.of_kind(*filter(None, [kind]))
+    return drafter_class.methods[0] if len(drafter_class.methods) == 1 else None
 
 
 def decoding(name: str) -> Any:

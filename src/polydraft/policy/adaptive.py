@@ -20,10 +20,9 @@ from polydraft.core import Budget, Draft, Drafter, DraftSampling, Method, Outcom
 from polydraft.core import geometry as tree
 from polydraft.core.budget import Stop
 from polydraft.core.confidence import BINS
-from polydraft.drafters.base import Confident, Foretelling, ModelBased, ReadingAhead
 from polydraft.policy.acceptance import FIRST, NEXT, SPARE, Acceptance
 from polydraft.policy.costs import Costs, LiveCosts, Overhead, no_overhead
-from polydraft.policy.fixed import RunningSequence
+from polydraft.policy.fixed import Policy, RunningSequence
 from polydraft.policy.marginal import Expected, depth_of, fastest_share, gain, least_branch, least_reach, least_spare, speed_of
 from polydraft.policy.profile import Profile, begun, check_identity, profile_of, remember_steps
 from polydraft.policy.repeats import Repeats
@@ -111,12 +110,14 @@ class Course:
         return (expected.tokens - 1.0) / max(expected.nodes, 1.0)
 
 
-class AdaptivePolicy:
+class AdaptivePolicy(Policy):
     """Drafts by the marginal rule; see the module.
 
     profile: None for one that is measured while the engine is idle.  copying: whether long repeats of the text are verified in place of the drafts
         of a model or head.  max_step: seconds of a step, to which drafts are cut.
     """
+
+    asks_for_spares = True
 
     def __init__(self, profile: Profile | None = None, *, copying: bool = False, max_step: float = inf) -> None:
         self.given, self._copying, self._max_step = profile, copying, max_step
@@ -145,14 +146,12 @@ class AdaptivePolicy:
         Raises:
             IncompatibleError: a profile of other parts.
         """
-        self._ranked, self._confident = drafter.info.ranked, isinstance(drafter, Confident) and drafter.confident
-        self._greedy_trees = isinstance(drafter, Confident) and drafter.greedy_trees and verifier.info.lossless
-        self._spares = isinstance(drafter, Confident) and drafter.spares and takes_spares(verifier.info)
-        self._foretells = isinstance(drafter, Foretelling) and drafter.foretells
-        model_based = isinstance(drafter, ModelBased) and drafter.model is not None
-        self._reads = isinstance(drafter, ReadingAhead)
-        self._num_unread = drafter.num_unread if isinstance(drafter, ReadingAhead) else len
-        needs, rule = drafter.needs, verifier.info
+        needs, offers, rule = drafter.needs, drafter.offers, verifier.info
+        self._ranked, self._confident, self._foretells = drafter.info.ranked, offers.confident, offers.foretells
+        self._greedy_trees = offers.greedy_trees and rule.lossless
+        self._spares = offers.spares and takes_spares(rule)
+        self._reads, self._num_unread = offers.read_ahead is not None, offers.num_unread
+        model_based = offers.model is not None
         self._copying = (
             self._copying and model_based and rule.lossless and not (needs.aux or needs.every_round or rule.shared_noise)
         )
@@ -190,7 +189,7 @@ class AdaptivePolicy:
         return course
 
     def expect(self, num_sequences: int, riding: int) -> None:
-        """See `fixed.Opening`."""
+        """See `fixed.Policy`."""
         self._expected, self._riding = num_sequences, riding
 
     def opens(self, s: RunningSequence, num_sequences: int, *, again: bool = False) -> bool:

@@ -21,7 +21,6 @@ import torch
 
 from polydraft.core import Budget, Drafter, Request, SamplingParams, Target, TokenTree
 from polydraft.core.geometry import chain
-from polydraft.drafters.base import ModelBased, Reading
 from polydraft.errors import InvalidInputError
 from polydraft.models.slots import SlotModel
 from polydraft.numerics.clock import clock
@@ -370,8 +369,8 @@ def measured(
             passes[rows] = seconds(lambda tree=tree: target.score([slot], tree, hidden=drafter.needs.hidden))
         (state,) = drafter.start([Request("measured", tuple(prompt), params, 0, slot=slot, second_slot=second)])
         try:
-            if drafter.needs.hidden and isinstance(drafter, Reading):
-                (state,) = drafter.read([state], scores)
+            if drafter.needs.hidden and (read := drafter.offers.read) is not None:
+                (state,) = read([state], scores)
             short, long = (
                 seconds(lambda depth=depth: drafter.propose([state], [Budget.fixed(chain(depth))])) for depth in (1, DEEP)
             )
@@ -379,7 +378,7 @@ def measured(
             drafter.release([state])
     finally:
         target.release([slot])
-    drafted = _token_seconds(drafter.model, None, 1, seconds) if isinstance(drafter, ModelBased) else 0.0
+    drafted = _token_seconds(drafter.offers.model, None, 1, seconds)
     step = max((long - short) / (DEEP - 1), 0.0)
     costs = Costs.of(passes, draft_start=max(short - step, 0.0), draft_step=step)
     further = max(several - first, 0.0) / (ROWS_BEHIND - 1)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from jaxtyping import Float
 from torch import Tensor
@@ -11,9 +11,10 @@ from torch import Tensor
 from polydraft.core import Budget, Draft, Drafter, Method, Outcome, Request, Target, Verifier
 from polydraft.errors import CapacityError
 from polydraft.models.slots import TREE_ROOM
+from polydraft.policy.costs import Overhead, no_overhead
 from polydraft.verifiers import pairing
 
-__all__ = ["FixedPolicy", "Opening", "Policy", "Preparing", "RunningSequence", "Timed", "check_draft", "check_room"]
+__all__ = ["FixedPolicy", "Policy", "RunningSequence", "check_draft", "check_room"]
 
 
 class RunningSequence(Protocol):
@@ -25,45 +26,53 @@ class RunningSequence(Protocol):
     drafting: bool
 
 
-class Policy(Protocol):
-    """Budgets for the next round of each sequence; one may also be `Preparing` and `Timed`."""
+class Policy:
+    """Budgets for the next step of each sequence. Derive from this class: what has a body here is optional.
 
-    def budgets(self, sequences: Seq[Any]) -> list[Budget]: ...
+    missing: whether costs are assumed that could be measured.  asks_for_spares: whether its budgets may have spare siblings, see `budget.Stop`.
+    """
+
+    missing: bool = False
+    asks_for_spares: bool = False
+
+    def prepare(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
+        """The parts, before it decides."""
+
+    def budgets(self, sequences: Seq[Any]) -> list[Budget]:
+        """One each."""
+        raise NotImplementedError
 
     def learn(self, sequences: Seq[Any], draft: Draft, probs: Callable[[], Float[Tensor, "B N V"]], outcome: Outcome) -> None:
-        """Take note of a round that is over; probs: makes the target distributions at the drafted nodes, which a walk has not made of all."""
-        ...
+        """A step that is over; probs: makes the target distributions at the drafted nodes, which a walk has not made of all."""
 
-
-@runtime_checkable
-class Preparing(Protocol):
-    """A policy that is given the parts before it decides."""
-
-    def prepare(self, target: Target, drafter: Drafter, verifier: Verifier) -> None: ...
-
-
-@runtime_checkable
-class Timed(Protocol):
-    """A policy that is told what the step took that it has just learnt from, by phase."""
-
-    def time(self, seconds: Mapping[str, float]) -> None: ...
-
-
-@runtime_checkable
-class Opening(Protocol):
-    """A policy that says whether a request is drafted for at all, in a batch of so many: only then a drafter reads its text."""
+    def time(self, seconds: Mapping[str, float]) -> None:
+        """What the step took that it has just learnt from, by phase."""
 
     def expect(self, num_sequences: int, riding: int) -> None:
         """Before each step: how many sequences the next ones have, see `engine.arrivals`, and the prompt tokens in the forward pass of this one."""
-        ...
 
     def opens(self, s: Any, num_sequences: int, *, again: bool = False) -> bool:
-        """again: whether the target reads the text once more for it."""
-        ...
+        """Whether a request is drafted for at all, in a batch of so many: only then a drafter reads its text. again: and the target once more for it."""
+        return True
+
+    def measure(
+        self,
+        target: Target,
+        drafter: Drafter,
+        verifier: Verifier,
+        overhead: Overhead = no_overhead,
+        slots: tuple[int, int] = (0, 0),
+        stopped: Callable[[], bool] = lambda: False,
+        text: Seq[int] | None = None,
+    ) -> None:
+        """Measure the costs that are missing, of an idle target; see `costs.measured`."""
+
+    def keep(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
+        """Remember for later engines what steps have shown of costs that are missing."""
 
 
 @dataclass(frozen=True)
-class FixedPolicy:
+class FixedPolicy(Policy):
     """The same budget in every round, for reproducible comparisons.
 
     Example:
@@ -84,9 +93,6 @@ class FixedPolicy:
 
     def budgets(self, sequences: Seq[Any]) -> list[Budget]:
         return [self.budget] * len(sequences)
-
-    def learn(self, sequences: Seq[Any], draft: Draft, probs: Callable[[], Float[Tensor, "B N V"]], outcome: Outcome) -> None:
-        """Nothing: the policy is fixed."""
 
 
 def check_draft(budget: Budget, drafter: Method, verifier: Method) -> None:

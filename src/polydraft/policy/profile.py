@@ -19,7 +19,6 @@ from typing import Any
 
 from polydraft import __version__
 from polydraft.core import Drafter, Target, Verifier
-from polydraft.drafters.base import ModelBased
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.files.atomic import replacing
 from polydraft.files.cache_folder import COSTS, kept_folder
@@ -150,8 +149,8 @@ def _model(model: Target | None) -> dict[str, Any] | None:
 def identity(target: Target, drafter: Drafter, verifier: Verifier) -> dict[str, Any] | None:
     """What a profile is valid for; None where a model has no name to be known by again."""
     models = [_model(target)]
-    if isinstance(drafter, ModelBased):
-        models.append(_model(drafter.model))
+    if drafter.offers.model is not None:
+        models.append(_model(drafter.offers.model))
     if any(m is None for m in models):
         return None
     return {

@@ -13,12 +13,12 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from polydraft.config import ServerConfig
 from polydraft.core import EncoderDecoder
 from polydraft.core.params import WHOLE_CONTEXT, SamplingParams, StructuredOutputs
-from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine.asynchronous import AsyncEngine
 from polydraft.engine.embedding import Embedding
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import Result
 from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.methods import registry
 from polydraft.models.tokens.chat_template import template_of
 from polydraft.models.tokens.spelling import Spelling
 from polydraft.policy.fixed import FixedPolicy
@@ -64,7 +64,7 @@ class Service:
 
     def __init__(self, engine: AsyncEngine, name: str, config: ServerConfig, metrics: Metrics) -> None:
         self.engine, self.name, self.config, self.num_users = engine, name, config, 0
-        engine.engine.menu.offer(NgramDrafter(eos_token_ids=engine.engine.eos_token_ids))  # for predictions
+        engine.engine.menu.offer(registry.drafter(registry.COPYING)(eos_token_ids=engine.engine.eos_token_ids))  # for predictions
         self._metrics = metrics
         self._schemas = Schemas(partial(engine.engine.compile_grammar, keep=False))
         engine.observe = metrics.join(engine.engine, name).observe
@@ -372,8 +372,8 @@ class Service:
 
     async def _answer(self, request: Request, body: Sampled, answer: Answer, params: SamplingParams) -> Response:
         prediction = await self._predicted(body)
-        if prediction and body.speculation.drafter is None and NgramDrafter.info.name in self.engine.engine.menu.names:
-            body.speculation.drafter = NgramDrafter.info.name
+        if prediction and body.speculation.drafter is None and registry.COPYING in self.engine.engine.menu.names:
+            body.speculation.drafter = registry.COPYING
         drafting = self._speculation(body.speculation, params) | {"prediction": prediction}
         chosen = self.engine.engine.menu.find(body.speculation.drafter, body.speculation.verifier)
         answer.num_predicted = len(prediction)

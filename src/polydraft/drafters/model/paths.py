@@ -26,6 +26,7 @@ from torch import Tensor
 from polydraft.core import geometry as tree
 from polydraft.core.budget import Budget, TreeShape
 from polydraft.core.drafts import FIXED, Draft, DraftSampling
+from polydraft.core.methods import Method, Offers
 from polydraft.core.outcomes import Outcome
 from polydraft.core.params import SamplingParams
 from polydraft.core.requests import Request
@@ -94,9 +95,7 @@ class ModelDrafter:
     """Whether a draft comes with the model's logits after all of its nodes."""
 
     def __init__(self, model: Target, kind: str = "paths", *, stop_ids: Sequence[int] = (), slots: Slots | None = None) -> None:
-        if kind not in KINDS:
-            raise unknown_name("kind of model drafter", kind, KINDS)
-        self.model, self.kind, self.info = model, kind, KINDS[kind]
+        self.model, self.kind, self.info = model, kind, ModelDrafter.of_kind(kind)
         self._stop_ids = tuple(stop_ids)
         self.slots = Slots(model) if slots is None else slots
         """Equal for those that share them."""
@@ -107,20 +106,40 @@ class ModelDrafter:
         if offered and isinstance(model, Proposing):
             self._propose_paths = partial(model.propose_paths, leaves=self.scores_leaves)
 
-    @property
-    def confident(self) -> bool:
-        """See `drafters.base.Confident`."""
-        return not self.scores_leaves
+    @classmethod
+    def of_kind(cls, kind: str = "paths") -> Method:
+        """What it declares.
+
+        Raises:
+            UnknownNameError: a kind that does not exist.
+        """
+        if kind not in KINDS:
+            raise unknown_name("kind of model drafter", kind, KINDS)
+        return KINDS[kind]
 
     @property
     def greedy_trees(self) -> bool:
-        """See `drafters.base.Confident`."""
+        """See `core.Offers`."""
         return self.kind == "paths" and not self.scores_leaves
 
     @property
     def spares(self) -> bool:
-        """See `drafters.base.Confident`."""
+        """See `core.Offers`."""
         return self.greedy_trees
+
+    @property
+    def offers(self) -> Offers:
+        """See `core.Drafter`."""
+        return Offers(
+            model=self.model,
+            slots=self.slots,
+            sibling=self.sibling,
+            confident=not self.scores_leaves,
+            greedy_trees=self.greedy_trees,
+            spares=self.spares,
+            read_ahead=self.read_ahead,
+            num_unread=self.num_unread,
+        )
 
     @classmethod
     def build(cls, parts: Parts, *, kind: str = "paths") -> "ModelDrafter":
@@ -154,7 +173,7 @@ class ModelDrafter:
         return states
 
     def read_ahead(self, token_ids: Sequence[int], count: int) -> bool:
-        """A free slot keeps what is read; see `drafters.base.ReadingAhead`."""
+        """A free slot keeps what is read; see `core.Offers`."""
         unread = tuple(token_ids[:-1])
         if isinstance(self.model, EncoderDecoder) or len(unread) <= count or len(token_ids) >= self.model.max_model_len:
             return True
@@ -169,7 +188,7 @@ class ModelDrafter:
         return len(unread) - end <= count
 
     def num_unread(self, token_ids: Sequence[int]) -> int:
-        """See `drafters.base.ReadingAhead`."""
+        """See `core.Offers`."""
         return len(token_ids) - self.slots.num_kept(self._shared(tuple(token_ids)))
 
     def release(self, states: Sequence[ModelState]) -> None:

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from polydraft.core import Budget, Draft, DraftSampling, Outcome, Request, Scores, Target, TokenTree, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, Offers, Outcome, Request, Scores, Target, TokenTree, TreeShape
 from polydraft.core import geometry as tree
-from polydraft.drafters.base import Parts, Reading, release_each, start_each
+from polydraft.drafters.base import Parts, release_each, start_each
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.methods import registry
@@ -89,6 +89,11 @@ class SeveralDrafter:
         )
         self.needs = reduce(or_, (member.needs for member in self.members))
 
+    @property
+    def offers(self) -> Offers:
+        """See `core.Drafter`."""
+        return Offers(read=self.read)
+
     @classmethod
     def build(cls, parts: Parts, *, models: Sequence[Target | str] = (), head: str | None = None) -> "SeveralDrafter":
         """For the engine: its draft model, and further ones.
@@ -111,8 +116,9 @@ class SeveralDrafter:
 
     def read(self, states: Sequence[State], scores: Scores) -> list[State]:
         """Tell the head the target's states."""
-        head = self.members[0]
-        head_states = head.read([s[0] for s in states], scores) if isinstance(head, Reading) else [s[0] for s in states]
+        read, head_states = self.members[0].offers.read, [s[0] for s in states]
+        if read is not None:
+            head_states = read(head_states, scores)
         return [(first, *rest) for first, (_, *rest) in zip(head_states, states, strict=True)]
 
     def release(self, states: Sequence[State]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polydraft.core import Budget, Draft, DraftSampling, Needs, Outcome, Request, Scores, Target, TokenTree, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, Needs, Offers, Outcome, Request, Scores, Target, TokenTree, TreeShape
 from polydraft.core import geometry as trees
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.tli import check_parts
@@ -61,6 +61,11 @@ class SlemDrafter:
     def __init__(self, model: Target, draft_tokenizer: Any, target_tokenizer: Any, slots: Slots | None = None) -> None:
         self.model, self._theirs, self._ours = model, draft_tokenizer, target_tokenizer
         self.slots = Slots(model) if slots is None else slots
+
+    @property
+    def offers(self) -> Offers:
+        """See `core.Drafter`."""
+        return Offers(model=self.model, slots=self.slots)
 
     @classmethod
     def build(cls, parts: Parts) -> "SlemDrafter":

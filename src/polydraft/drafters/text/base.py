@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from polydraft.core import Budget, Draft, DraftSampling, Method, Needs, Outcome, Request, Scores, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, Method, Needs, Offers, Outcome, Request, Scores, TreeShape
 from polydraft.drafters.base import Parts
 from polydraft.drafters.grown_tree import GrownTree, end_ids, point_mass
 from polydraft.methods.papers import method
@@ -68,6 +68,11 @@ class TextDrafter(ABC, Generic[State]):
     info: ClassVar[Method]
     methods: ClassVar[tuple[Method, ...]]
     needs: Needs = Needs()
+
+    @property
+    def offers(self) -> Offers:
+        """See `core.Drafter`."""
+        return Offers()
 
     def __init_subclass__(cls) -> None:
         cls.methods = (cls.info,)

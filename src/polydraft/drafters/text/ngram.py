@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from polydraft.core import Budget, Outcome, Request, Scores
+from polydraft.core import Budget, Offers, Outcome, Request, Scores
 from polydraft.drafters.grown_tree import GrownTree, add_node, is_full, limits, new_cells, plant
 from polydraft.drafters.text.base import LEAD, TextDrafter, text_method
 from polydraft.drafters.text.suffix_array import LENGTH, GrowingText, latest_places
@@ -94,6 +94,11 @@ class NgramDrafter(TextDrafter[NgramState]):
         super().__init__(eos_token_ids)
         self.max_ngram, self.min_ngram = max_ngram, min_ngram
 
+    @property
+    def offers(self) -> Offers:
+        """See `core.Drafter`."""
+        return Offers(report=self.report)
+
     def begin(self, request: Request, tokens: Sequence[int] | np.ndarray) -> NgramState:
         """Index the text."""
         lead, size = len(request.source_token_ids) + len(request.prompt_token_ids[-LEAD:]), len(request.prediction_token_ids)
@@ -108,7 +113,7 @@ class NgramDrafter(TextDrafter[NgramState]):
         return list(states)
 
     def report(self, state: NgramState) -> dict[str, float]:
-        """What became of the prediction; see `base.Reporting`."""
+        """What became of the prediction; see `core.Offers`."""
         return {"accepted_predictions": state.accepted_predictions} if state.predicted else {}
 
     def continuations(self, state: NgramState, budget: Budget) -> GrownTree:

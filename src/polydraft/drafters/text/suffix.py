@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polydraft.core import Budget, Request
+from polydraft.core import Budget, Offers, Request
 from polydraft.drafters.base import Parts
 from polydraft.drafters.grown_tree import GrownTree, copy_onto, is_full, limits, new_cells, new_trial, num_paths, plant
 from polydraft.drafters.text import index_file
@@ -194,6 +194,11 @@ class SuffixDrafter(TextDrafter[GrowingText]):
         """
         index_file.check_store("the suffix store", options.get("store"), parts.target.vocab_size, parts.tokenizer)
         return super().build(parts, **options)
+
+    @property
+    def offers(self) -> Offers:
+        """See `core.Drafter`."""
+        return Offers(learn_output=self.learn_output)
 
     def begin(self, request: Request, tokens: Tokens) -> GrowingText:
         """Sort the text."""

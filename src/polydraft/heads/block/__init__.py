@@ -103,7 +103,7 @@ class BlockDrafter(CachingDrafter):
         self.info = self.of_kind(kind)
 
     @classmethod
-    def of_kind(cls, kind: str) -> Method:
+    def of_kind(cls, kind: str = "paths") -> Method:
         """See `HeadDrafter.of_kind`; orders draw as the module says."""
         return ORDERS[kind] if kind in ORDERS else super().of_kind(kind)
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polydraft.core import Budget, Draft, Outcome, Request, Scores
+from polydraft.core import Budget, Draft, Offers, Outcome, Request, Scores
 from polydraft.drafters.model.paths import ModelState
 from polydraft.heads.drafter import HeadDrafter, HeadState, head_methods
 from polydraft.heads.eagle.network import EagleCheckpoint
@@ -39,6 +39,11 @@ class EagleDrafter(HeadDrafter):
     checkpoint = EagleCheckpoint
     forms = "polydraft.heads.eagle.compiled:CompiledEagle", "polydraft.heads.eagle.network:EagleModel"
 
+    @property
+    def offers(self) -> Offers:
+        """See `core.Drafter`."""
+        return replace(super().offers, read=self.read, held=self.held)
+
     def start(self, requests: Sequence[Request]) -> list[Any]:
         """Take slots, those that kept most of the texts; they are read when their states are known."""
         states, none = list[HeadState](), torch.empty(0, 0)
@@ -58,7 +63,7 @@ class EagleDrafter(HeadDrafter):
             self.slots.give_back(s.slot, _pairs(s.context)[: self.held(s)])
 
     def held(self, state: Any) -> int:
-        """As many as its slot has kept: see `drafters.base.ReadingOn`."""
+        """As many as its slot has kept: see `core.Offers`."""
         return int(self.model.lengths[state.slot])
 
     def read(self, states: Sequence[Any], scores: Scores, start: int = 0) -> list[Any]:

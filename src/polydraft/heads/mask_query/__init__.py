@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from polydraft.core import Budget, Draft, DraftSampling, Needs, Outcome, Request, Scores, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, Needs, Offers, Outcome, Request, Scores, TreeShape
 from polydraft.core import geometry as trees
 from polydraft.drafters.base import Parts
 from polydraft.errors import IncompatibleError, InvalidInputError, PolydraftError
@@ -57,6 +57,7 @@ class MaskQueryDrafter:
     )
     methods = (info,)
     needs: Needs = Needs()
+    offers: Offers = Offers()
 
     def __init__(self, network: MaskQueries, *, queries: int | None = None, stop_ids: Sequence[int] = ()) -> None:
         self.network, self._ends = network.eval(), frozenset(stop_ids)

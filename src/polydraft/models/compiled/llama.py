@@ -22,7 +22,7 @@ from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models.compiled.architectures import ARCHITECTURES
 from polydraft.models.compiled.architectures.base import ATTENTION
 from polydraft.models.compiled.cache import COLUMNS, check_cache_dtype, new_memory, token_bytes
-from polydraft.models.compiled.draft_vocabulary import DraftVocabulary
+from polydraft.models.compiled.draft_vocabulary import FIRST_TOKENS, DraftVocabulary
 from polydraft.models.compiled.forward import compiled_pass, embed_rows, head_rows
 from polydraft.models.compiled.kernels import GELU, SILU
 from polydraft.models.compiled.layers import model_arrays, with_head
@@ -139,15 +139,16 @@ class CompiledLlama(CompiledSlots):
         self.pool = Pool(threads)
         self._vocabulary: DraftVocabulary | None = None
 
-    def draft_over(self, num_first: int, special_ids: Sequence[int] = ()) -> None:
+    def draft_over(self, num_first: int | None = None, special_ids: Sequence[int] = ()) -> bool:
         """Compute logits of a part of the vocabulary only, as a draft model: of the first tokens, of special ones and, for each slot, of those that its
         text holds, see `draft_vocabulary`. All others have no probability.
 
-        num_first: rounded up to whole panels; with more than half of the vocabulary nothing changes.
+        num_first: rounded up to whole panels, default FIRST_TOKENS; with more than half of the vocabulary nothing changes.
 
         Raises:
             InvalidInputError: fewer than one token, or slots with texts.
         """
+        num_first = FIRST_TOKENS if num_first is None else num_first
         if num_first < 1 or self.lengths.any():
             raise InvalidInputError(
                 f"num_first={num_first} was given to a model with texts in {int((self.lengths > 0).sum())} slots; "
@@ -160,6 +161,7 @@ class CompiledLlama(CompiledSlots):
             self._vocabulary = DraftVocabulary(head, self.vocab_size, num_first, special, self.max_num_seqs)
             self.draft_vocabulary = num_first
             self._take_outputs()
+        return True
 
     def _take_outputs(self) -> None:
         """Compute the outputs that the draft vocabulary has now."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from polydraft.core import Budget, Draft, DraftSampling, Needs, NoiseKey, Outcome, Request, Scores, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, Method, Needs, NoiseKey, Offers, Outcome, Request, Scores, TreeShape
 from polydraft.core import geometry as trees
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import ModelDrafter
@@ -81,15 +81,14 @@ class AmusdDrafter:
         trace: bool = False,
         delay: Callable[[], None] | None = None,
     ) -> None:
-        if kind not in KINDS:
-            raise unknown_name("kind of asynchronous drafter", kind, KINDS)
+        self.info = self.of_kind(kind)
         Lead((), lead_cap)
         least = min(LEAST, lead_cap) if least is None else least
         if burst < 1 or not 0 <= least <= lead_cap:
             raise InvalidInputError(
                 f"burst={burst} and least={least} were given beside lead_cap={lead_cap}; expected burst >= 1 and 0 <= least <= lead_cap."
             )
-        self.info, self.lead_cap, self.least = KINDS[kind], lead_cap, least
+        self.lead_cap, self.least = lead_cap, least
         self.trace = notes = Trace() if trace else None
         self._stop_ids = frozenset(stop_ids)
         drafter = ModelDrafter(model, kind, stop_ids=tuple(stop_ids))
@@ -98,6 +97,17 @@ class AmusdDrafter:
         self._counts = Counts()
         self._worker = self._make()
         weakref.finalize(self, self._worker.end)
+
+    @classmethod
+    def of_kind(cls, kind: str = "chain") -> Method:
+        """What it declares.
+
+        Raises:
+            UnknownNameError: a kind that does not exist.
+        """
+        if kind not in KINDS:
+            raise unknown_name("kind of amusd drafter", kind, KINDS)
+        return KINDS[kind]
 
     @classmethod
     def build(
@@ -133,6 +143,11 @@ class AmusdDrafter:
         check_machine(parts.draft_model)
         options = {"lead_cap": lead_cap, "least": least, "burst": burst, "pin": pin, "trace": trace}
         return cls(parts.draft_model, kind, stop_ids=parts.eos_token_ids, **options)
+
+    @property
+    def offers(self) -> Offers:
+        """See `core.Drafter`."""
+        return Offers(lead_cap=self.lead_cap, report=self.report)
 
     @property
     def counts(self) -> Counts:
@@ -218,7 +233,7 @@ class AmusdDrafter:
         return list(states)
 
     def report(self, state: Drafting) -> dict[str, float]:
-        """See `drafters.base.Reporting`."""
+        """See `core.Offers`."""
         return asdict(state.lead.counts)
 
     def release(self, states: Sequence[Drafting]) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from polydraft.core import AuxRows, Budget, Needs, Outcome, Request, Scores
+from polydraft.core import AuxRows, Budget, Needs, Offers, Outcome, Request, Scores
 from polydraft.drafters.grown_tree import GrownTree
 from polydraft.drafters.text.base import TextDrafter, TextState, text_method
 from polydraft.errors import InvalidInputError
@@ -148,6 +148,11 @@ class LookaheadDrafter(TextDrafter[LookaheadState]):
         window = Window(np.zeros((ngram - 1, columns), np.int64))
         self._positions, self._mask = torch.from_numpy(window.positions)[None], torch.from_numpy(window.mask)[None]
         self._nodes = torch.zeros_like(self._positions)
+
+    @property
+    def offers(self) -> Offers:
+        """See `core.Drafter`."""
+        return Offers(aux=self.aux)
 
     def begin(self, request: Request, tokens: Sequence[int] | np.ndarray) -> LookaheadState:
         """Guess tokens of the text, whose n-grams enter the pool."""

@@ -10,13 +10,14 @@ Lossless: a draft is a function of the committed text, so POINT_MASS, and any ru
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
 
-from polydraft.core import Budget, Draft, DraftSampling, Needs, Outcome, Request, Scores, TreeShape
+from polydraft.core import Budget, Draft, DraftSampling, Needs, Offers, Outcome, Request, Scores, TreeShape
 from polydraft.core import geometry as tree
-from polydraft.drafters.base import Attributing, Crediting, Parts
+from polydraft.drafters.base import Parts
 from polydraft.errors import InvalidInputError
 from polydraft.methods.papers import method
 
@@ -33,8 +34,8 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class SpanState(Crediting, Attributing):
-    """at: where the last token stands.  drafted: tokens of the last draft.  used: where spans were begun.  credit: see `core.Drafter`."""
+class SpanState:
+    """at: where the last token stands.  drafted: tokens of the last draft.  used: where spans were begun.  credit, attribution: see `core.Offers`."""
 
     tokens: tuple[int, ...]
     at: Standing | None = None
@@ -75,6 +76,11 @@ class SpanDrafter:
                 "the drafter 'nest' was asked for without the decoding method 'nest', whose passages it drafts from. Give decoding='nest'."
             )
         return cls(parts.decoding, delta=delta, longest=longest)
+
+    @property
+    def offers(self) -> Offers:
+        """See `core.Drafter`."""
+        return Offers(read=self.read, credit=attrgetter("credit"), attribution=attrgetter("attribution"))
 
     def start(self, requests: Sequence[Request]) -> list[SpanState]:
         """Nothing is quoted yet."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from polydraft.core import Budget, Draft, Needs, Outcome, Request, Scores, Target
+from polydraft.core import Budget, Draft, Needs, Offers, Outcome, Request, Scores, Target
 from polydraft.drafters.base import Parts, read_source
 from polydraft.drafters.grown_tree import GrownTree, point_mass
 from polydraft.drafters.text.base import TextDrafter, TextState, text_method
@@ -88,6 +88,11 @@ class PhraseDrafter(TextDrafter[PhraseState]):
         super().__init__(eos_token_ids)
         self.model, self.length, self.per_token, self.num_phrases = model, length, per_token, num_phrases
         self.pool, self.gamma, self.slots = pool, gamma, Slots(model) if slots is None else slots
+
+    @property
+    def offers(self) -> Offers:
+        """See `core.Drafter`."""
+        return Offers(model=self.model, slots=self.slots)
 
     @classmethod
     def build(cls, parts: Parts, **options: Any) -> "PhraseDrafter":
