@@ -36,7 +36,7 @@ def expected_tokens(draft: Draft, verdict: Verdict) -> Float[np.ndarray, " B"]:
         >>> import torch
         >>> from polydraft import verify
         >>> p = torch.tensor([[[0.5, 0.5]]])
-        >>> draft = Draft.empty(torch.tensor([0]))
+        >>> draft = Draft.bare(torch.tensor([0]))
         >>> expected_tokens(draft, verify("match", draft, p)).tolist()
         [1.0]
     """

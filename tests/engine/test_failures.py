@@ -193,7 +193,7 @@ def test_a_token_that_is_drawn_anew_where_a_row_failed_is_not_exact(monkeypatch)
         """Wrong: decided without its draft where a row of it failed."""
         if not beyond_faults:
             return right(self, sequences, draft, unique, scored, key)
-        bare = Draft.empty(draft.tree.tokens[:, 0])
+        bare = Draft.bare(draft.tree.tokens[:, 0])
         at_root = replace(scored, tree=bare.tree, logits=scored.logits[:, :1])
         return right(self, sequences, bare, Dedup(bare.tree), at_root, key)
 

@@ -7,7 +7,6 @@ import torch
 
 from polydraft import Engine, Request, SamplingParams, StructuredOutputs
 from polydraft.core import Budget, Draft
-from polydraft.drafters.base import interleaved
 from polydraft.errors import InvalidInputError
 from polydraft.policy.profile import Profile
 from tests.engine.tables import TableModel
@@ -82,7 +81,7 @@ def test_rows_without_drafts_beside_drafts_say_nothing_and_take_nothing():
     drafter = Engine.embedded(max_num_seqs=2).drafter
     states = drafter.start([Request(str(i), (1, 2, 3), SamplingParams(), i) for i in range(2)])
     drawn = drafter.propose(states[:1], [Budget.fixed((-1, 0, 1))])
-    both = interleaved([[1], [0]], [drawn, Draft.empty(torch.tensor([3]))])
+    both = Draft.scatter([[1], [0]], [drawn, Draft.bare(torch.tensor([3]))])
     assert torch.equal(both.confidence[1], drawn.confidence[0]) and both.confidence[0].tolist() == [1.0] * 3
 
 

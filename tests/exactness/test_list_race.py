@@ -77,4 +77,4 @@ def test_path_zero_meets_the_clocks_of_the_plain_race():
 
 def test_noise_is_asked_for():
     with pytest.raises(InvalidInputError, match="noise"):
-        verifier("list_race")(Draft.empty(torch.tensor([0])), P[None, :1])
+        verifier("list_race")(Draft.bare(torch.tensor([0])), P[None, :1])

@@ -76,6 +76,6 @@ def test_empty_draft_emits_the_target_distribution(name):
     from polydraft.core import Draft
 
     p = torch.tensor([[[0.2, 0.3, 0.5]]])
-    verdict = RULES[name](Draft.empty(torch.tensor([0])), p)
+    verdict = RULES[name](Draft.bare(torch.tensor([0])), p)
     assert verdict.stop.tolist() == [[1.0]]
     assert torch.allclose(verdict.after(torch.tensor([0])), p[:, 0].double())

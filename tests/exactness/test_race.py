@@ -81,6 +81,6 @@ def test_race_emits_the_same_tokens_whatever_was_drafted():
 
 
 def test_race_needs_the_noise_of_the_round():
-    draft = Draft.empty(torch.tensor([0]))
+    draft = Draft.bare(torch.tensor([0]))
     with pytest.raises(InvalidInputError, match="noise"):
         verifier("race")(draft, P[None, None])

@@ -165,7 +165,7 @@ def test_a_round_without_drafts_carries_no_auxiliary_rows():
 
 def asked_in_vain(rounds, start):
     """Steps of a policy that asks for a draft where there never is one."""
-    policy, texts, empty = made(costs(start=start)), sequences(), Draft.empty(torch.tensor([1]))
+    policy, texts, empty = made(costs(start=start)), sequences(), Draft.bare(torch.tensor([1]))
     asked = []
     for _ in range(rounds):
         asked.append(policy.budgets(texts)[0].max_depth > 0)
@@ -184,7 +184,7 @@ def test_a_paused_text_drafter_is_asked_at_once_where_twice_as_much_repeats_as_e
         policy, (s,) = made(costs(start=0.3)), sequences(length=1)
         policy.prepare(TableModel(), drafter, verifier("match"))
         s.token_ids = list(range(100, 160))
-        empty, steps = Draft.empty(torch.tensor([1])), []
+        empty, steps = Draft.bare(torch.tensor([1])), []
         for step in range(300):
             steps += [step] if policy.budgets([s])[0].max_depth else []
             policy.learn([s], empty, lambda: LOGITS, outcome(0))

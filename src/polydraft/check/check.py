@@ -39,8 +39,8 @@ from polydraft.check.texts import text_findings
 from polydraft.check.wrong_drafters import FEW, Reversed
 from polydraft.core import Budget, Draft, DraftSampling, NoiseKey, Outcome, SamplingParams, Target
 from polydraft.core import geometry as tree
+from polydraft.core.batch import select
 from polydraft.engine.api import Engine
-from polydraft.engine.batch import some
 from polydraft.engine.sequence import Result
 from polydraft.errors import InvalidInputError
 from polydraft.policy.fixed import Policy
@@ -180,9 +180,9 @@ class Watched(Policy):
         parts = draft, probs(), key, outcome
         copying = [b for b, s in enumerate(sequences) if s.copying]
         if drafted := [b for b in range(len(sequences)) if b not in copying]:
-            self.recorder.see(*(some(parts, drafted) if copying else parts), self.recorder.rule)
+            self.recorder.see(*(select(parts, drafted) if copying else parts), self.recorder.rule)
         if copying:
-            copied, *rest = some(parts, copying)
+            copied, *rest = select(parts, copying)
             self.recorder.see(replace(copied, sampling=DraftSampling.POINT_MASS, probs=None), *rest, match)
         self.policy.learn(sequences, draft, probs, outcome)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from polydraft.check.finding import Finding
 from polydraft.core import Draft, NoiseKey, Outcome, TokenTree, Verdict, Verifier
 from polydraft.core import geometry as tree
-from polydraft.engine.batch import some
+from polydraft.core.batch import select
 from polydraft.sampling import noise
 from polydraft.verifiers.lift.verdict import TreeVerdict
 
@@ -69,7 +69,7 @@ class Comparison:
 
 
 def _by_rounding(rule: Verifier, draft: Draft, p: Float[Tensor, "B N V"], key: NoiseKey, outcome: Outcome, b: int) -> bool:
-    row_draft, at = some((draft, key), [b])
+    row_draft, at = select((draft, key), [b])
     count = int(outcome.num_accepted[b])
     node = int(outcome.path[b, count - 1]) if count else 0
     return any(

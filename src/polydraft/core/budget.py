@@ -182,6 +182,11 @@ class Budget:
             first, n = first and depth.index(depth[n]) == n, self.parents[n]
         return TreeShape.GROWN if self.stop else TreeShape.RAGGED if first else TreeShape.BY_POSITION
 
+    @property
+    def chain_length(self) -> int:
+        """Tokens of the longest chain within it."""
+        return min(self.max_depth, self.max_nodes)
+
     def within(self, depth: int) -> "Budget":
         """The same cut to a depth.
 

@@ -1,11 +1,14 @@
 """What is drafted, and how siblings were drawn: it decides which verifiers are exact."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from polydraft.core.batch import padded, scatter, uniform
 from polydraft.core.budget import TreeShape
 from polydraft.core.trees import NoiseKey, TokenTree
 
@@ -52,14 +55,49 @@ class Draft:
     tree: TokenTree
     sampling: DraftSampling
     shape: TreeShape
-    probs: Float[Tensor, "B R V"] | None
-    rows: Int[Tensor, "B N"]
+    probs: Float[Tensor, "B R V"] | None = field(metadata=padded(uniform))
+    rows: Int[Tensor, "B N"] = field(metadata=padded(-1))
     noise: NoiseKey | None = None
-    logits: Float[Tensor, "B N V"] | None = None
-    confidence: Float[Tensor, "B N"] | None = None
+    logits: Float[Tensor, "B N V"] | None = field(default=None, metadata=padded(0.0))
+    confidence: Float[Tensor, "B N"] | None = field(default=None, metadata=padded(1.0))
 
     @classmethod
-    def empty(cls, roots: Int[Tensor, " B"]) -> "Draft":
+    def bare(cls, roots: Int[Tensor, " B"]) -> "Draft":
         """No draft: the engine then decodes plainly."""
-        tree = TokenTree.roots(roots)
-        return cls(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, tree.parents)
+        return cls.point_mass(TokenTree.roots(roots))
+
+    @classmethod
+    def point_mass(cls, tree: TokenTree, shape: TreeShape = TreeShape.CHAIN) -> "Draft":
+        """Trees that nothing was drawn for."""
+        return cls(tree, DraftSampling.POINT_MASS, shape, None, torch.full_like(tree.tokens, -1))
+
+    @classmethod
+    def scatter(cls, rows: Sequence[Sequence[int]], drafts: Sequence["Draft"]) -> "Draft":
+        """Drafts of some rows each as the draft of all: of one sampling, beside which some may be point masses, whose nodes have no row.
+
+        Chains lie beside chains with spare siblings, too, which are drawn without replacement.
+
+        Example:
+            >>> roots = [Draft.bare(torch.tensor(tokens)) for tokens in ([5], [6, 7])]
+            >>> Draft.scatter([[1], [0, 2]], roots).tree.tokens.tolist()
+            [[6], [5], [7]]
+        """
+        drawn = [d for d in drafts if d.probs is not None] or list(drafts)
+        distinct = any(d.sampling is DraftSampling.WITHOUT_REPLACEMENT for d in drawn)
+        draft_sampling = DraftSampling.WITHOUT_REPLACEMENT if distinct else drawn[0].sampling
+        shape = drawn[0].shape if len({d.shape for d in drawn}) == 1 else TreeShape.of_batch([d.shape for d in drawn])
+        parts = [replace(d._beside(drawn[0].probs), sampling=draft_sampling, shape=shape) for d in drafts]
+        for name in ("noise", "logits", "confidence"):  # of the whole only where all say so
+            if any(getattr(d, name) is None for d in parts):
+                parts = [replace(d, **{name: None}) for d in parts]
+        return scatter(rows, parts)
+
+    def _beside(self, draft_probs: Float[Tensor, "B R V"] | None) -> "Draft":
+        """The same with rows of probabilities where others have some, and with the confidence of what drew nothing."""
+        probs, confidence = self.probs, self.confidence
+        if probs is None and draft_probs is not None:
+            V = draft_probs.shape[-1]
+            probs = draft_probs.new_full((len(self.rows), 1, V), 1 / V)
+        if confidence is None and self.tree.num_nodes == 1:
+            confidence = torch.ones(self.rows.shape)
+        return replace(self, probs=probs, confidence=confidence)

@@ -307,6 +307,16 @@ def pad(trees: Sequence[tuple[Sequence[int], Sequence[int]]]) -> TokenTree:
     return TokenTree(torch.tensor(tokens, dtype=torch.int64), torch.tensor(parents, dtype=torch.int64))
 
 
+def chains(texts: Sequence[Sequence[int]]) -> TokenTree:
+    """A batch of chains of different lengths, each from its root on.
+
+    Example:
+        >>> chains([[5], [5, 7]]).parents.tolist()
+        [[-1, -1], [-1, 0]]
+    """
+    return pad([(tokens, range(-1, len(tokens) - 1)) for tokens in texts])
+
+
 def subtree(tree: TokenTree, b: int) -> TokenTree:
     """Row b alone, without its padding."""
     size = int(tree.is_node[b].sum())

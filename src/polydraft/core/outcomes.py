@@ -1,6 +1,7 @@
 """What a step accepts: the verdict of a verifier, before any randomness, and the outcome that is drawn from it."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
@@ -9,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from polydraft.core.batch import padded
 from polydraft.core.trees import NoiseKey, TokenTree
 
 
@@ -21,7 +23,7 @@ class Outcome:
     token: [B] the extra token.
     """
 
-    path: Int[Tensor, "B A"]
+    path: Int[Tensor, "B A"] = field(metadata=padded(-1))
     num_accepted: Int[Tensor, " B"]
     token: Int[Tensor, " B"]
 
@@ -36,6 +38,20 @@ class Outcome:
         outcome = cls(*map(torch.from_numpy, (path, num_accepted, token)))
         outcome.__dict__["host"] = path, num_accepted, token
         return outcome
+
+    @classmethod
+    def of_paths(cls, paths: Sequence[Sequence[int]], tokens: Sequence[int] | None = None) -> "Outcome":
+        """Of accepted nodes without padding. tokens: the extra ones; 0 where nobody asks for them.
+
+        Example:
+            >>> Outcome.of_paths([[1, 3], []], [9, 8]).path.tolist()
+            [[1, 3], [-1, -1]]
+        """
+        path = np.full((len(paths), max(map(len, paths), default=0)), -1)
+        for b, nodes in enumerate(paths):
+            path[b, : len(nodes)] = nodes
+        extra = np.zeros(len(paths), np.int64) if tokens is None else np.array(tokens, np.int64)
+        return cls.of(path, np.array([len(nodes) for nodes in paths], np.int64), extra)
 
     @cached_property
     def host(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,13 +1,15 @@
 """A batch of token trees, and the noise that each row of it meets."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+
+from polydraft.core.batch import padded
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,8 @@ class TokenTree:
         [[-1, 0, 1]]
     """
 
-    tokens: Int[Tensor, "B N"]
-    parents: Int[Tensor, "B N"]
+    tokens: Int[Tensor, "B N"] = field(metadata=padded(0))
+    parents: Int[Tensor, "B N"] = field(metadata=padded(-1))
 
     @cached_property
     def host(self) -> tuple[np.ndarray, np.ndarray]:

@@ -18,20 +18,20 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TypeVar
 
-import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from polydraft.core.budget import Budget, TreeShape
-from polydraft.core.drafts import Draft, DraftSampling
+from polydraft.core.batch import scatter, select
+from polydraft.core.budget import Budget
+from polydraft.core.drafts import Draft
+from polydraft.core.geometry import chains
 from polydraft.core.methods import Drafter, Verifier
 from polydraft.core.outcomes import Outcome
 from polydraft.core.targets import AuxRows, Mixing, Scores, Target
 from polydraft.core.trees import TokenTree
-from polydraft.drafters.base import as_one_round, interleaved, teach_each
-from polydraft.engine.batch import some
+from polydraft.drafters.base import as_one_round, teach_each
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.speculation import Speculation
 from polydraft.engine.structured import pruned
@@ -111,7 +111,7 @@ def score_mixed(
     layers = sorted({*hidden, *(layer for drafter in drafters.values() if drafter is not None for layer in drafter.needs.hidden)})
     scores, read = target.score_mixed([s.slot for s in sequences if s.slot is not None], tree, pieces, hidden=layers)
     for b, (s, count) in enumerate(riding.items()):
-        row = some(read, [b])
+        row = select(read, [b])
         _show(drafters[s], s, replace(row, hidden={layer: x[:, :count] for layer, x in row.hidden.items()}), held[s])
     return scores
 
@@ -170,7 +170,7 @@ def _states(target: Target, drafter: Drafter | None, sequences: Seq[Sequence], t
     """Append texts to the sequences' caches; the hidden states of each that the drafter needs."""
     layers = () if drafter is None else drafter.needs.hidden
     scores = target.prefill([s.slot for s in sequences if s.slot is not None], token_ids, hidden=layers)
-    rows = [some(scores, [b]) for b in range(len(token_ids))] if layers else [scores] * len(token_ids)
+    rows = [select(scores, [b]) for b in range(len(token_ids))] if layers else [scores] * len(token_ids)
     return [
         replace(row, hidden={layer: x[:, : len(ids)] for layer, x in row.hidden.items()})
         for row, ids in zip(rows, token_ids, strict=True)
@@ -301,19 +301,18 @@ def propose(
     those with tokens to copy those, without a call of the drafter: it is told of them when it is asked again."""
     for s, budget in zip(sequences, budgets, strict=True):
         s.copying = s.drafting and bool(budget.copied)
-    copying = [b for b, s in enumerate(sequences) if s.copying]
+    copying, others = ([b for b, s in enumerate(sequences) if s.copying is copies] for copies in (True, False))
     if copying:
-        copied = pruned(_copied(roots, budgets), [s.token_ids for s in sequences], [s.request.params for s in sequences])
-        others = [b for b in range(len(sequences)) if b not in copying]
+        copied = _copied([sequences[b] for b in copying], [budgets[b] for b in copying])
         if not others:
             return copied
         rest = [sequences[b] for b in others], [budgets[b] for b in others], roots[others]
-        return interleaved([others, copying], [propose(target, drafter, verifier, *rest, vocab_size), some(copied, copying)])
+        return Draft.scatter([copying, others], [copied, propose(target, drafter, verifier, *rest, vocab_size)])
     begun = [b for b, s in enumerate(sequences) if s.drafting and s.state is not None]
     _catch_up(target, drafter, [sequences[b] for b in begun if sequences[b].num_read < len(sequences[b].token_ids)])
     live = [b for b in begun if sequences[b].drafting]
     if not live:
-        return Draft.empty(roots)
+        return Draft.bare(roots)
 
     def ask(rows: list[int]) -> Draft:
         draft = drafter.propose([sequences[b].state for b in rows], [budgets[b] for b in rows])
@@ -332,21 +331,16 @@ def propose(
 
     draft, live = _ask(drafter, sequences, live, ask)
     if draft is None:
-        return Draft.empty(roots)
-    return draft if len(live) == len(sequences) else _spread(draft, live, roots)
+        return Draft.bare(roots)
+    idle = [b for b in range(len(sequences)) if b not in live]
+    return Draft.scatter([live, idle], [draft, Draft.bare(roots[idle])]) if idle else draft
 
 
-def _copied(roots: Int[Tensor, " B"], budgets: Seq[Budget]) -> Draft:
-    """The chains of the rows that copy; bare roots elsewhere."""
-    tokens = np.zeros((len(budgets), 1 + max(len(g.copied) for g in budgets)), np.int64)
-    parents = np.full(tokens.shape, -1)
-    tokens[:, 0] = roots
-    for b, budget in enumerate(budgets):
-        count = len(budget.copied)
-        tokens[b, 1 : count + 1], parents[b, 1 : count + 1] = budget.copied, np.arange(count)
-    tree = TokenTree.of(tokens, parents)
-    rows = torch.full(tokens.shape, -1)
-    return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, rows, confidence=torch.ones(tokens.shape))
+def _copied(sequences: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
+    """The chains that sequences copy, as far as the forms of their outputs allow them."""
+    tree = chains([[s.token_ids[-1], *budget.copied] for s, budget in zip(sequences, budgets, strict=True)])
+    copied = replace(Draft.point_mass(tree), confidence=torch.ones(tree.tokens.shape))
+    return pruned(copied, [s.token_ids for s in sequences], [s.request.params for s in sequences])
 
 
 def _catch_up(target: Target, drafter: Drafter, behind: Seq[Sequence]) -> None:
@@ -363,22 +357,6 @@ def _catch_up(target: Target, drafter: Drafter, behind: Seq[Sequence]) -> None:
         s.unread.clear()
 
 
-def _spread(draft: Draft, rows: list[int], roots: Int[Tensor, " B"]) -> Draft:
-    """The draft of some rows as a draft of all, the other rows being bare roots."""
-    B, N = len(roots), draft.tree.num_nodes
-    index = torch.tensor(rows)
-
-    def place(x: Tensor, fill: float) -> Tensor:
-        return x.new_full((B, *x.shape[1:]), fill).index_copy(0, index, x)
-
-    bare = TokenTree(roots[:, None].new_zeros(B, N), roots.new_full((B, N), -1))
-    tokens = bare.tokens.index_copy(1, torch.tensor([0]), roots[:, None]).index_copy(0, index, draft.tree.tokens)
-    trees = TokenTree(tokens, bare.parents.index_copy(0, index, draft.tree.parents))
-    probs = None if draft.probs is None else place(draft.probs, 1 / draft.probs.shape[-1])
-    confidence = None if draft.confidence is None else place(draft.confidence, 1.0)
-    return Draft(trees, draft.sampling, draft.shape, probs, place(draft.rows, -1), confidence=confidence)
-
-
 def aux(speculation: Speculation, sequences: Seq[Sequence], room: int) -> AuxRows | None:
     """The auxiliary rows that the drafter wants in the target's pass; sequences whose drafting is off get idle ones.
 
@@ -390,12 +368,9 @@ def aux(speculation: Speculation, sequences: Seq[Sequence], room: int) -> AuxRow
     rows, live = _ask(drafter, sequences, live, lambda rows: offered([sequences[b].state for b in rows]))
     if rows is None or rows.nodes.shape[1] > room:
         return None
-    if len(live) == len(sequences):
-        return rows
-    index = torch.tensor(live)
-    idle = (x.new_zeros(len(sequences), *x.shape[1:]) for x in (rows.inputs, rows.positions, rows.nodes, rows.mask))
-    fields = (rows.inputs, rows.positions, rows.nodes, rows.mask)
-    return AuxRows(*(x.index_copy(0, index, y) for x, y in zip(idle, fields, strict=True)))
+    idle = [b for b in range(len(sequences)) if b not in live]
+    resting = (x.new_zeros(len(idle), *x.shape[1:]) for x in (rows.inputs, rows.positions, rows.nodes, rows.mask))
+    return scatter([live, idle], [rows, AuxRows(*resting)]) if idle else rows
 
 
 def observe(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
@@ -410,7 +385,7 @@ def observe(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome:
     live = [b for b, s in enumerate(sequences) if s.drafting and s.state is not None and b not in untold]
     if not live:
         return
-    live_outcome, live_scores = (outcome, scores) if len(live) == len(sequences) else some((outcome, scores), live)
+    live_outcome, live_scores = (outcome, scores) if len(live) == len(sequences) else select((outcome, scores), live)
     observers = [sequences[b] for b in live]
     _tell(target, drafter, observers, live_outcome, live_scores)
     for s, accepted in zip(observers, live_outcome.num_accepted.tolist(), strict=True):
@@ -439,7 +414,7 @@ def _tell(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome: O
         _begin(drafter, s, s.num_read, states)
         try:
             if s.drafting:
-                tell([s], *some((outcome, scores), [b]))
+                tell([s], *select((outcome, scores), [b]))
         except Exception as error:
             _switch_off(drafter, s, error)
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from polydraft.core import AuxRows, Draft, Outcome, Request, Scores, SecondSequenceDecoding, Target, TokenTree
+from polydraft.core.batch import concat
 from polydraft.core.geometry import Dedup, at_first_copies
-from polydraft.engine.batch import joined
 from polydraft.engine.sequence import Sequence
 from polydraft.errors import InvalidInputError
 from polydraft.models.slots import Slots
@@ -71,7 +71,7 @@ class Second:
             return replace(self.target.score(slots, tree, hidden=hidden, aux=aux), second=second)
         if self.model is not self.target or aux is not None:
             return replace(self.target.score(slots, tree, hidden=hidden, aux=aux), second=self.model.score(others, beside))
-        both = self.target.score([*slots, *others], joined([tree, beside]), hidden=hidden)
+        both = self.target.score([*slots, *others], concat([tree, beside]), hidden=hidden)
         second = Scores(beside, both.logits[B:], {layer: x[B:] for layer, x in both.hidden.items()})
         return Scores(tree, both.logits[:B], {layer: x[:B] for layer, x in both.hidden.items()}, second=second)
 

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from polydraft.core.batch import concat, scatter, select
 from polydraft.core.budget import Budget, TreeShape
 from polydraft.core.decodings import Decoding
 from polydraft.core.drafts import Draft
@@ -28,7 +29,6 @@ from polydraft.core.outcomes import Outcome
 from polydraft.core.targets import AuxRows, Mixing, Scores, Target
 from polydraft.core.trees import NoiseKey, TokenTree
 from polydraft.engine import drafting
-from polydraft.engine.batch import joined, some
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.speculation import Speculation
@@ -108,7 +108,9 @@ class Stepper:
             with watch.phase("prefill"):
                 late = drafting.begin(drafter, sequences, self.pace, beside=beside)
             if len(late) == len(sequences):
-                return self._without_rows(riding or {}, watch)
+                with watch.phase("scoring"):
+                    self._read(riding or {})
+                return replace(self._without_rows(), seconds=watch.stop())
             rows = [(s, budget) for s, budget in zip(sequences, budgets, strict=True) if s not in late]
             sequences, budgets = [s for s, _ in rows], [budget for _, budget in rows]
         key = NoiseKey.of(
@@ -139,15 +141,10 @@ class Stepper:
             self._record(done)
         return replace(done, num_scored=num_scored, seconds=watch.stop())
 
-    def _without_rows(self, riding: Mapping[Sequence, int], watch: Stopwatch) -> Round:
-        """A round of no sequence, in which new ones are read all the same."""
-        with watch.phase("scoring"):
-            for s, count in riding.items():
-                drafting.read_on(self.target, s, count)
-        draft = Draft.empty(torch.empty(0, dtype=torch.long))
-        logits = torch.empty(0, 1, self.target.vocab_size)
-        outcome = Outcome(draft.rows, draft.rows[:, 0], draft.rows[:, 0])
-        return Round([], draft, Scores(draft.tree, logits), logits, outcome, seconds=watch.stop())
+    def _without_rows(self) -> Round:
+        """A round of no sequence."""
+        draft, logits = Draft.bare(torch.empty(0, dtype=torch.long)), torch.empty(0, 1, self.target.vocab_size)
+        return Round([], draft, Scores(draft.tree, logits), logits, Outcome.of_paths([]))
 
     @property
     def _softened(self) -> bool:
@@ -158,14 +155,18 @@ class Stepper:
         parts = self.decoding, self.speculation.drafter if any(s.drafting for s in sequences) else None
         return tuple(sorted({layer for part in parts if part is not None for layer in part.needs.hidden}))
 
+    def _read(self, riding: Mapping[Sequence, int]) -> None:
+        """Read so many tokens of new sequences."""
+        for s, count in riding.items():
+            drafting.read_on(self.target, s, count)
+
     def _score(
         self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, extra: AuxRows | None, riding: Mapping[Sequence, int]
     ) -> Scores:
         layers = self._layers(sequences)
         if riding and extra is None and isinstance(self.target, Mixing):
             return drafting.score_mixed(self.target, sequences, unique.tree, layers, riding)
-        for s, count in riding.items():  # whose pass has other rows
-            drafting.read_on(self.target, s, count)
+        self._read(riding)  # in forward passes of their own
         aux = None if extra is None else _hung(unique, extra)
         if self.second is not None:
             return self.second.score(sequences, draft, unique, hidden=layers, aux=aux)
@@ -176,13 +177,15 @@ class Stepper:
         drafter, policy = self.speculation.drafter, self.speculation.policy
         if drafter is None:
             return []
-        budgets = [s.request.budget or g for s, g in zip(sequences, policy.budgets(sequences), strict=True)]
-        if not any(g.max_depth for g in budgets):
-            return []
-        if self._softened and TreeShape.GROWN not in drafter.info.shapes:  # verified by the rule at temperature 0, too
-            budgets = [g if g.parents else Budget.fixed(chain(g.max_depth)).ending(g.stop) for g in budgets]
-        budgets = [g.within(self._room(s)) for g, s in zip(budgets, sequences, strict=True)]
+        budgets = [self._budget(s, s.request.budget or g) for s, g in zip(sequences, policy.budgets(sequences), strict=True)]
         return budgets if any(g.max_depth for g in budgets) else []
+
+    def _budget(self, s: Sequence, budget: Budget) -> Budget:
+        """What is drafted for a sequence: no more than there is room for, and a chain where a tree would be decided by a verifier that takes none."""
+        drafter = self.speculation.drafter
+        if self._softened and not budget.parents and drafter is not None and TreeShape.GROWN not in drafter.info.shapes:
+            budget = Budget.fixed(chain(budget.max_depth)).ending(budget.stop)  # a greedy row has no decider of its own
+        return budget.within(self._room(s))
 
     def _propose(self, sequences: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
         roots = torch.from_numpy(np.array([s.token_ids[-1] for s in sequences]))
@@ -190,7 +193,7 @@ class Stepper:
             s.copying = False
         drafter, verifier = self.speculation.drafter, self.speculation.verifier
         if drafter is None or not budgets:
-            return Draft.empty(roots)
+            return Draft.bare(roots)
         return drafting.propose(self.target, drafter, verifier, sequences, budgets, roots, self.target.vocab_size)
 
     def _room(self, sequence: Sequence) -> int:
@@ -217,21 +220,18 @@ class Stepper:
             pass
         scores, done, failed = _of_draft(scored, unique, draft), dict[int, Round](), list[tuple[Sequence, Exception]]()
         for b, s in enumerate(sequences):
-            row_draft, row_scores, noise = some((draft, scores, key), [b])
+            row_draft, row_scores, noise = select((draft, scores, key), [b])
             row = [s], row_draft, Dedup(row_draft.tree), row_scores, noise
             try:
                 try:
                     outcome, logits = self._verify(*row)
                 except Exception:
                     outcome, logits = self._verify(*row, beyond_faults=True)
-                done[b] = Round([s], row_draft, row_scores, logits, _padded(outcome, draft.tree.num_nodes), self._softened)
+                done[b] = Round([s], row_draft, row_scores, logits, outcome, self._softened)
             except Exception as error:
                 failed.append((s, error))
-        rounds = list(done.values()) or [
-            some(Round([], draft, scores, scores.logits, Outcome(draft.rows, draft.rows[:, 0], draft.rows[:, 0])), [])
-        ]
-        whole = joined(rounds)
-        return replace(whole, sequences=[sequences[b] for b in done], failed=failed), some(unique, list(done))
+        whole = concat(list(done.values()) or [self._without_rows()])
+        return replace(whole, sequences=[sequences[b] for b in done], failed=failed), select(unique, list(done))
 
     def _verify(
         self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, scored: Scores, key: NoiseKey, *, beyond_faults: bool = False
@@ -270,11 +270,10 @@ class Stepper:
             outcome = decide(*parts, params, lambda: distributions(rows))
             return outcome if faulty is None else _until(faulty.cpu(), draft.tree, outcome), logits
         outcomes = [
-            decide(*some(parts, rows), [params[b] for b in rows], lambda rows=rows: distributions(rows))
+            decide(*select(parts, rows), [params[b] for b in rows], lambda rows=rows: distributions(rows))
             for decide, rows in groups.items()
         ]
-        whole = joined([_padded(outcome, draft.tree.num_nodes) for outcome in outcomes])
-        return some(whole, np.argsort([b for rows in groups.values() for b in rows]).tolist()), logits
+        return scatter(list(groups.values()), outcomes), logits
 
     def _record(self, done: Round) -> None:
         for s, parents, path in zip(done.sequences, done.parents, done.outcome.lists[0], strict=True):
@@ -310,11 +309,4 @@ def _until(faulty: Bool[Tensor, "1 N"], tree: TokenTree, outcome: Outcome) -> Ou
     first = next((i for i, node in enumerate(path) if faulty[0, node]), None)
     if first is None:
         return outcome
-    return Outcome.of(np.array([path[:first]], np.int64), np.array([first]), tree.tokens[:, path[first]].cpu().numpy())
-
-
-def _padded(outcome: Outcome, length: int) -> Outcome:
-    """The same outcome with paths of one length."""
-    path = outcome.path.new_full((len(outcome.path), length), -1)
-    path[:, : outcome.path.shape[1]] = outcome.path
-    return replace(outcome, path=path)
+    return Outcome.of_paths([path[:first]], tree.tokens[:, path[first]].tolist())

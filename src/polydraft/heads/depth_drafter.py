@@ -51,7 +51,7 @@ class DepthDrafter(HeadDrafter):
     ) -> tuple[Draft, TokenTree]:
         """Trees that grow, and chains that end by themselves, from what the head foretold; where the form of an output is given chains alone."""
         if propose_paths is None:
-            fixed = [g if g.parents else Budget.fixed(chain(min(g.max_depth, g.max_nodes))).ending(g.stop) for g in fixed]
+            fixed = [g if g.parents else Budget.fixed(chain(g.chain_length)).ending(g.stop) for g in fixed]
         elif self.spares and all(g.width == 1 or not g.parents for g in fixed) and any(g.stop for g in fixed):
             slots, params = [s.slot for s in states], [s.request.params for s in states]
             roots = [s.context[-1] for s in states]
@@ -61,15 +61,14 @@ class DepthDrafter(HeadDrafter):
             return draft, drawn.tree
         return super()._drawn(states, fixed, keys, propose_paths)
 
-    def _within(self, state: ModelState, budget: Budget) -> Budget:
-        return super()._within(state, budget).within(self.model.depths)
+    def _within(self, state: Any, budget: Budget) -> Budget:
+        return super()._within(state, budget).within(self.model.depths if len(state.states) else 0)
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
         """See `ModelDrafter.propose`."""
-        fitting = [g if len(s.states) else g.within(0) for s, g in zip(states, budgets, strict=True)]
-        if drafting := [s for s, g in zip(states, fitting, strict=True) if g.max_depth]:
+        if drafting := [s for s, g in zip(states, budgets, strict=True) if g.max_depth and len(s.states)]:
             self.model.know([s.slot for s in drafting], torch.cat([s.states for s in drafting]))
-        return super().propose([replace(s, pending=s.context[-1:]) for s in states], fitting)
+        return super().propose([replace(s, pending=s.context[-1:]) for s in states], budgets)
 
     def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
         """The state that the extra token was drawn from is the next one."""

@@ -34,7 +34,7 @@ def walk(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, samplings:
     Example:
         >>> import torch
         >>> from polydraft.core import NoiseKey, TokenTree
-        >>> chain = Draft.empty(torch.tensor([5]))
+        >>> chain = Draft.bare(torch.tensor([5]))
         >>> walk(chain, torch.tensor([[[0.0, 2.0, 1.0]]]), NoiseKey.of([0], [0], [1])).token.tolist()
         [1]
     """

@@ -195,7 +195,7 @@ def check_draft_probs(draft: Draft) -> None:
     """Raise InvalidInputError unless every row of `draft.probs` that is drawn from is a distribution. The draft has passed `check_draft`.
 
     Example:
-        >>> check_draft_probs(Draft.empty(torch.tensor([5])))
+        >>> check_draft_probs(Draft.bare(torch.tensor([5])))
     """
     if draft.probs is None or draft.sampling is DraftSampling.POINT_MASS:
         return
@@ -210,7 +210,7 @@ def check_target(draft: Draft, target_probs: Tensor) -> None:
     """Raise InvalidInputError unless there is a distribution for every node, [B, N, V]; padding may hold anything. The tree is known to be one.
 
     Example:
-        >>> check_target(Draft.empty(torch.tensor([0])), torch.tensor([[[0.5, -0.5]]]))
+        >>> check_target(Draft.bare(torch.tensor([0])), torch.tensor([[[0.5, -0.5]]]))
         Traceback (most recent call last):
         polydraft.errors.InvalidInputError: target_probs[0, 0, 1] = -0.5 was given; ...
     """

@@ -154,7 +154,7 @@ def test_what_means_nothing_is_refused(table, budget):
 def test_a_table_of_another_codebook_is_refused():
     p = torch.full((1, 1, 9), 1 / 9, dtype=torch.float64)
     with pytest.raises(InvalidInputError, match="9 tokens"):
-        latent.latent(NEAR, delta=0.1)(Draft.empty(torch.tensor([0])), p)
+        latent.latent(NEAR, delta=0.1)(Draft.bare(torch.tensor([0])), p)
 
 
 def test_the_rule_is_not_had_by_name_alone():

@@ -13,12 +13,13 @@ drawn from it biases the output (total variation .30 in an example of five token
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
-from polydraft.core import Budget, Draft, DraftSampling, Proposing, SamplingParams, Scores, Target, TokenTree, TreeShape
+from polydraft.core import Budget, Draft, Proposing, SamplingParams, Scores, Target, TokenTree, TreeShape
 from polydraft.drafters.model.by_depth import ModelState
 from polydraft.models.compiled.stops import stops_asked
 from polydraft.models.compiled.trees import advance, draft_of, join, retreat
@@ -47,8 +48,7 @@ def grow(
         tree, confidence, scored = model.propose_tree([s.slot for s in states], [s.pending for s in states], budgets, params)
     else:
         tree, confidence, scored = _by_depth(model, states, budgets, stop_ids)
-    rows = torch.full_like(tree.parents, -1)
-    draft = Draft(tree, DraftSampling.POINT_MASS, TreeShape.GROWN, None, rows, confidence=torch.from_numpy(confidence))
+    draft = replace(Draft.point_mass(tree, TreeShape.GROWN), confidence=torch.from_numpy(confidence))
     return draft, [_inner(*x) for x in scored]
 
 
@@ -97,7 +97,7 @@ def _by_depth(
     model: Target, states: Sequence[ModelState], budgets: Sequence[Budget], stop_ids: Sequence[int]
 ) -> tuple[TokenTree, np.ndarray, list[Rows]]:
     grown = [_Tree(s.context[-1], g) for s, g in zip(states, budgets, strict=True)]
-    live = [b for b, g in enumerate(budgets) if min(g.max_depth, g.max_nodes) > 0]
+    live = [b for b, g in enumerate(budgets) if g.chain_length > 0]
     behind = [states[b] for b in live if len(states[b].pending) > 1]
     if behind:
         model.prefill([s.slot for s in behind], [s.pending[:-1] for s in behind])

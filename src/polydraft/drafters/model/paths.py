@@ -18,8 +18,8 @@ nodes' own paths (`budget.Stop`); no drawn token is ever dropped.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +32,7 @@ from polydraft.core.params import SamplingParams
 from polydraft.core.requests import Request
 from polydraft.core.targets import EncoderDecoder, Needs, Proposing, Scores, Target
 from polydraft.core.trees import NoiseKey, TokenTree
-from polydraft.drafters.base import Parts, interleaved, read_source
+from polydraft.drafters.base import Parts, read_source
 from polydraft.drafters.model.best_first import grow
 from polydraft.drafters.model.by_depth import Growth, ModelState
 from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
@@ -214,8 +214,8 @@ class ModelDrafter:
         """Whether several paths are drawn for it, one way beside all others of the batch."""
         return budget.width > 1
 
-    def _within(self, state: ModelState, budget: Budget) -> Budget:
-        """The budget within the model's context."""
+    def _within(self, state: Any, budget: Budget) -> Budget:
+        """The budget within the model's context, and within what is known."""
         return budget.within(max(self.model.max_model_len - len(state.context) - 1, 0))
 
     def _grown(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> list[bool]:
@@ -233,25 +233,28 @@ class ModelDrafter:
         """
         if any(self._draws_paths(g) for g in budgets):  # siblings of one draft are drawn one way
             budgets = [g.without_spares() for g in budgets]
-        grown, bound = self._grown(states, budgets), [self._bound(s.request.params) for s in states]
-        forms = list(zip(grown, bound, strict=True))
-        if len({*forms}) > 1:
-            groups = [[b for b, form in enumerate(forms) if form == alike] for alike in dict.fromkeys(forms)]
-            drafts = [ModelDrafter.propose(self, [states[b] for b in rows], [budgets[b] for b in rows]) for rows in groups]
-            return interleaved(groups, drafts)
+        budgets = [self._within(s, g) for s, g in zip(states, budgets, strict=True)]
+        grown = self._grown(states, budgets)
+        budgets = [g if grows else self._by_position(g) for g, grows in zip(budgets, grown, strict=True)]
+        groups: dict[tuple[bool, bool], list[int]] = {}
+        for b, s in enumerate(states):
+            groups.setdefault((grown[b], self._bound(s.request.params)), []).append(b)
+        drafts = [self._drafted([states[b] for b in rows], [budgets[b] for b in rows], *form) for form, rows in groups.items()]
+        return drafts[0] if len(drafts) == 1 else Draft.scatter(list(groups.values()), drafts)
+
+    def _drafted(self, states: Sequence[ModelState], budgets: list[Budget], grows: bool, bound: bool) -> Draft:
+        """A proposal of rows that are drafted alike, within these very budgets. bound: see `_bound`."""
         self._rewind(states)
-        if grown[0]:
-            fitting = [self._within(s, g) for s, g in zip(states, budgets, strict=True)]
-            draft, scored = grow(self.model, states, fitting, self._stop_ids, compiled=not any(bound))
+        if grows:
+            draft, scored = grow(self.model, states, budgets, self._stop_ids, compiled=not bound)
             self._proposed |= {s.slot: (tree, 0) for s, tree in zip(states, scored, strict=True) if tree.num_nodes}
             return draft
-        fixed = [self._within(s, self._by_position(g)) for s, g in zip(states, budgets, strict=True)]
         keys = [s.request.seed for s in states], [s.request.sample for s in states], [len(s.context) for s in states]
-        if max(g.max_depth for g in fixed) == 0:
+        if max(g.max_depth for g in budgets) == 0:
             return self._empty(states, budgets)
-        draft, cached = self._drawn(states, fixed, keys, None if any(bound) else self._propose_paths)
+        draft, cached = self._drawn(states, budgets, keys, None if bound else self._propose_paths)
         for b, s in enumerate(states):
-            if fixed[b].max_depth:
+            if budgets[b].max_depth:
                 self._proposed[s.slot] = cached, b
         return draft
 
@@ -302,7 +305,7 @@ class ModelDrafter:
         return DraftSampling.WITHOUT_REPLACEMENT if self.spares and any(g.has_spares for g in budgets) else draft_sampling
 
     def _empty(self, states: Sequence[ModelState], budgets: Sequence[Budget] = ()) -> Draft:
-        bare = Draft.empty(torch.tensor([s.context[-1] for s in states]))
+        bare = Draft.bare(torch.tensor([s.context[-1] for s in states]))
         probs = torch.full((len(states), 1, self.model.vocab_size), 1 / self.model.vocab_size)
         return replace(bare, sampling=self._sampling(budgets), probs=probs)
 
@@ -328,7 +331,7 @@ class ModelDrafter:
                 pending = s.pending + tuple(emitted)
             else:
                 fed = _fed_path(*proposed, emitted)
-                self.model.commit([s.slot], Outcome.of(np.array([fed], np.int64), np.array([len(fed)]), np.array([0])))
+                self.model.commit([s.slot], Outcome.of_paths([fed]))
                 pending = tokens[len(s.context) + len(fed) :]
             new.append(ModelState(s.request, s.slot, tokens, pending))
         return new

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from polydraft.core import Budget, Draft, DraftSampling, Needs, Offers, Outcome, Request, Scores, Target, TokenTree, TreeShape
@@ -112,8 +111,7 @@ class SlemDrafter:
             roots = [continuations[b][-1] if continuations[b] else contexts[b][-1] for b in live]
             slots = [states[b].slot for b in live]
             logits = self.model.score(slots, TokenTree.roots(torch.tensor(roots))).logits[:, 0]
-            nothing = np.zeros(len(live), np.int64)
-            self.model.commit(slots, Outcome.of(np.zeros((len(live), 0), np.int64), nothing, nothing))
+            self.model.commit(slots, Outcome.of_paths([()] * len(live)))
             for b, root, token in zip(live, roots, logits.argmax(-1).tolist(), strict=True):
                 states[b].cached.append(root)
                 continuations[b].append(token)
@@ -138,15 +136,13 @@ class SlemDrafter:
         """One chain for each request; see `core.Drafter.propose`. Calling it again drafts the same."""
         contexts = [encode(self._theirs, text) if (text := self._text(s.token_ids)) else [] for s in states]
         rooms = [self.model.max_model_len - len(ids) - 1 if ids else 0 for ids in contexts]
-        depth_limits = [min(g.max_depth, g.max_nodes) for g in budgets]
+        depth_limits = [g.chain_length for g in budgets]
         depths = [max(0, min(depth, room)) for depth, room in zip(depth_limits, rooms, strict=True)]
         continuations = self._continue(states, contexts, depths)
-        rows: list[tuple[list[int], list[int]]] = []
-        for b, s in enumerate(states):
-            drafted = [s.token_ids[-1], *self._translate(s.token_ids, continuations[b])[: depth_limits[b]]]
-            rows.append((drafted, list(range(-1, len(drafted) - 1))))
-        tree = trees.pad(rows)
-        return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(tree.tokens, -1))
+        translated = [
+            self._translate(s.token_ids, new)[:most] for s, new, most in zip(states, continuations, depth_limits, strict=True)
+        ]
+        return Draft.point_mass(trees.chains([[s.token_ids[-1], *tokens] for s, tokens in zip(states, translated, strict=True)]))
 
     def observe(self, states: Sequence[SlemState], outcome: Outcome, scores: Scores) -> list[SlemState]:
         """Append what was emitted; the cache is set right by the next proposal."""

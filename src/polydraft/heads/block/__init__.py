@@ -142,19 +142,19 @@ class BlockDrafter(CachingDrafter):
         self.tell_roots(states)
         most = self.model.max_model_len - 1
         depths = [
-            max(min(g.max_depth, g.max_nodes, self.model.depths, most - len(s.context)), 0) if len(s.states) else 0
+            max(min(g.chain_length, self.model.depths, most - len(s.context)), 0) if len(s.states) else 0
             for s, g in zip(states, budgets, strict=True)
         ]
         chains, probs = self._denoised(states, depths)
-        drafted = tree.pad([([s.context[-1], *ids], list(range(-1, len(ids)))) for s, ids in zip(states, chains, strict=True)])
+        drafted = tree.chains([[s.context[-1], *ids] for s, ids in zip(states, chains, strict=True)])
         (draft_sampling,) = self.info.draft_sampling
-        none = torch.full_like(drafted.tokens, -1)
         if draft_sampling is DraftSampling.POINT_MASS:
-            return Draft(drafted, draft_sampling, TreeShape.CHAIN, None, none)
+            return Draft.point_mass(drafted)
         if drafted.num_nodes == 1:
             return self._empty(states)
-        rows = torch.where(drafted.parents >= 0, drafted.parents, none)
-        return Draft(drafted, draft_sampling, TreeShape.CHAIN, torch.from_numpy(probs[:, : drafted.num_nodes - 1]), rows)
+        return Draft(
+            drafted, draft_sampling, TreeShape.CHAIN, torch.from_numpy(probs[:, : drafted.num_nodes - 1]), drafted.parents
+        )
 
     def _confident(self, draft: Draft, slots: list[int]) -> Draft:
         """Without the nodes before which the head's confidence is too low, and all below them. It looks at the tokens before a node alone, so that all

@@ -14,7 +14,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 
 from polydraft.core import Budget, Draft, Offers, Outcome, Request, Scores
@@ -93,8 +92,10 @@ class EagleDrafter(HeadDrafter):
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
         """See `ModelDrafter.propose`."""
-        fitting = [g if s.pending else g.within(0) for s, g in zip(states, budgets, strict=True)]
-        return super().propose([s if s.pending else replace(s, pending=s.context[-1:]) for s in states], fitting)
+        return super().propose([s if s.pending else replace(s, pending=s.context[-1:]) for s in states], budgets)
+
+    def _within(self, state: Any, budget: Budget) -> Budget:
+        return super()._within(state, budget) if len(state.states) else budget.within(0)
 
     def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
         """Keep the root of the proposal, which was read with the target's states; what was emitted is pending with those of this round."""
@@ -105,7 +106,7 @@ class EagleDrafter(HeadDrafter):
             if self._proposed.pop(s.slot, None) is None:
                 fresh = torch.cat([s.states, fresh]) if len(pending) else fresh
             else:
-                self.model.commit([s.slot], Outcome.of(np.empty((1, 0), np.int64), np.array([0]), np.array([0])))
+                self.model.commit([s.slot], Outcome.of_paths([()]))
                 pending = ()
             new.append(replace(s, context=s.context + tuple(emitted), pending=pending + tuple(emitted), states=fresh))
         return new

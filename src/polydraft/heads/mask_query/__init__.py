@@ -103,13 +103,12 @@ class MaskQueryDrafter:
     def propose(self, states: Sequence[MaskQueryState], budgets: Sequence[Budget]) -> Draft:
         """One pass for all; a draft is as long as its budget is deep, and no longer than the queries."""
         tokens = self._guesses(states)
-        rows = list[tuple[list[int], list[int]]]()
+        texts = list[list[int]]()
         for state, guessed, budget in zip(states, tokens, budgets, strict=True):
-            chain = guessed[: min(budget.max_depth, budget.max_nodes, self.queries)]
+            chain = guessed[: min(budget.chain_length, self.queries)]
             end = next((i + 1 for i, token in enumerate(chain) if token in self._ends), len(chain))
-            rows.append(([state.tokens[-1], *chain[:end]], list(range(-1, end))))
-        tree = trees.pad(rows)
-        return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(tree.tokens, -1))
+            texts.append([state.tokens[-1], *chain[:end]])
+        return Draft.point_mass(trees.chains(texts))
 
     def _guesses(self, states: Sequence[MaskQueryState]) -> list[list[int]]:
         """The most likely token of every query.

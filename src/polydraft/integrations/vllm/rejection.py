@@ -193,7 +193,7 @@ class Racing(torch.nn.Module):
     ) -> tuple[Int[Tensor, " B"], Tensor | None]:
         """Tokens of each row, and what vLLM returns of the logits they were drawn from."""
         logits = apply_top_k_top_p(logits, k, p)
-        roots = Draft.empty(torch.zeros(len(logits), dtype=torch.int64))
+        roots = Draft.bare(torch.zeros(len(logits), dtype=torch.int64))
         key = _keys(self.runner, generators, len(logits), own=True)
         tokens = [emitted[0] for emitted in _decide(self.rule, roots, logits[:, None], key)]
         mode = self.replaced.logprobs_mode

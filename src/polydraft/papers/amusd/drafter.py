@@ -193,7 +193,7 @@ class AmusdDrafter:
         Raises:
             DraftWorkerError: the worker has died, or is in another process.
         """
-        most, worker, began = [min(g.max_depth, g.max_nodes) for g in budgets], self._worker, perf_counter()
+        most, worker, began = [g.chain_length for g in budgets], self._worker, perf_counter()
         leads = [d.lead for d in states]
         with worker.condition:
             worker.wait(lambda: all(len(x.ring) >= min(self.least, n) or not x.room for x, n in zip(leads, most, strict=True)))
@@ -208,17 +208,14 @@ class AmusdDrafter:
 
     def _drafted(self, roots: Sequence[int], taken: Sequence[Sequence[Item]], key: NoiseKey) -> Draft:
         (draft_sampling,), (shape,) = self.info.draft_sampling, self.info.shapes
-        chains = [
-            ([root, *(i.token for i in items)], list(range(-1, len(items)))) for root, items in zip(roots, taken, strict=True)
-        ]
-        tree, V = trees.pad(chains), self._model.vocab_size
-        rows = torch.where(tree.parents >= 0, tree.parents, -1)
+        chains = [[root, *(i.token for i in items)] for root, items in zip(roots, taken, strict=True)]
+        tree, V = trees.chains(chains), self._model.vocab_size
         drawn = next((items[0].row for items in taken if items), torch.empty(0))
         probs = drawn.new_full((len(roots), max(1, tree.num_nodes - 1), V), 1 / V)
         for b, items in enumerate(taken):
             for n, item in enumerate(items):
                 probs[b, n] = item.row
-        return Draft(tree, draft_sampling, shape, probs, rows, key if draft_sampling is DraftSampling.COUPLED else None)
+        return Draft(tree, draft_sampling, shape, probs, tree.parents, key if draft_sampling is DraftSampling.COUPLED else None)
 
     def observe(self, states: Sequence[Drafting], outcome: Outcome, scores: Scores) -> list[Drafting]:
         """The pass is over: each lead learns what it emitted."""

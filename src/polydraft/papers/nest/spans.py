@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
-import torch
-
 from polydraft.core import Budget, Draft, DraftSampling, Needs, Offers, Outcome, Request, Scores, TreeShape
 from polydraft.core import geometry as tree
 from polydraft.drafters.base import Parts
@@ -100,12 +98,8 @@ class SpanDrafter:
 
     def propose(self, states: Sequence[SpanState], budgets: Sequence[Budget]) -> Draft:
         """The passages' next tokens, up to their ends."""
-        rows = list[tuple[list[int], list[int]]]()
-        for s, budget in zip(states, budgets, strict=True):
-            tokens = [s.tokens[-1], *self._next(s.at)[: min(budget.max_depth, budget.max_nodes)]]
-            rows.append((tokens, list(range(-1, len(tokens) - 1))))
-        draft_tree = tree.pad(rows)
-        return Draft(draft_tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(draft_tree.tokens, -1))
+        spans = [self._next(s.at)[: budget.chain_length] for s, budget in zip(states, budgets, strict=True)]
+        return Draft.point_mass(tree.chains([[s.tokens[-1], *span] for s, span in zip(states, spans, strict=True)]))
 
     def observe(self, states: Sequence[SpanState], outcome: Outcome, scores: Scores) -> list[SpanState]:
         """Where each emitted token stands, and whether the next draft goes on from the last one."""

@@ -145,7 +145,7 @@ class PhraseDrafter(TextDrafter[PhraseState]):
             while (child := tested.child(node, best[node])) > 0:
                 path.append(child)
                 node = child
-            model.commit(slots, Outcome.of(np.array([path], np.int64), np.array([len(path)]), np.array([0])))
+            model.commit(slots, Outcome.of_paths([path]))
             drafted += [*(tested.tokens[n] for n in path), best[node]]
         return drafted
 
@@ -158,7 +158,7 @@ class PhraseDrafter(TextDrafter[PhraseState]):
     def continuations(self, state: PhraseState, budget: Budget) -> GrownTree:
         """The small model's chain with the pool's phrases at its end."""
         self._learn_block(state)
-        grown, most = GrownTree.rooted(state.tokens[-1], budget, self._eos), min(budget.max_depth, budget.max_nodes)
+        grown, most = GrownTree.rooted(state.tokens[-1], budget, self._eos), budget.chain_length
         if most:
             room = min(self.length, budget.max_depth // 2)
             chain = self._draft(state, max(1, min(most, budget.max_depth - room if self.gamma is None else self.gamma)))

@@ -1,0 +1,80 @@
+"""Rows of a batch, cut, joined and put in their places: of any value made of tensors whose first dimension is the batch.
+
+A field whose second dimension may differ between batches is `padded`: it says what stands behind the shorter ones.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+__all__ = ["concat", "padded", "scatter", "select", "uniform"]
+
+T = TypeVar("T")
+
+
+def padded(value: float | Callable[[Tensor], float]) -> dict[str, Any]:
+    """Metadata of a field, [B, N, ...], whose shorter rows go on with this value, or with that of a function of the tensor."""
+    return {"padding": value}
+
+
+def uniform(distributions: Tensor) -> float:
+    """The probability of each token where nothing is known."""
+    return 1 / distributions.shape[-1]
+
+
+def select(batch: T, rows: Sequence[int]) -> T:
+    """The same value for these rows only.
+
+    Example:
+        >>> from polydraft.core import TokenTree
+        >>> select(TokenTree.roots(torch.tensor([5, 6, 7])), [2, 0]).tokens.tolist()
+        [[7], [5]]
+    """
+    return _mapped([batch], lambda parts, _: parts[0][torch.tensor(rows, dtype=torch.int64).to(parts[0].device)])
+
+
+def concat(parts: Sequence[T]) -> T:
+    """The rows of several batches as one, the shorter ones padded; what is no tensor is the first one's.
+
+    Example:
+        >>> from polydraft.core import TokenTree
+        >>> concat([TokenTree.roots(torch.tensor([5])), TokenTree.chain(torch.tensor([[6, 7]]))]).parents.tolist()
+        [[-1, -1], [-1, 0]]
+    """
+    return _mapped(parts, _stacked)
+
+
+def scatter(rows: Sequence[Sequence[int]], parts: Sequence[T]) -> T:
+    """Several batches as one, `rows[i]` of which are those of `parts[i]`; all rows from 0 on are somebody's.
+
+    Example:
+        >>> from polydraft.core import TokenTree
+        >>> scatter([[1], [0, 2]], [TokenTree.roots(torch.tensor(tokens)) for tokens in ([5], [6, 7])]).tokens.tolist()
+        [[6], [5], [7]]
+    """
+    return select(concat(parts), torch.tensor([b for group in rows for b in group]).argsort().tolist())
+
+
+def _stacked(parts: Sequence[Tensor], padding: float | Callable[[Tensor], float] | None) -> Tensor:
+    if padding is not None:
+        width = max(x.shape[1] for x in parts)
+        value = padding(parts[0]) if callable(padding) else padding
+        parts = [torch.cat([x, x.new_full((len(x), width - x.shape[1], *x.shape[2:]), value)], 1) for x in parts]
+    return torch.cat(list(parts))
+
+
+def _mapped(parts: Sequence[Any], change: Callable[..., Tensor], padding: Any = None) -> Any:
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return change(parts, padding)
+    if isinstance(first, tuple):
+        return tuple(_mapped(x, change) for x in zip(*parts, strict=True))
+    if isinstance(first, dict):
+        return {key: _mapped([x[key] for x in parts], change) for key in first}
+    if is_dataclass(first):
+        values = {f.name: _mapped([getattr(x, f.name) for x in parts], change, f.metadata.get("padding")) for f in fields(first)}
+        return type(first)(**values)
+    return first
