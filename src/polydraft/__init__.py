@@ -36,19 +36,8 @@ _WHERE = {
 __all__ = [*sorted(_WHERE), "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
-    from polydraft.core import (
-        Budget,
-        Draft,
-        DraftSampling,
-        Method,
-        Needs,
-        NoiseKey,
-        Offers,
-        Outcome,
-        Request,
-        TokenTree,
-        TreeShape,
-    )
+    from polydraft.core import Budget, Draft, DraftSampling, Method, Needs, NoiseKey, Outcome, Request, TokenTree, TreeShape
+    from polydraft.core.methods import Offers
     from polydraft.core.params import SamplingParams, StructuredOutputs
     from polydraft.engine.api import Engine
     from polydraft.engine.asynchronous import AsyncEngine

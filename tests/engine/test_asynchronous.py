@@ -36,7 +36,7 @@ def test_many_coroutines_get_what_each_gets_alone():
     prompts, found, engine = asyncio.run(main())
     assert found == [plain_greedy(engine.target, p, 9) for p in prompts]
     assert isinstance(engine.target, TableModel) and engine.num_free == 3
-    assert not engine._streams and not any(engine.target.texts)
+    assert not engine._outbox.streams and not any(engine.target.texts)
 
 
 class Gated(TableModel):

@@ -236,7 +236,7 @@ def test_a_request_owns_two_slots_where_a_distribution_reads_the_target_after_an
     for drafter in (None, "ngram"):
         engine = Engine.of(target, drafter=drafter, depth=None if drafter is None else 4, decoding=Guidance([2, 3], 1.5))
         assert [r.token_ids for r in engine.generate(prompts, greedy)] == [decode(p) for p in prompts]
-        assert engine._slots.num_free == 4 and target.lengths.tolist() == [0] * 4
+        assert engine.num_free == 4 and target.lengths.tolist() == [0] * 4
 
 
 def test_second_sequences_are_scored_in_the_targets_own_pass():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from polydraft import Engine, Request, SamplingParams
 from polydraft.drafters.model.paths import ModelDrafter
-from polydraft.engine import drafting
+from polydraft.engine import drafter_state
 
 PROMPT = "def add(a, b):\n" + "    # a line that says little\n" * 24
 LONG = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
@@ -34,7 +34,7 @@ def answered(engine, params):
 def test_a_long_prompt_is_read_by_the_draft_model_in_pieces_and_its_text_stays(monkeypatch):
     options = {"drafter": "model", "depth": 3, "max_num_seqs": 2}
     whole = answered(Engine.embedded(**options), LONG)
-    monkeypatch.setattr(drafting, "PIECE", 50)
+    monkeypatch.setattr(drafter_state, "PIECE", 50)
     engine = Engine.embedded(**options)
     counts, length = noted(engine, monkeypatch), len(engine.encode(PROMPT))
     sample = answered(engine, LONG)
@@ -49,7 +49,7 @@ def test_a_text_that_follows_its_drafts_waits_for_them_piece_by_piece_and_stays(
         {"drafter": "model", "depth": 3, "max_num_seqs": 2},
     )
     whole = answered(Engine.embedded(**options), params)
-    monkeypatch.setattr(drafting, "PIECE", 50)
+    monkeypatch.setattr(drafter_state, "PIECE", 50)
     engine = Engine.embedded(**options)
     counts = noted(engine, monkeypatch)
     sample = answered(engine, params)
@@ -59,8 +59,8 @@ def test_a_text_that_follows_its_drafts_waits_for_them_piece_by_piece_and_stays(
 
 
 def test_a_neighbour_goes_on_while_a_text_waits_for_its_drafts(monkeypatch):
-    monkeypatch.setattr(drafting, "FIRST", 16)
-    monkeypatch.setattr(drafting, "PIECE_SECONDS", 1e-9)
+    monkeypatch.setattr(drafter_state, "FIRST", 16)
+    monkeypatch.setattr(drafter_state, "PIECE_SECONDS", 1e-9)
     engine = Engine.embedded(drafter="model", depth=3, max_num_seqs=2)
     neighbour = engine.add_request(Request("short", tuple(engine.encode("x")), replace(LONG, max_tokens=900), 5))
     engine.step()

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from polydraft import Engine, Request, SamplingParams
-from polydraft.engine import loop
+from polydraft.engine import admission, roster
 from polydraft.engine.sequence import Sample
 from polydraft.errors import CapacityError, InvalidInputError
 from tests.engine.tables import TableModel, plain_greedy, table_engine
@@ -30,7 +30,7 @@ def test_adds_and_aborts_from_threads_leave_no_holes_and_no_doubles():
         thread.start()
     while engine.has_unfinished_requests or any(thread.is_alive() for thread in asking):
         outputs += engine.step()
-    assert engine._slots.num_free == 3 and not any(engine.target.texts)
+    assert engine.num_free == 3 and not any(engine.target.texts)
     for name, sample in samples.items():
         own = [o for o in outputs if o.request_id == name]
         assert [o.finished for o in own].count(True) == 1 and own[-1].sample is sample
@@ -83,7 +83,7 @@ def test_a_stream_that_is_collected_inside_a_step_leaves_before_the_next():
     del cycle
     engine.generate([[2]], GREEDY)
     engine.step()
-    assert engine._slots.num_free == 4 and not engine.has_unfinished_requests
+    assert engine.num_free == 4 and not engine.has_unfinished_requests
 
 
 def test_generating_many_prompts_looks_at_each_a_few_times(monkeypatch):
@@ -100,7 +100,7 @@ def test_generating_many_prompts_looks_at_each_a_few_times(monkeypatch):
         def finish_reason(self, why):
             self.__dict__["why"] = why
 
-    monkeypatch.setattr(loop, "Sample", Counted)
+    monkeypatch.setattr(admission, "Sample", Counted)
     engine, params, counts = Engine.of(TableModel(max_num_seqs=2), drafter=None), SamplingParams(temperature=0, max_tokens=2), []
     for number in (30, 120):
         looks = 0
@@ -110,7 +110,7 @@ def test_generating_many_prompts_looks_at_each_a_few_times(monkeypatch):
 
 
 def test_no_more_samples_may_wait_than_the_bound(monkeypatch):
-    monkeypatch.setattr(loop, "MOST_WAITING", 5)
+    monkeypatch.setattr(roster, "MOST_WAITING", 5)
     engine = table_engine()
     with pytest.raises(CapacityError, match="while 5 samples wait"):
         engine.generate([[1]] * 2, GREEDY.with_(n=3))

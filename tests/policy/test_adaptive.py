@@ -14,8 +14,9 @@ from polydraft.core.geometry import chain, paths
 from polydraft.errors import IncompatibleError, InvalidInputError, UnknownNameError
 from polydraft.methods.registry import verifier
 from polydraft.policy.acceptance import FIRST, NEXT, SPARE, UNKNOWN, Acceptance
-from polydraft.policy.adaptive import FIRST_PAUSE, LONGEST_PAUSE, AdaptivePolicy, least_pause, takes_spares
+from polydraft.policy.adaptive import AdaptivePolicy, least_pause, takes_spares
 from polydraft.policy.costs import Costs
+from polydraft.policy.course import FIRST_PAUSE, LONGEST_PAUSE, LOOK, Event, Stage
 from polydraft.policy.marginal import Expected, depth_of, foreseen, gain, least_reach, speed_of
 from polydraft.policy.profile import Profile
 from polydraft.testing import Grown, Tables, enumerate_drafts, measure
@@ -163,6 +164,20 @@ def test_drafting_stops_where_it_does_not_pay_with_longer_and_longer_pauses():
     gaps = [int(x) for x in np.diff(steps) if x > 1]
     assert gaps[:3] == [first + 1, 2 * first + 1, 4 * first + 1] and max(gaps) == LONGEST_PAUSE + 1
     assert len(steps) < 60
+
+
+def test_pauses_double_until_drafts_pay_and_looks_follow_each():
+    policy, (s,) = made(), sequences()
+    course, lengths = policy.course(s), []
+    for _ in range(3):
+        course.meet(Event.FAILS)
+        lengths.append(1 + sum(course.rest() for _ in range(course.pause)))
+        assert course.stage is Stage.LOOKING and course.looks == LOOK
+    course.meet(Event.HOPES)
+    assert lengths == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE] and course.looks == LOOK - 1
+    course.meet(Event.PAYS)
+    course.meet(Event.FAILS)
+    assert course.pause == FIRST_PAUSE and s.course is course
 
 
 def test_a_batch_whose_rows_cost_a_pass_each_is_hardly_drafted_for():

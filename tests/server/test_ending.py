@@ -29,7 +29,7 @@ def test_what_a_drain_leaves_running_ends_with_an_error_that_says_so(monkeypatch
         ]
         wait_for(lambda: engine.num_waiting == len(asked))
         served.server.should_exit = True
-        wait_for(lambda: len(engine._asked) > len(asked))  # the time is up
+        wait_for(lambda: len(engine._roster.asked) > len(asked))  # the time is up
         gate.open.set()
         for path, stream, answer in asked:
             found = answer.result(20)

@@ -209,7 +209,7 @@ def test_a_client_that_leaves_frees_its_place_within_a_step(served, monkeypatch,
     with raw_request(served, {**ASK, "max_tokens": 400, "ignore_eos": True, "stream": stream}):
         wait_for(lambda: served.engine.num_running == 1)
         gate.open.clear()
-    wait_for(lambda: any(isinstance(asked, str) for asked in served.engine._asked))
+    wait_for(lambda: any(isinstance(asked, str) for asked in served.engine._roster.asked))
     seen = gate.steps
     gate.open.set()
     wait_for(lambda: served.engine.num_free == 4)

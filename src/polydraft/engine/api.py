@@ -22,7 +22,7 @@ from polydraft.core.params import CHAT_DEFAULTS, MOST_SAMPLES
 from polydraft.drafters.base import Parts
 from polydraft.engine.checks import check
 from polydraft.engine.fields import EngineFields, SpeculationFields
-from polydraft.engine.loop import Inbox
+from polydraft.engine.outbox import Inbox
 from polydraft.engine.output import StepOutput
 from polydraft.engine.parts import check_encoders, check_step, decoding, slots
 from polydraft.engine.prefixes import PrefixKeeping
@@ -177,7 +177,7 @@ class Engine(PrefixKeeping):
         engine.sampling_defaults = dict(sampling_defaults or {})
         engine.draft_slots = None if draft_model is None else parts.draft_slots
         if max_step < inf:
-            check_step(target, engine._slots, max_step)
+            check_step(target, engine._seats.slots, max_step)
         if measured:
             engine.measure()
         return engine
@@ -275,7 +275,7 @@ class Engine(PrefixKeeping):
         name = f"request-{next(self._ids)}"
         samples: list[Sample] = []
         if outputs is not None:
-            self._streams[name] = outputs
+            self._outbox.streams[name] = outputs
         try:
             for sample in range(params.n):
                 number = MOST_SAMPLES * index + sample
@@ -284,7 +284,7 @@ class Engine(PrefixKeeping):
                 request = Request(name, output_prompt, params, seed, number, **more)
                 samples.append(self.add_request(request))
         except BaseException:
-            self._streams.pop(name, None)
+            self._outbox.streams.pop(name, None)
             self.discard([name])
             raise
         lossless = self.menu.find(drafter, verifier).verifier.info.lossless
@@ -365,7 +365,7 @@ class Engine(PrefixKeeping):
 
     def forget(self, request_id: str) -> None:
         """Give no more outputs to the inbox of a request; it runs on."""
-        self._streams.pop(request_id, None)
+        self._outbox.streams.pop(request_id, None)
 
     def encode_chat(
         self,

@@ -16,9 +16,11 @@ from math import inf
 from statistics import median
 from typing import NamedTuple
 
-from polydraft.core import Mixing, Target
-from polydraft.engine import drafting
-from polydraft.engine.sequence import Sequence
+from polydraft.core import EncoderDecoder, Mixing, Target
+from polydraft.engine import reading
+from polydraft.engine.second import Second
+from polydraft.engine.sequence import Sequence, alike
+from polydraft.engine.stats import Stopwatch, share
 
 FEWEST, MOST = 4, 256
 """Prompt tokens of a step while others run: fewer would pay a pass of their own for little, more are a stall on any machine."""
@@ -73,11 +75,12 @@ class RoundTime(NamedTuple):
 class Filling:
     """What is read of new sequences in each step. clock: seconds, by which the size of pieces is learnt.  max_step: of a step in which others run.
 
+    second: the second sequences, which are read whole.
     rides: whether pieces ride in the passes of rounds.  round_seconds: of a step's rounds, without what rode in them; the median of the last.
     """
 
-    def __init__(self, target: Target, clock: Callable[[], float], max_step: float = inf) -> None:
-        self._target, self._clock, self._max_step = target, clock, max_step
+    def __init__(self, target: Target, clock: Callable[[], float], max_step: float = inf, second: Second | None = None) -> None:
+        self._target, self._clock, self._max_step, self._second = target, clock, max_step, second
         self.rides = isinstance(target, Mixing)
         self._cost, self._seconds_per_token, self._num_read, self.round_seconds = RowCost(), 0.0, 0, 0.0
         self._recent = deque[float](maxlen=RECENT)
@@ -99,6 +102,34 @@ class Filling:
         assert s.slot is not None
         return len(s.token_ids) - 1 - int(self._target.lengths[s.slot])
 
+    def encode(self, joining: Seq[Sequence]) -> None:
+        """Read the sources of new sequences, where the target has an encoder."""
+        if joining and isinstance(self._target, EncoderDecoder):
+            watch = Stopwatch(self._clock)
+            with watch.phase("prefill"):
+                slots, sources = [s.slot for s in joining if s.slot is not None], [s.request.source_token_ids for s in joining]
+                self._target.encode(slots, sources)
+            share([s.sample.stats for s in joining], watch.stop())
+
+    def read(self, new: list[Sequence], *, beside: bool) -> dict[Sequence, int]:
+        """Read what this step reads of new sequences; how many tokens of which are left to the pass of its first round. beside: whether others run."""
+        whole, riding = new, dict[Sequence, int]()
+        if new and self._second is None:
+            whole, riding = self.pieces(new) if beside else (self.piece(new), riding)
+        for s in new:
+            s.sample.stats.read_tokens = int(self._target.lengths[s.slot])
+        if whole:
+            watch = Stopwatch(self._clock)
+            with watch.phase("prefill"):
+                for speculation, group in alike(whole):
+                    reading.fill(self._target, speculation.drafter, group)
+                if self._second is not None:
+                    self._second.fill(whole)
+            share([s.sample.stats for s in whole], watch.stop())
+        for s in whole:
+            s.filling, s.sample.stats.read_tokens = False, s.sample.stats.prompt_tokens
+        return riding
+
     def pieces(self, new: Seq[Sequence]) -> tuple[list[Sequence], dict[Sequence, int]]:
         """Those that are read to their end when this step reads what it reads alone, and how many tokens ride for which others.
 
@@ -108,10 +139,10 @@ class Filling:
         groups: dict[object, list[Sequence]] = {}
         for number, s in enumerate(sorted(new, key=lambda s: s.due)):
             groups.setdefault((s.context, None if s.state is None else number), []).append(s)
-        for alike in groups.values():
-            first, tokens_left = alike[0], self._left(alike[0])
-            if tokens_left == 0 or not drafting.reads_on(first) or (tokens_left <= room and not self.rides):
-                whole += alike
+        for equal in groups.values():
+            first, tokens_left = equal[0], self._left(equal[0])
+            if tokens_left == 0 or not reading.reads_on(first) or (tokens_left <= room and not self.rides):
+                whole += equal
                 self._num_read += tokens_left
                 room -= tokens_left
             elif room > 0 and self.rides:
@@ -129,7 +160,7 @@ class Filling:
         whole = list[Sequence]()
         for s in sorted(new, key=lambda s: s.due):
             tokens_left = 0 if any(s.context == other.context for other in whole) else self._left(s)
-            if tokens_left > room and drafting.reads_on(s):
+            if tokens_left > room and reading.reads_on(s):
                 if not whole:
                     self._alone = self._read_alone(s, room)
                 break
@@ -140,7 +171,7 @@ class Filling:
     def _read_alone(self, s: Sequence, count: int) -> float:
         """Seconds of a token."""
         start = self._clock()
-        drafting.read_on(self._target, s, count)
+        reading.read_on(self._target, s, count)
         seconds = self._clock() - start
         s.sample.stats.seconds["prefill"] += seconds
         self._num_read += count

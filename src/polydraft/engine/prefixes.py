@@ -30,7 +30,7 @@ class PrefixKeeping(Loop):
     @property
     def prefix_caches(self) -> dict[str, tuple[Slots, PrefixCache]]:
         """Those of the target and of the draft model that there are, each with the slots that fill it."""
-        slots = {"target": self._slots} | ({} if self.draft_slots is None else {"draft": self.draft_slots})
+        slots = {"target": self._seats.slots} | ({} if self.draft_slots is None else {"draft": self.draft_slots})
         return {role: (of, of.prefix_cache) for role, of in slots.items() if of.prefix_cache is not None}
 
     def save_prefixes(self, path: str | Path) -> int:

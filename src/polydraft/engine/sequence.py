@@ -2,6 +2,7 @@
 
 import reprlib
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -198,7 +199,7 @@ class Sequence:
 
     token_ids: prompt and output, the one truth about what is committed.  slot: None while waiting.  filling: part of it is still to be read.
     due: when, in prompt tokens that the engine reads, see `filling`.
-    state: the drafter's, or None where drafting is off.  num_read: committed tokens that the state has been told.
+    state: the drafter's, or None where drafting is off.  course: the policy's.  num_read: committed tokens that the state has been told.
     held: whether it began without drafts as their code was being compiled.
     postponed: size of the batch in which drafts for it did not pay, see `fixed.Opening`; 0 otherwise.
     copying: whether what is verified in this step was copied from the text, not drafted.
@@ -215,6 +216,7 @@ class Sequence:
     filling: bool = False
     due: int = 0
     state: Any = None
+    course: Any = None
     num_read: int = 0
     copying: bool = False
     unread: list[tuple[Mapping[int, Float[Tensor, "B N D"]], int]] = field(default_factory=list[Any])
@@ -240,5 +242,18 @@ class Sequence:
         return max(0, len(self.second_ids) - self.num_prompt_tokens)
 
     @property
+    def follows_drafts(self) -> bool:
+        """Whether its text depends on what is drafted: it was given a seed, and is sampled."""
+        return self.request.params.seed is not None and not self.request.params.greedy
+
+    @property
     def finished(self) -> bool:
         return self.sample.finish_reason is not None
+
+
+def alike(sequences: Seq[Sequence]) -> list[tuple[Speculation, list[Sequence]]]:
+    """Those that are drafted for alike, in order."""
+    groups: dict[Speculation, list[Sequence]] = {}
+    for s in sequences:
+        groups.setdefault(s.speculation, []).append(s)
+    return list(groups.items())

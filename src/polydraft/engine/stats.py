@@ -1,6 +1,6 @@
 """What a request cost and what its drafts were worth, measured while it runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -114,6 +114,13 @@ class RequestStats:
             "near_ties": self.near_ties,
             "drafter_counts": self.drafter_counts,
         }
+
+
+def share(stats: Sequence[RequestStats], seconds: Mapping[str, float]) -> None:
+    """Book a step's seconds on its sequences, equally."""
+    for own in stats:
+        for phase, value in seconds.items():
+            own.seconds[phase] += value / len(stats)
 
 
 class _Phase(AbstractContextManager[None]):

@@ -28,7 +28,7 @@ from polydraft.core.geometry import Dedup, chain, dedup
 from polydraft.core.outcomes import Outcome
 from polydraft.core.targets import AuxRows, Mixing, Scores, Target
 from polydraft.core.trees import NoiseKey, TokenTree
-from polydraft.engine import drafting
+from polydraft.engine import drafter_state, drafting, reading
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.speculation import Speculation
@@ -93,7 +93,7 @@ class Stepper:
     decoding: Decoding | None = None
     second: Second | None = None
     clock: Callable[[], float] = perf_counter
-    pace: drafting.Pace | None = None
+    pace: drafter_state.Pace | None = None
 
     def __call__(self, sequences: Seq[Sequence], riding: Mapping[Sequence, int] | None = None, *, beside: bool = False) -> Round:
         """One round; target cache and drafter states move on, the sequences' tokens are the caller's to extend.
@@ -106,7 +106,7 @@ class Stepper:
             budgets = self._budgets(sequences)
         if budgets and drafter is not None and any(s.drafting and s.state is None for s in sequences):
             with watch.phase("prefill"):
-                late = drafting.begin(drafter, sequences, self.pace, beside=beside)
+                late = drafter_state.begin(drafter, sequences, self.pace, beside=beside)
             if len(late) == len(sequences):
                 with watch.phase("scoring"):
                     self._read(riding or {})
@@ -158,14 +158,14 @@ class Stepper:
     def _read(self, riding: Mapping[Sequence, int]) -> None:
         """Read so many tokens of new sequences."""
         for s, count in riding.items():
-            drafting.read_on(self.target, s, count)
+            reading.read_on(self.target, s, count)
 
     def _score(
         self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, extra: AuxRows | None, riding: Mapping[Sequence, int]
     ) -> Scores:
         layers = self._layers(sequences)
         if riding and extra is None and isinstance(self.target, Mixing):
-            return drafting.score_mixed(self.target, sequences, unique.tree, layers, riding)
+            return reading.score_mixed(self.target, sequences, unique.tree, layers, riding)
         self._read(riding)  # in forward passes of their own
         aux = None if extra is None else _hung(unique, extra)
         if self.second is not None:

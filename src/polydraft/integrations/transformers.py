@@ -20,7 +20,7 @@ from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from polydraft.core import Drafter, Request, SamplingParams, Target, Verifier
-from polydraft.engine import drafting
+from polydraft.engine import drafter_state, reading
 from polydraft.engine.api import Engine
 from polydraft.engine.sequence import Sample
 from polydraft.engine.sequence import Sequence as Running
@@ -205,15 +205,15 @@ class _Run:
         for slot, row in enumerate(self.rows):
             row.sequence.slot, row.sequence.drafting = slot, drafter is not None
             row.sequence.speculation = self.engine.menu.default
-        drafting.fill(target, drafter, [row.sequence for row in self.rows])
+        reading.fill(target, drafter, [row.sequence for row in self.rows])
 
     def release(self) -> None:
         """Give all slots back."""
         self.engine.target.release(range(len(self.rows)))
         if self.engine.drafter is not None:
-            drafting.release(self.engine.drafter, [row.sequence for row in self.rows])
+            drafter_state.release(self.engine.drafter, [row.sequence for row in self.rows])
             for row in self.rows:
-                drafting.teach(self.engine.drafter, row.sequence)
+                drafter_state.teach(self.engine.drafter, row.sequence)
 
     def step(self) -> list[int]:
         """One round for the rows that are not done; the tokens of the first row."""

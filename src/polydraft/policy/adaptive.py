@@ -8,10 +8,7 @@ their distribution.
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from math import inf
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 from jaxtyping import Float
 from torch import Tensor
@@ -22,6 +19,7 @@ from polydraft.core.budget import Stop
 from polydraft.core.confidence import BINS
 from polydraft.policy.acceptance import FIRST, NEXT, SPARE, Acceptance
 from polydraft.policy.costs import Costs, LiveCosts, Overhead, no_overhead
+from polydraft.policy.course import LOOK, NOTHING, Course, Event, Weighed
 from polydraft.policy.fixed import Policy, RunningSequence
 from polydraft.policy.marginal import Expected, depth_of, fastest_share, gain, least_branch, least_reach, least_spare, speed_of
 from polydraft.policy.profile import Profile, begun, check_identity, profile_of, remember_steps
@@ -29,9 +27,8 @@ from polydraft.policy.repeats import Repeats
 
 __all__ = ["AdaptivePolicy"]
 
-FIRST_PAUSE, LONGEST_PAUSE = 8, 256
-HELD, LOOK, SURE = 4, 2, 16
-"""Steps for which a sequence's budget holds, that follow a pause to look again, and with drafts of a sequence before its budgets hold."""
+SURE = 16
+"""Steps with drafts of a sequence before its budgets hold."""
 LOOKING = 0.02
 """Share of its steps that a paused sequence may lose by looking again, at most."""
 OFTEN, SELDOM = 64, 7
@@ -55,7 +52,6 @@ FORESEEN = 512
 """Tokens that a request may still emit, at most, where drafts have to bring back the reading of its text."""
 MOST_COPIED = 16
 """Tokens of the text that are verified at once, at most."""
-NOTHING = Budget.fixed((-1,))
 CERTAIN = Expected(2.0, 1.0, 1.0)
 """A drafted token that is accepted for sure: where not even that pays, nothing is looked for."""
 
@@ -75,39 +71,6 @@ def least_pause(num_sequences: int, costs: Costs) -> int:
 def takes_spares(verifier: Method) -> bool:
     """Whether a verifier is exact for chains with spare siblings, see `budget.Stop`."""
     return DraftSampling.WITHOUT_REPLACEMENT in verifier.draft_sampling and TreeShape.GROWN in verifier.shapes
-
-
-class Weighed(NamedTuple):
-    """What a draft was weighed by. speed: tokens per second of the batch.  rows: of the pass without it.  gain: of the draft, see `marginal`."""
-
-    speed: float = 0.0
-    rows: float = 1.0
-    gain: float = 0.0
-
-
-UNWEIGHED = Weighed()
-
-
-@dataclass
-class Course:
-    """Where a sequence stands. seen: its own steps.  costs: None to follow the live ones.  budget, age: the last one, and for how many steps.  weighed: for it.
-    pause, left: steps of the last pause, and how many are left of it.  looks: drafts that are left to look again after it.  repeats: of its text."""
-
-    seen: Acceptance
-    costs: Costs | None
-    repeats: Repeats
-    weighed: Weighed = UNWEIGHED
-    budget: Budget = NOTHING
-    age: int = HELD
-    pause: int = 0
-    left: int = 0
-    looks: int = 0
-
-    @property
-    def survival(self) -> float:
-        """Accepted tokens by drafted node, as expected."""
-        expected = self.seen.expected
-        return (expected.tokens - 1.0) / max(expected.nodes, 1.0)
 
 
 class AdaptivePolicy(Policy):
@@ -130,10 +93,8 @@ class AdaptivePolicy(Policy):
         """Start from this."""
         self.profile, self.live = profile, LiveCosts(profile.costs)
         self.seen = {greedy: Acceptance(*profile.known(greedy), *SHARED) for greedy in (False, True)}
-        self._courses: WeakKeyDictionary[Any, Course] = WeakKeyDictionary()
         self._kept = self.missing = False
         """Whether what steps have shown is kept, and whether costs are assumed that could be measured."""
-        self._asked: dict[int, Budget] = {}
         self._num_tokens, self._batch = 0.0, 1
         """Of a sequence's text, on the mean, and sequences, of the present step."""
         self._rows, self._steps, self._drafting, self._alike, self._timed = 1, 0, 0, 0, 0
@@ -179,14 +140,13 @@ class AdaptivePolicy(Policy):
 
     def course(self, s: RunningSequence) -> Course:
         """Where a sequence stands."""
-        course = self._courses.get(s)
-        if course is None:
+        if s.course is None:
             params = s.request.params
             stored = self.profile.known(params.greedy) if params.seed is not None else None
             shared = self.seen[params.greedy]
             acceptance = Acceptance(*(stored or (shared.rates, shared.expected)), *OWN)
-            course = self._courses[s] = Course(acceptance, self.profile.costs if stored else None, Repeats(s.request))
-        return course
+            s.course = Course(acceptance, self.profile.costs if stored else None, Repeats(s.request))
+        return s.course
 
     def expect(self, num_sequences: int, riding: int) -> None:
         """See `fixed.Policy`."""
@@ -214,17 +174,15 @@ class AdaptivePolicy(Policy):
         """One each."""
         courses = [self.course(s) for s in sequences]
         self._num_tokens = sum(len(s.token_ids) for s in sequences) / max(len(sequences), 1)
-        budgets = [
-            self._next(s, c, sequences, courses) if s.drafting else NOTHING for s, c in zip(sequences, courses, strict=True)
-        ]
-        self._asked = {id(s): budget for s, budget in zip(sequences, budgets, strict=True)}
-        return budgets
+        for s, course in zip(sequences, courses, strict=True):
+            course.asked = self._next(s, course, sequences, courses) if s.drafting else NOTHING
+        return [course.asked for course in courses]
 
     def _next(self, s: RunningSequence, course: Course, sequences: Seq[RunningSequence], courses: Seq[Course]) -> Budget:
         if self._copies or self._copying:
             course.repeats.read(s.token_ids)
-        if self._copies and course.repeats.doubles():
-            course.left = 0  # what copies from the text has more to copy than ever
+        if self._copies and course.repeats.doubles() and course.paused:
+            course.meet(Event.OVER)  # what copies from the text has more to copy than ever
         if (
             self._copying
             and course.weighed.speed
@@ -232,14 +190,13 @@ class AdaptivePolicy(Policy):
             and (copied := self._copied(s, course, len(sequences)))
         ):
             return Budget.copying(copied)
-        if course.left:
-            course.left -= 1
+        if course.rest():
             return NOTHING
         if self._reads and s.state is None and not self.opens(s, max(self._expected, len(sequences))):
-            course.left = FIRST_PAUSE - 1
+            course.meet(Event.CLOSED)
             return NOTHING
-        if course.age < HELD and course.budget is not NOTHING and course.seen.steps >= SURE:
-            course.age += 1
+        if course.held and course.budget is not NOTHING and course.seen.steps >= SURE:
+            course.held -= 1
             return course.budget
         beside = () if course.costs else [c for t, c in zip(sequences, courses, strict=True) if c is not course and t.drafting]
         course.budget = self._weighed(s, course, beside)
@@ -265,21 +222,19 @@ class AdaptivePolicy(Policy):
         """The draft that the rule is for; nothing, and a pause, where the whole draft does not pay. beside: of the same batch."""
         batch = 1 + len(beside)
         costs = self._costs(s, course, batch)
-        ranked = sorted([course, *(c for c in beside if not c.left)], key=lambda c: c.survival, reverse=True)
+        ranked = sorted([course, *(c for c in beside if not c.paused)], key=lambda c: c.survival, reverse=True)
         count, speed = fastest_share([c.seen.expected for c in ranked], batch, costs)
         others = [c.seen.expected for c in ranked[:count] if c is not course]
         rows, drafting = batch + sum(draft.nodes for draft in others), 1 + len(others)
         rows += 0 if course.costs else self._riding
         worth = gain(course.seen.expected, speed, rows, drafting, costs)
         course.weighed = Weighed(speed, rows, worth if len(others) < count else min(worth, 0.0))
-        course.age = 1
         if course.weighed.gain > 0:
-            course.pause = course.looks = 0
-        elif course.looks and gain(CERTAIN, speed, rows, drafting, costs) > 0:  # a pause is over
-            course.looks, course.age = course.looks - 1, HELD
+            course.meet(Event.PAYS)
+        elif course.looks and gain(CERTAIN, speed, rows, drafting, costs) > 0:
+            course.meet(Event.HOPES)
         else:
-            course.pause = min(max(2 * course.pause, FIRST_PAUSE, least_pause(batch, costs)), LONGEST_PAUSE)
-            course.left, course.looks = course.pause - 1, LOOK
+            course.meet(Event.FAILS, least_pause(batch, costs))
             course.seen.forget(REMEMBERED)
             return NOTHING
         return self._budget(s, course, speed, rows, drafting, costs)
@@ -348,13 +303,14 @@ class AdaptivePolicy(Policy):
         before, self._rows, self._steps, self._drafting = self._steps, len(sequences), 0, 0
         self._batch = len(sequences)
         for b, s in enumerate(sequences):  # those that failed in this step have no row
-            budget = self._asked.get(id(s), NOTHING)
+            course = self.course(s)
+            budget = course.asked
             if s.drafting and budget.copied:
                 self._rows += int((parents[b, 1:] >= 0).sum())
             elif s.drafting and budget.max_depth:
                 drafted = parents[b], paths[b], None if confidence is None else confidence[b]
                 greedy = s.request.params.greedy
-                nodes, depth = self.course(s).seen.observe(*drafted, in_turn=budget.has_spares and not greedy)
+                nodes, depth = course.seen.observe(*drafted, in_turn=budget.has_spares and not greedy)
                 self.seen[greedy].observe(*drafted, in_turn=budget.has_spares and not greedy)
                 self._rows, self._steps, self._drafting = self._rows + nodes, max(self._steps, depth), self._drafting + 1
         self._alike = self._alike + 1 if (before > 0) == (self._steps > 0) else 0

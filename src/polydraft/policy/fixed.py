@@ -11,19 +11,20 @@ from torch import Tensor
 from polydraft.core import Budget, Draft, Drafter, Method, Outcome, Request, Target, Verifier
 from polydraft.errors import CapacityError
 from polydraft.models.slots import TREE_ROOM
-from polydraft.policy.costs import Overhead, no_overhead
 from polydraft.verifiers import pairing
 
 __all__ = ["FixedPolicy", "Policy", "RunningSequence", "check_draft", "check_room"]
 
 
 class RunningSequence(Protocol):
-    """What a policy knows of a running sequence. token_ids: prompt and output.  state: the drafter's.  drafting: False where its drafter is off."""
+    """What a policy knows of a running sequence. token_ids: prompt and output.  state: the drafter's.  drafting: False where its drafter is off.
+    course: the policy's own record of it, which it puts there."""
 
     request: Request
     token_ids: list[int]
     state: Any
     drafting: bool
+    course: Any
 
 
 class Policy:
@@ -55,17 +56,8 @@ class Policy:
         """Whether a request is drafted for at all, in a batch of so many: only then a drafter reads its text. again: and the target once more for it."""
         return True
 
-    def measure(
-        self,
-        target: Target,
-        drafter: Drafter,
-        verifier: Verifier,
-        overhead: Overhead = no_overhead,
-        slots: tuple[int, int] = (0, 0),
-        stopped: Callable[[], bool] = lambda: False,
-        text: Seq[int] | None = None,
-    ) -> None:
-        """Measure the costs that are missing, of an idle target; see `costs.measured`."""
+    def measure(self, *parts: Any, **options: Any) -> None:
+        """Measure the costs that are missing, of an idle target; see `AdaptivePolicy.measure`."""
 
     def keep(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
         """Remember for later engines what steps have shown of costs that are missing."""

@@ -1,0 +1,60 @@
+"""Whether a request begins with drafts: not while their code is compiled, nor in a batch in which they do not pay; and whether it waits for them.
+
+A text that depends on drafts, as a seed or a budget was given, or on their costs, waits until these are there.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
+from polydraft.core import Target
+from polydraft.engine import reading
+from polydraft.engine.sequence import Sequence
+from polydraft.engine.speculation import Menu
+
+__all__ = ["Opening"]
+
+
+class Opening:
+    """menu: whose default's drafts may still be compiled."""
+
+    def __init__(self, target: Target, menu: Menu) -> None:
+        self._target, self._menu = target, menu
+
+    def _compiles(self, s: Sequence) -> bool:
+        """Whether the code of its drafts is being compiled."""
+        return s.speculation is self._menu.default and self._menu.is_compiling
+
+    def follows_costs(self, s: Sequence) -> bool:
+        """Whether its text depends on costs that are missing: it is first in line, and waits until nothing runs and they are measured."""
+        shared_noise = s.speculation.verifier.info.shared_noise
+        return s.follows_drafts and s.request.budget is None and not shared_noise and s.speculation.unmeasured
+
+    def awaits_drafts(self, s: Sequence) -> bool:
+        """Whether it waits while drafts are compiled, as its text depends on them or on their costs; those behind it do not."""
+        depends = s.request.budget is not None or s.follows_drafts
+        return depends and (self._compiles(s) or (self.follows_costs(s) and self._menu.is_compiling))
+
+    def next(self, waiting: Iterable[Sequence]) -> Sequence | None:
+        """The first that does not wait for drafts."""
+        return next((s for s in waiting if not self.awaits_drafts(s)), None)
+
+    def begin(self, s: Sequence, expected: int) -> None:
+        """Join without drafts where those would not pay in a batch of so many, so that no drafter reads the prompt for nothing."""
+        drafter, policy = s.speculation.drafter, s.speculation.policy
+        if s.postponed or s.held:
+            s.drafting, s.postponed, s.held = True, 0, False
+        if s.drafting and self._compiles(s):
+            s.drafting, s.held = False, True
+        elif drafter is not None and drafter.needs.hidden and s.drafting:
+            s.drafting = policy.opens(s, expected)
+            s.postponed = 0 if s.drafting else expected
+
+    def resume(self, running: Seq[Sequence], expected: int) -> None:
+        """Draft for what began before its drafts were compiled, and for what joined a batch twice as large, where it pays to read it once more."""
+        for s in [s for s in running if s.held and not s.filling and not self._compiles(s)]:
+            reads_states = s.speculation.drafter is not None and s.speculation.drafter.needs.hidden
+            s.drafting, s.held, s.postponed = not reads_states, False, 2 * expected if reads_states else 0
+        for s in [s for s in running if s.postponed >= 2 * max(expected, 1) and not s.filling]:
+            policy, s.postponed = s.speculation.policy, expected
+            if policy.opens(s, expected, again=True):
+                reading.resume(self._target, s)

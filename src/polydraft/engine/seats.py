@@ -1,0 +1,65 @@
+"""The slots that a sequence takes: one of the target, and one for the second sequence where a decoding method reads one."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from polydraft.core import BlockCopying, Decoding, EncoderDecoder, SecondSequenceDecoding, Target
+from polydraft.engine.room import Room
+from polydraft.engine.second import Second
+from polydraft.engine.sequence import Sequence
+from polydraft.models.prefix_cache import PrefixCache
+from polydraft.models.slots import Slots
+
+__all__ = ["Seats"]
+
+
+class Seats:
+    """slots: of the target.  second: the second sequences, or None.  room: memory of the KV cache.  Arguments as of `Loop`."""
+
+    def __init__(self, target: Target, decoding: Decoding | None, keep_prefixes: bool, prefix_cache_bytes: int) -> None:
+        self._target, self.slots = target, Slots(target)
+        self.second = Second(decoding, target, self.slots) if isinstance(decoding, SecondSequenceDecoding) else None
+        shared = self.second is not None and self.second.model is target
+        self.room = Room(target, self.slots, 2 if shared else 1)
+        self._keeps = keep_prefixes and self.second is None and target.rolls_back and not isinstance(target, EncoderDecoder)
+        if self._keeps and isinstance(target, BlockCopying):
+            self.slots.prefix_cache = PrefixCache(target, prefix_cache_bytes)
+
+    @property
+    def are_free(self) -> bool:
+        """Whether there are those of one more sequence."""
+        return self.slots.num_free > 0 and (self.second is None or self.second.has_room)
+
+    def take(self, s: Sequence) -> None:
+        """Its slot, which may hold the beginning of its text from before."""
+        s.slot = self.slots.take(s.token_ids[:-1] if self._keeps else ())
+        if self._keeps:
+            self.slots.holds(s.slot, s.token_ids)
+
+    def complete(self, s: Sequence) -> None:
+        """The second slot, once it is known how much the first holds of what is needed."""
+        assert s.slot is not None
+        s.sample.stats.cached_tokens = int(self._target.lengths[s.slot]) if self._keeps else 0
+        if self.second is not None:
+            self.second.take(s)
+
+    def leave(self, s: Sequence, *, keep: bool) -> None:
+        """Give back what it has. keep: its slot holds its tokens and nothing else, and may go on holding them."""
+        if s.slot is not None:
+            slot, s.slot = s.slot, None
+            held = s.token_ids[: int(self._target.lengths[slot])] if keep and self._keeps else ()
+            self.slots.give_back(slot, held)
+        if self.second is not None:
+            self.second.leave(s)
+
+    @contextmanager
+    def idle(self) -> Generator[tuple[int, int]]:
+        """An empty slot, and one of a second sequence, or the same, for as long as the block lasts."""
+        slots = [(self.slots, self.slots.take())]
+        try:
+            if self.second is not None:
+                slots.append((self.second.slots, self.second.slots.take()))
+            yield slots[0][1], slots[-1][1]
+        finally:
+            for owner, slot in reversed(slots):
+                owner.give_back(slot)
