@@ -25,7 +25,7 @@ from studies.questions import QUESTIONS
 from studies.theory.asynchronous import asynchronous_rate, synchronous_rate
 from studies.theory.speed import tokens_of_chain
 
-DEPTH, CAP, LEAST = 5, 11, 2
+DEPTH, CAP, MIN_LEAD = 5, 11, 2
 
 
 def inflated(layers: int, draft_layers: int) -> dict[str, Engine]:
@@ -45,13 +45,13 @@ def engines(target: Target, tokenizer: Any, draft: Callable[[], Target]) -> dict
     def make(**options: Any) -> Engine:
         return Engine.of(target, tokenizer=tokenizer, draft_model=draft(), **options)
 
-    ahead = {"lead_cap": CAP, "least": LEAST, "burst": 1, "trace": True}
+    ahead = {"lead_cap": CAP, "min_lead": MIN_LEAD, "burst": 1, "trace": True}
     return {
         "plain": make(drafter=None),
         "synchronous": make(drafter="model:chain", depth=DEPTH),
         "asynchronous": make(asynchronous=True, depth=DEPTH, drafter_options=ahead),
         "asynchronous, bursts of 4": make(asynchronous=True, depth=DEPTH, drafter_options=ahead | {"burst": 4}),
-        "asynchronous, whole drafts": make(asynchronous=True, depth=DEPTH, drafter_options=ahead | {"burst": 5, "least": 5}),
+        "asynchronous, whole drafts": make(asynchronous=True, depth=DEPTH, drafter_options=ahead | {"burst": 5, "min_lead": 5}),
     }
 
 
@@ -140,7 +140,7 @@ def summary(made: dict[str, Engine], took: Took, temperature: float, more: int, 
     ratios = {name: [s / x for s, x in zip(seconds["synchronous"], each, strict=True)] for name, each in seconds.items()}
 
     def model(step: float, verify: float) -> float:
-        rate = asynchronous_rate(acceptance, step, lambda n: verify, least=LEAST, depth=DEPTH, cap=CAP)
+        rate = asynchronous_rate(acceptance, step, lambda n: verify, min_lead=MIN_LEAD, depth=DEPTH, cap=CAP)
         return round(rate / synchronous_rate(acceptance, drafting / DEPTH, lambda n: rest, DEPTH), 3)
 
     return {

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polydraft.integrations.vllm import RULE
+from polydraft.integrations.vllm import VERIFIER
 from polydraft.models.load import load_tokenizer
 from studies.inside_vllm.engine import VLLM
 from studies.options import Out, Quick, write_json
@@ -93,7 +93,7 @@ def main(
         for name, (speculative, rule) in chosen.items():
             typer.echo(f"starting vLLM: {name}", err=True)
             options: dict[str, Any] = {} if speculative is None else {"speculative_config": speculative}
-            environment = {RULE: rule, "VLLM_CPU_OMP_THREADS_BIND": "0"}
+            environment = {VERIFIER: rule, "VLLM_CPU_OMP_THREADS_BIND": "0"}
             served[name] = VLLM(
                 folder, environment=environment, dtype="bfloat16", max_model_len=1024, max_num_seqs=len(prompts), **options
             )

@@ -52,8 +52,8 @@ def nearest(pair: Pair) -> Int[Tensor, "V m"]:
 def rules(pair: Pair) -> dict[str, Rule]:
     """The rules with their usual thresholds."""
     found: dict[str, Rule] = {
-        "typical": (typical.output_probs, lambda p, q: typical.kept(p)),
-        "top_beta": (top_beta.output_probs, lambda p, q: top_beta.kept(p)),
+        "typical": (typical.output_probs, lambda p, q: typical.acceptable(p)),
+        "top_beta": (top_beta.output_probs, lambda p, q: top_beta.acceptable(p)),
     }
     if pair.target.vocab_size <= LARGEST_CODEBOOK:
         near = nearest(pair)

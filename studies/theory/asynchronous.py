@@ -3,7 +3,7 @@
 After the scheme of McDanel 2024, AMUSD (arXiv 2410.17375); the formula is ours.
 
     a   acceptance of a drafted token, the same at every depth and independent      c   chance that the extra token is the one that waits
-    t   seconds of a draft step       T(n)  seconds of a pass that takes n drafts    m   least lead      L, C  most that a pass takes, and that wait
+    t   seconds of a draft step       T(n)  seconds of a pass that takes n drafts    m   smallest lead      L, C  most that a pass takes, and that wait
 
     synchronous      E(n) / (n t + T(n)),   E(n) = 1 + a + .. + a^n
     asynchronous     cycles that a rollback ends. After it the worker finishes its step, draws m tokens, and a pass takes them. While it runs,
@@ -39,7 +39,7 @@ def asynchronous_rate(
     draft_seconds: float,
     verify_seconds: Callable[[int], float],
     *,
-    least: int,
+    min_lead: int,
     depth: int,
     cap: int,
     match: float | None = None,
@@ -50,21 +50,21 @@ def asynchronous_rate(
         InvalidInputError: sizes that do not fit, or seconds that are not positive.
 
     Example:
-        >>> rate = asynchronous_rate(1.0, 1.0, lambda drafts: 4.0, least=1, depth=4, cap=8)
+        >>> rate = asynchronous_rate(1.0, 1.0, lambda drafts: 4.0, min_lead=1, depth=4, cap=8)
         >>> round(rate, 3)  # four tokens in four seconds: the drafting is hidden
         1.0
     """
-    if not 1 <= least <= depth <= cap or draft_seconds <= 0 or verify_seconds(least) <= 0:
+    if not 1 <= min_lead <= depth <= cap or draft_seconds <= 0 or verify_seconds(min_lead) <= 0:
         raise InvalidInputError(
-            f"least={least}, depth={depth}, cap={cap}, draft_seconds={draft_seconds} were given; expected 1 <= least <= depth <= cap and positive seconds."
+            f"min_lead={min_lead}, depth={depth}, cap={cap}, draft_seconds={draft_seconds} were given; expected 1 <= min_lead <= depth <= cap and positive seconds."
         )
     c = acceptance if match is None else match
     tokens = seconds = 0.0
     reached, lead, begun = 1.0, 0, 0.0  # tokens that wait, and seconds since the step in flight began
     for _ in range(100_000):
-        wait = max(0.0, (least - lead) * draft_seconds - begun)
-        if lead < least:
-            lead, begun = least, 0.0
+        wait = max(0.0, (min_lead - lead) * draft_seconds - begun)
+        if lead < min_lead:
+            lead, begun = min_lead, 0.0
         taken, rows = min(lead, depth), verify_seconds(min(lead, depth))
         drawn = min(int((begun + rows) / draft_seconds + 1e-9), cap - lead)
         idle = lead + drawn == cap

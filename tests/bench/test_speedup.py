@@ -38,5 +38,5 @@ def test_one_outlier_of_nine_rounds_does_not_hide_a_difference():
 def test_fewer_rounds_than_an_interval_needs_tell_nothing():
     for n in range(1, 9):
         few = Speedup.of([2.0] * n)
-        assert (str(few) == "too few rounds to tell") == (n < ROUNDS) == (few.interval is None)
+        assert (str(few) == "too few repetitions to tell") == (n < ROUNDS) == (few.interval is None)
     assert all(repetitions(n) * n >= ROUNDS > (repetitions(n) - 1) * n for n in range(1, 20))

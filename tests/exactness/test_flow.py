@@ -151,7 +151,7 @@ def test_mass_in_the_place_of_weights_is_caught(monkeypatch):
 def careless(g, r, P, D, *, start=1.0, capped=True, from_marginals=False):
     """`flow.scaled` from another start, which may overshoot; wrong: without the last cap, or with E as if each token met the average of the others."""
     new = without_repeats(D) >= 0
-    a = start * (g / (r - torch.minimum(g, 0.9 * r))).clamp(module.LEAST, module.MOST)
+    a = start * (g / (r - torch.minimum(g, 0.9 * r))).clamp(module.SMALLEST, module.LARGEST)
     for turn in range(2):
         held = module.look_up(a, D) * new
         T = held / (1 + held.sum(-1, keepdim=True))
@@ -159,7 +159,7 @@ def careless(g, r, P, D, *, start=1.0, capped=True, from_marginals=False):
         if from_marginals:
             E = r * a / (1 + a + (r * a).nansum(1, keepdim=True) - r * a)
         if turn == 0:
-            a = torch.where(E > 0, (a * g / E).clamp(module.LEAST, module.MOST), a)
+            a = torch.where(E > 0, (a * g / E).clamp(module.SMALLEST, module.LARGEST), a)
     phi = torch.where(g < E, g / E, 1.0) if capped else torch.ones_like(g)
     return T * module.look_up(phi, D), (g - phi * E).clamp(min=0)
 

@@ -20,7 +20,7 @@ import torch
 from scipy.stats import chisquare
 
 from polydraft.errors import IncompatibleError
-from polydraft.integrations.vllm import RULE
+from polydraft.integrations.vllm import VERIFIER
 from polydraft.integrations.vllm.drafters import OPTIONS
 from polydraft.models import pair
 from studies.inside_vllm.engine import VLLM
@@ -46,7 +46,7 @@ def engine(
     options = {} if speculative is None else {"speculative_config": speculative}
     made = VLLM(
         folder or pair.target_folder(),
-        environment={"VLLM_CPU_OMP_THREADS_BIND": "0", RULE: rule or "", **environment},
+        environment={"VLLM_CPU_OMP_THREADS_BIND": "0", VERIFIER: rule or "", **environment},
         dtype="float32",
         max_model_len=256,
         max_num_seqs=64,

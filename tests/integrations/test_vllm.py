@@ -87,9 +87,9 @@ def test_drafters_that_read_the_target_are_refused() -> None:
 @pytest.mark.parametrize(("name", "said"), [("typical", "changes the distribution"), ("recursive_wor", "not for chains")])
 def test_rules_that_vllm_cannot_use_are_refused(name: str, said: str) -> None:
     with pytest.raises(IncompatibleError, match=said):
-        vllm.rule_named(name)
+        vllm.verifier_named(name)
     with pytest.raises(UnknownNameError):
-        vllm.rule_named(f"{name}s")
+        vllm.verifier_named(f"{name}s")
 
 
 @pytest.mark.parametrize("found", ["0.31.0", "1.0"])
@@ -97,8 +97,8 @@ def test_another_version_is_refused_where_the_option_is_on_and_nothing_happens_w
     found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm, "version", lambda name: found)
-    monkeypatch.delenv(vllm.RULE, raising=False)
+    monkeypatch.delenv(vllm.VERIFIER, raising=False)
     vllm.register()
-    monkeypatch.setenv(vllm.RULE, "block")
+    monkeypatch.setenv(vllm.VERIFIER, "block")
     with pytest.raises(IncompatibleError, match=found):
         vllm.register()

@@ -37,9 +37,9 @@ def simulated(acceptance, seconds, passes, count=4000, **sizes):
 @pytest.mark.parametrize(
     ("seconds", "sizes"),
     [
-        (0.3, {"least": 2, "depth": 5, "cap": 12}),
-        (1.0, {"least": 1, "depth": 4, "cap": 8}),
-        (5.3, {"least": 1, "depth": 3, "cap": 8}),
+        (0.3, {"min_lead": 2, "depth": 5, "cap": 12}),
+        (1.0, {"min_lead": 1, "depth": 4, "cap": 8}),
+        (5.3, {"min_lead": 1, "depth": 3, "cap": 8}),
     ],
 )
 def test_the_rate_is_the_simulators(acceptance, seconds, sizes):
@@ -48,12 +48,12 @@ def test_the_rate_is_the_simulators(acceptance, seconds, sizes):
 
 
 def test_drafting_while_verifying_wins_at_high_acceptance_and_loses_at_low():
-    sizes = {"least": 2, "depth": 5, "cap": 12}
+    sizes = {"min_lead": 2, "depth": 5, "cap": 12}
     for acceptance, wins in ((0.2, False), (0.9, True)):
         best = max(synchronous_rate(acceptance, 0.3, lambda n: 3 + 0.2 * n, depth) for depth in range(1, 12))
         assert (asynchronous_rate(acceptance, 0.3, lambda n: 3 + 0.2 * n, **sizes) > best) == wins
 
 
 def test_sizes_that_do_not_fit_are_refused():
-    with pytest.raises(InvalidInputError, match="1 <= least <= depth <= cap"):
-        asynchronous_rate(0.5, 1.0, lambda n: 1.0, least=3, depth=2, cap=4)
+    with pytest.raises(InvalidInputError, match="1 <= min_lead <= depth <= cap"):
+        asynchronous_rate(0.5, 1.0, lambda n: 1.0, min_lead=3, depth=2, cap=4)

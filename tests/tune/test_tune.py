@@ -138,7 +138,7 @@ def test_a_draft_s_cost_is_printed_in_forward_passes_of_the_target(capsys):
     report = tuning(500, 600, 700)  # a pass of 1 row takes a second, a draft .05, and each of its steps .1
     _show(report)
     printed = " ".join(capsys.readouterr().out.split())
-    assert "draft of 1 token: a pass of its head or model 150.000 0.15" in printed
+    assert "draft of 1 token: a forward pass of its head or model 150.000 0.15" in printed
     assert "each further draft step 100.000 0.10" in printed
     assert report.to_dict()["draft_in_forward_passes"] == pytest.approx({"first": 0.15, "further": 0.1})
 
@@ -161,7 +161,7 @@ def test_runs_in_which_plain_decoding_was_now_faster_and_now_slower_recommend_no
     few = tuning(500, 600, 700)
     for trial in few.trials:
         del trial.rates[2:]
-    assert few.recommendation().startswith("Too few rounds to tell whether drafts pay")
+    assert few.recommendation().startswith("Too few repetitions to tell whether drafts pay")
 
 
 def test_a_shape_that_runs_do_not_tell_from_the_adaptive_policy_is_not_recommended():

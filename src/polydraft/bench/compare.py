@@ -1,7 +1,7 @@
 """Contenders measured in one interleaved run: every prompt by every contender in turn, again and again.
 
-A machine's speed drifts while one measures. So each repetition of a prompt is a round in which all contenders run one
-after the other, in an order that turns; a speed-up is the median over rounds of the ratio within a round.
+A machine's speed drifts while one measures. So each repetition of a prompt is a turn in which all contenders run one
+after the other, in an order that changes; a speed-up is the median over turns of the ratio within a turn.
 """
 
 import math
@@ -82,7 +82,7 @@ class Contender:
 
 @dataclass
 class Measurement:
-    """What a contender did: `runs[round]`, rounds in the same order for all contenders of a `measure`.
+    """What a contender did: `runs[turn]`, turns in the same order for all contenders of a `measure`.
 
     error: why it was taken out, or None.  memory: bytes that the process grew by when it was built and first run, or None.
     """
@@ -97,23 +97,23 @@ class Measurement:
 
     @property
     def tokens_per_second(self) -> float:
-        """Median over rounds."""
+        """Median over turns."""
         return median(self._rates())
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Quartiles of tokens per second over rounds."""
+        """Quartiles of tokens per second over turns."""
         low, high = np.percentile(self._rates(), [25, 75])
         return float(low), float(high)
 
     @property
     def tokens_per_cpu_second(self) -> float:
-        """Median over rounds."""
+        """Median over turns."""
         return median(run.num_tokens / max(run.cpu_seconds, 1e-9) for run in self.runs)
 
     @property
     def time_to_first_token(self) -> float | None:
-        """Median over rounds, in seconds; None where it was not observed."""
+        """Median over turns, in seconds; None where it was not observed."""
         first = [run.arrivals[0] for run in self.runs if run.arrivals]
         return median(first) if first else None
 
@@ -124,14 +124,14 @@ class Measurement:
 
     @property
     def tokens_per_step(self) -> float:
-        """Emitted tokens per pass of the target and sequence after the prefill; 1 for those that do not draft."""
+        """Emitted tokens per forward pass of the target and sequence after the prefill; 1 for those that do not draft."""
         stats = [s for run in self.runs for s in run.stats]
         calls = sum(s.steps for s in stats)
         return sum(s.generated_tokens for s in stats) / calls if calls else 1.0
 
     @property
     def acceptance_by_depth(self) -> list[float]:
-        """Share of the rounds that drafted at depth d+1 in which a token there was kept."""
+        """Share of the steps that drafted at depth d+1 in which a token there was accepted."""
         stats = [s for run in self.runs for s in run.stats]
         deepest = max((len(s.drafted_by_depth) for s in stats), default=0)
 
@@ -152,7 +152,7 @@ class Measurement:
             yield from zip(_batch(prompts, number, batch_size), run.outputs, strict=True)
 
     def speedup_over(self, other: "Measurement") -> Speedup:
-        """Of each round: seconds per token of `other` divided by ours."""
+        """Of each turn: seconds per token of `other` divided by ours."""
         pairs = zip(self.runs, other.runs, strict=True)
         return Speedup.of([b.seconds / b.num_tokens * a.num_tokens / a.seconds for a, b in pairs])
 
@@ -173,8 +173,8 @@ def engine_contender(name: str, engine: Engine, temperature: float) -> Contender
         return timer.run([done[i].token_ids for i in ids], [done[i].stats for i in ids])
 
     drafter = None if engine.drafter is None else engine.drafter.info.name
-    rule = None if drafter is None else engine.verifier.info.name
-    return Contender(name, drafter, rule, temperature, generate, engine.verifier.info.lossless)
+    verifier = None if drafter is None else engine.verifier.info.name
+    return Contender(name, drafter, verifier, temperature, generate, engine.verifier.info.lossless)
 
 
 def measure(
@@ -190,7 +190,7 @@ def measure(
 ) -> list[Measurement]:
     """Run every contender on every prompt, interleaved; end-of-text is ignored so that lengths agree.
 
-    Round r continues `batch_size` prompts from prompt r on, modulo their number, with seed + r, the same for all contenders.
+    Turn r continues `batch_size` prompts from prompt r on, modulo their number, with seed + r, the same for all contenders.
     A contender that raises is taken out with its error; the others go on.
 
     repetitions: of all prompts; fewer where one more would exceed `budget_seconds`, but at least one.
@@ -202,7 +202,7 @@ def measure(
         if repetition and (perf_counter() - start) * (repetition + 1) / repetition > budget_seconds:
             break
         for number in range(repetition * len(prompts), (repetition + 1) * len(prompts)):
-            _round(measurements, _batch(prompts, number, batch_size), number, max_tokens, seed + number, progress)
+            _turn(measurements, _batch(prompts, number, batch_size), number, max_tokens, seed + number, progress)
     return measurements
 
 
@@ -210,10 +210,10 @@ def _batch(prompts: Prompts, number: int, size: int) -> list[Sequence[int]]:
     return [prompts[(number + i) % len(prompts)] for i in range(size)]
 
 
-def _round(
+def _turn(
     found: list[Measurement], batch: Prompts, number: int, max_tokens: int, seed: int, progress: Callable[[], None]
 ) -> None:
-    """Everyone continues one batch; who begins changes from round to round."""
+    """Everyone continues one batch; who begins changes from turn to turn."""
     turn = number % len(found)
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=seed)
     for measurement in found[turn:] + found[:turn]:

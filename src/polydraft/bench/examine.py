@@ -14,7 +14,7 @@ from polydraft.models.loading.folder import load_module
 
 
 def _kernels() -> dict[str, Any]:
-    """Which path scores the embedded target, why, and how long one pass over one token takes."""
+    """Which path scores the embedded target, why, and how long one forward pass over one token takes."""
     folder = str(pair.target_folder())
     reason = CompiledLlama.why_unsupported(load_module(folder))
     start = perf_counter()

@@ -1,7 +1,7 @@
-"""Speed-up over interleaved rounds: the median ratio within a round, with an interval that needs no distribution.
+"""Speed-up over interleaved turns: the median ratio within a turn, with an interval that needs no distribution.
 
-The median of n rounds lies between the k-th smallest and the k-th largest with probability 1 - 2 P(Binomial(n, 1/2) < k) (the sign test, inverted:
-David & Nagaraja, Order Statistics, 7.1). Below six rounds that is less than 95% for all of them, so there is no interval.
+The median of n turns lies between the k-th smallest and the k-th largest with probability 1 - 2 P(Binomial(n, 1/2) < k) (the sign test, inverted:
+David & Nagaraja, Order Statistics, 7.1). Below six turns that is less than 95% for all of them, so there is no interval.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ ROUNDS = 6
 
 @dataclass(frozen=True)
 class Speedup:
-    """ratio: median over rounds.  interval: of 95%, or None where there are too few rounds.
+    """ratio: median over turns.  interval: of 95%, or None where there are too few turns.
 
     Example:
         >>> print(Speedup.of([1.4, 1.5, 1.3, 1.6, 1.4, 1.5]))
@@ -29,7 +29,7 @@ class Speedup:
 
     @classmethod
     def of(cls, ratios: Sequence[float]) -> "Speedup":
-        """Of what each round had."""
+        """Of what each turn had."""
         ordered, n = sorted(ratios), len(ratios)
         k, beyond = 0, 0
         while 2 * (beyond + comb(n, k)) <= 0.05 * 2**n:
@@ -39,14 +39,14 @@ class Speedup:
 
     @property
     def doubt(self) -> str | None:
-        """Why the rounds do not tell which is faster, or None."""
+        """Why the turns do not tell which is faster, or None."""
         if self.interval is None:
-            return "too few rounds to tell"
+            return "too few repetitions to tell"
         return "too noisy to tell" if self.interval[0] <= 1.0 <= self.interval[1] else None
 
     def __str__(self) -> str:
-        told = self.doubt or f"{self.ratio:.2f}"
-        return told if self.interval is None else "{} [{:.2f}, {:.2f}]".format(told, *self.interval)
+        text = self.doubt or f"{self.ratio:.2f}"
+        return text if self.interval is None else "{} [{:.2f}, {:.2f}]".format(text, *self.interval)
 
 
 def repetitions(num_prompts: int) -> int:

@@ -123,13 +123,13 @@ def prepare(start: Start) -> None:
 
 
 def _generate(options: Sequence[str], environment: dict[str, str] | None = None) -> dict[str, float | None]:
-    given = ["polydraft", "generate", PROMPT, "--json", f"--max-tokens={NUM_TOKENS}", "--ignore-eos", *options]
-    return json.loads(_output(given, environment))["waited"]
+    arguments = ["polydraft", "generate", PROMPT, "--json", f"--max-tokens={NUM_TOKENS}", "--ignore-eos", *options]
+    return json.loads(_output(arguments, environment))["waited"]
 
 
-def _output(given: Sequence[str], environment: dict[str, str] | None = None) -> str:
+def _output(arguments: Sequence[str], environment: dict[str, str] | None = None) -> str:
     """What a module of Python prints."""
-    done = subprocess.run([sys.executable, "-m", *given], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         raise StartError(
             done.stderr.strip().rpartition("\n")[2].removeprefix("error: ") or f"it ended with status {done.returncode}"

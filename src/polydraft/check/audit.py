@@ -1,6 +1,6 @@
 """Is what a server samples what its model says? Tested from outside, on texts that the server gives, whatever it drafts with.
 
-Each text is judged by a pass of transformers over the server's own tokens, so that one that differs spoils none behind it.
+Each text is judged by a forward pass of transformers over the server's own tokens, so that one that differs spoils none behind it.
 
 temperature 0   each token is the most likely one, or its margin, the logits by which the most likely one is above it, is within what the
                 server's arithmetic explains; the first larger one of a text is told.
@@ -25,7 +25,7 @@ from polydraft.check.check import DOUBTFUL, IMPLAUSIBLE, SMALLEST
 from polydraft.check.finding import POWER, Finding
 from polydraft.check.p_values import two_sided
 from polydraft.check.remote import Completions, RemoteText
-from polydraft.check.rounds import LEAST_ROUNDS
+from polydraft.check.rounds import FEWEST_ROUNDS
 from polydraft.errors import InvalidInputError
 
 __all__ = ["Audit", "Difference", "audit"]
@@ -36,7 +36,7 @@ UNTOLD_NOISE, MOST_NOISE = 0.04, 0.1
 four-bit weights of a model of 135M come to 0.06."""
 OTHER_MODEL = 0.25
 """One that says that another model is served."""
-MARGIN_PER_NOISE, LEAST_MARGIN = 8.0, 0.05
+MARGIN_PER_NOISE, SMALLEST_MARGIN = 8.0, 0.05
 """Logits that a token of temperature 0 may be below the best, by the mean difference of log-probabilities, and always."""
 
 
@@ -108,19 +108,25 @@ class Audit:
         """Plain data for JSON."""
         status, reason = self.verdict
         tests = [{"what": f.what, "count": f.count, "effect": f.effect, "p_value": f.p_value} for f in self.findings]
-        told = {
+        reported = {
             "texts": self.texts,
             "tokens": self.tokens,
             "near_ties": self.ties,
             "margin": self.margin,
             "texts_with_guessed_ids": self.guessed,
         }
-        told |= {
+        reported |= {
             "logprob_difference": self.noise,
             "p_value": self.p_value,
             "detectable": None if self.greedy else self.detectable,
         }
-        return {"status": status, "reason": reason, **told, "differences": [vars(d) for d in self.differences], "tests": tests}
+        return {
+            "status": status,
+            "reason": reason,
+            **reported,
+            "differences": [vars(d) for d in self.differences],
+            "tests": tests,
+        }
 
 
 @dataclass(frozen=True)
@@ -150,65 +156,68 @@ def audit(
     Raises:
         InvalidInputError: too few tokens for a test, or no prompt; what the server refuses.
     """
-    if not prompts or max_tokens < 2 or tokens < LEAST_ROUNDS * max_tokens / 4:
+    if not prompts or max_tokens < 2 or tokens < FEWEST_ROUNDS * max_tokens / 4:
         raise InvalidInputError(
             f"{len(prompts)} prompts, max_tokens={max_tokens} and {tokens} tokens were given; expected a prompt, at least 2 tokens of each text and some texts."
         )
     num_texts = -(-tokens // max_tokens) if temperature else min(len(prompts), -(-tokens // max_tokens))
-    asked = [prompts[i % len(prompts)] for i in range(num_texts)]
+    requested = [prompts[i % len(prompts)] for i in range(num_texts)]
     rng, texts, judged = np.random.default_rng(seed), list[RemoteText](), list[_Judged]()
-    for text in server.texts(asked, temperature, max_tokens, range(seed, seed + num_texts)):
+    for text in server.texts(requested, temperature, max_tokens, range(seed, seed + num_texts)):
         if text.token_ids:
             texts.append(text)
             judged.append(_judged(judge, text, temperature, eos_token_ids, rng))
         if progress is not None:
             progress(len(texts), num_texts)
-    off = [np.abs(one.off) for one in judged if one.off is not None]
+    off = [np.abs(judgement.off) for judgement in judged if judgement.off is not None]
     noise = float(np.concatenate(off).mean()) if off else None
     arithmetic = min(UNTOLD_NOISE if noise is None else noise, MOST_NOISE)
-    margin, allowed = max(LEAST_MARGIN, MARGIN_PER_NOISE * arithmetic), arithmetic / 2
+    margin, allowed = max(SMALLEST_MARGIN, MARGIN_PER_NOISE * arithmetic), arithmetic / 2
     firsts = (
-        [(number, one, (one.margins > margin).nonzero().flatten().tolist()) for number, one in enumerate(judged)]
+        [
+            (number, judgement, (judgement.margins > margin).nonzero().flatten().tolist())
+            for number, judgement in enumerate(judged)
+        ]
         if not temperature
         else []
     )
     differences = [
-        Difference(number, at[0] + 1, float(one.margins[at[0]]), texts[number].token_ids[at[0]], one.best[at[0]])
-        for number, one, at in firsts
+        Difference(number, at[0] + 1, float(judgement.margins[at[0]]), texts[number].token_ids[at[0]], judgement.best[at[0]])
+        for number, judgement, at in firsts
         if at
     ]
-    ties = sum(int(((one.margins > 0) & (one.margins <= margin)).sum()) for _, one, _ in firsts)
-    findings = _findings([one.values for one in judged], allowed) if temperature else []
-    count = sum(len(one.margins) for one in judged)
+    ties = sum(int(((judgement.margins > 0) & (judgement.margins <= margin)).sum()) for _, judgement, _ in firsts)
+    findings = _findings([judgement.values for judgement in judged], allowed) if temperature else []
+    count = sum(len(judgement.margins) for judgement in judged)
     return Audit(
         findings, differences, len(texts), count, ties, noise, margin, sum(t.guessed for t in texts), not temperature, allowed
     )
 
 
 @torch.inference_mode()
-def _judged(judge: Any, text: RemoteText, temperature: float, ends: Sequence[int], rng: np.random.Generator) -> _Judged:
+def _judged(judge: Any, text: RemoteText, temperature: float, end_ids: Sequence[int], rng: np.random.Generator) -> _Judged:
     tokens = text.token_ids
     ids = torch.tensor([[*text.prompt, *tokens]], device=judge.device)
     logits = judge(ids).logits[0, len(text.prompt) - 1 :].double().cpu()
-    if text.stopped and ends and tokens[-1] not in ends:  # the end was sampled, and is not told
-        tokens = [*tokens, max(ends, key=lambda token: float(logits[-1, token]))]
+    if text.stopped and end_ids and tokens[-1] not in end_ids:  # the end was sampled, and is not told
+        tokens = [*tokens, max(end_ids, key=lambda token: float(logits[-1, token]))]
     logits, index = logits[: len(tokens)], torch.tensor(tokens)[:, None]
-    own, (top, best) = logits.gather(1, index)[:, 0], logits.max(-1)
+    of_tokens, (top, best) = logits.gather(1, index)[:, 0], logits.max(-1)
     count = min(len(tokens), len(text.logprobs or ()))
     raw = logits.log_softmax(-1).gather(1, index)[:count, 0].numpy()
-    told = np.array([np.nan if x is None else x for x in (text.logprobs or ())[:count]], np.float64)
-    off = (told - raw)[np.isfinite(told) & (told > -100)] if count else None
+    reported = np.array([np.nan if x is None else x for x in (text.logprobs or ())[:count]], np.float64)
+    off = (reported - raw)[np.isfinite(reported) & (reported > -100)] if count else None
     values = _values((logits / temperature).softmax(-1), index, rng) if temperature else np.zeros((0, len(tokens)))
-    return _Judged(top - own, best.tolist(), values, off)
+    return _Judged(top - of_tokens, best.tolist(), values, off)
 
 
 def _values(p: Float[Tensor, "T V"], index: Tensor, rng: np.random.Generator) -> Float[np.ndarray, "S T"]:
     """X of each statistic at each position."""
-    own, largest = p.gather(1, index)[:, 0], p.amax(-1)
-    sharp = own / largest - p.square().sum(-1) / largest
-    best = (own >= largest).double() - largest
-    above = torch.where(p > own[:, None], p, 0.0).sum(-1)
-    place = above + torch.from_numpy(rng.random(len(own))) * own - 0.5
+    of_tokens, largest = p.gather(1, index)[:, 0], p.amax(-1)
+    sharp = of_tokens / largest - p.square().sum(-1) / largest
+    best = (of_tokens >= largest).double() - largest
+    above = torch.where(p > of_tokens[:, None], p, 0.0).sum(-1)
+    place = above + torch.from_numpy(rng.random(len(of_tokens))) * of_tokens - 0.5
     return torch.stack([sharp, best, place]).numpy()
 
 
@@ -220,7 +229,7 @@ def _findings(values: Sequence[Float[np.ndarray, "S _"]], allowed: float) -> lis
         places += [(f"position {j + 1}", [v[s, j : j + 1] for v in values if v.shape[1] > j]) for j in range(longest)]
         for where, parts in places:
             x = np.concatenate(parts)
-            if len(x) >= LEAST_ROUNDS:
+            if len(x) >= FEWEST_ROUNDS:
                 findings.append(_mean(f"{where}, {name}", x, allowed))
     return findings
 

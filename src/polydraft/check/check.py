@@ -2,26 +2,26 @@
 
 Several looks at real, many-step texts, in which the engine does all that it does otherwise:
 
-walk    the tokens that the engine kept against those that the verdict samples on the same noise, token by token: exact, no statistics.
-rule    the verdict, worked out beside each round, gives the distribution of its block before any randomness of the rule. For every position j,
+walk    the tokens that the engine accepted against those that the verdict samples on the same noise, token by token: exact, no statistics.
+verifier   the verdict, worked out beside each step, gives the distribution of its block before any randomness of the verifier. For every position j,
             M_j = sum over nodes n of depth j - 1 of  sum_y w(n, y) f_n(y)  -  R(n) sum_y p_n(y) f_n(y)
         with w(n, y) the mass of blocks that go through n and then y, R(n) the mass that goes through n, p_n the target's distribution.
-        If the rule is lossless and drafts are drawn as reported, M_j has mean 0 over rounds for any f that is a function of the
-        context alone: tokens of later rounds add nothing. f = q/(p+q), to which every mistake with q or with the draws is
+        If the verifier is lossless and drafts are drawn as reported, M_j has mean 0 over steps for any f that is a function of the
+        context alone: tokens of later steps add nothing. f = q/(p+q), to which every mistake with q or with the draws is
         sensitive, f = p/max p, and the indicators of the best token by p and by q. All lie in [0, 1], so |mean| is a lower bound of the total variation distance.
-draws   the same with the tokens that the engine kept, X_j = f_n(x_j) - sum_y p_n(y) f_n(y): it sees mistakes of the noise and of
+draws   the same with the tokens that the engine accepted, X_j = f_n(x_j) - sum_y p_n(y) f_n(y): it sees mistakes of the noise and of
         the way to the outcome as well, be it the verdict, a fused walk, the greedy one or one on a device; without drafts too.
-beside  M_j minus that of another lossless rule on the same draft: what both owe to the chance of the draft falls out, and a
-        small mistake of the rule shows in few rounds.
-noise   X_j - M_j: what the engine kept against the verdict.
+beside  M_j minus that of another lossless verifier on the same draft: what both owe to the chance of the draft falls out, and a
+        small mistake of the verifier shows in few steps.
+noise   X_j - M_j: what the engine accepted against the verdict.
 again   positions that are drafted again after a rejection: the new draw's place in the draft's cumulative distribution times that of the
         draw before. Fresh noise makes the mean 0; noise keyed by a token's own position repeats the place.
-text    the tokens that come out of the same requests with no look at the rounds and the engine's own policy, judged by transformers:
-        their places in the cumulative distribution of a pass of the plain model over the finished text are uniform (Kolmogorov-Smirnov),
+text    the tokens that come out of the same requests with no look at the steps and the engine's own policy, judged by transformers:
+        their places in the cumulative distribution of a forward pass of the plain model over the finished text are uniform (Kolmogorov-Smirnov),
         for each position of a block; at temperature 0 each is the largest.
 
-Rounds follow each other as martingale differences, so mean / standard error is a standard normal for many rounds.
-What passes was tested: too few rounds to find a bias of `SMALLEST` are inconclusive, and none with a draft is a failure.
+Steps follow each other as martingale differences, so mean / standard error is a standard normal for many steps.
+What passes was tested: too few steps to find a bias of `SMALLEST` are inconclusive, and none with a draft is a failure.
 """
 
 import math
@@ -34,7 +34,7 @@ from torch import Tensor
 
 from polydraft.check.finding import POWER, Finding
 from polydraft.check.mutants import mistakes
-from polydraft.check.rounds import LEAST_ROUNDS, Recorder
+from polydraft.check.rounds import FEWEST_ROUNDS, Recorder
 from polydraft.check.texts import text_findings
 from polydraft.check.wrong_drafters import FEW, Reversed
 from polydraft.core import Budget, Draft, DraftSampling, NoiseKey, Outcome, SamplingParams, Target
@@ -49,15 +49,15 @@ from polydraft.verifiers.match import match
 IMPLAUSIBLE = 1e-4
 """A smallest p-value below this, after correction for the number of tests, is a failure."""
 DOUBTFUL = 1e-3
-"""One below this is no pass: more rounds decide."""
+"""One below this is no pass: more steps decide."""
 SMALLEST = 0.1
-"""Total variation distance at a position that a check must be able to find; fewer rounds are inconclusive."""
+"""Total variation distance at a position that a check must be able to find; fewer steps are inconclusive."""
 WHEN_PAUSED = Budget.fixed(tree.chain(4))
-"""Drafted where the engine's policy would sit a round out."""
+"""Drafted where the engine's policy would sit a step out."""
 EMPTY = 8
-"""Rounds with nothing drafted for each one that is wanted, before the check makes do with those it saw."""
+"""Steps with nothing drafted for each one that is wanted, before the check makes do with those it saw."""
 SELF_TEST = 3
-"""Times as many rounds at most for a known mistake; most are found in a few hundred."""
+"""Times as many steps at most for a known mistake; most are found in a few hundred."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Report:
     """All tests of a check and what they come to.
 
     rounds: those with a draft, or without where the engine drafts nothing.  drafting: whether the engine has a drafter.
-    spares: rounds whose chain had spare siblings, see `budget.Stop`.  failures: what the drafter failed with, each once.  differing: outcomes that are not the verdict's on the same noise, in words.
+    spares: steps whose chain had spare siblings, see `budget.Stop`.  failures: what the drafter failed with, each once.  differing: outcomes that are not the verdict's on the same noise, in words.
     """
 
     findings: list[Finding]
@@ -88,8 +88,8 @@ class Report:
 
     @property
     def detectable(self) -> float:
-        """Bias of the rule at the first position, in each of its statistics, that so many rounds find with probability `POWER`; 1 without any."""
-        look = "rule, position 1," if self.drafting else "rounds without drafts, position 1,"
+        """Bias of the verifier at the first position, in each of its statistics, that so many steps find with probability `POWER`; 1 without any."""
+        look = "verifier, position 1," if self.drafting else "rounds without drafts, position 1,"
         return max((f.detectable(self.level) for f in self.findings if f.what.startswith(look)), default=1.0)
 
     @property
@@ -120,7 +120,7 @@ class Report:
 
     @property
     def enough(self) -> int:
-        """Rounds, in hundreds, that would find a bias of `SMALLEST`."""
+        """Steps, in hundreds, that would find a bias of `SMALLEST`."""
         needed = self.rounds * (self.detectable / SMALLEST) ** 2
         return 100 * max(1, math.ceil(needed / 100))
 
@@ -155,9 +155,9 @@ class Report:
 
 @dataclass(frozen=True)
 class Watched(Policy):
-    """The engine's policy, which shows the recorder every round that is over; the rule and its walks stay as they are.
+    """The engine's policy, which shows the recorder every step that is over; the verifier and its walks stay as they are.
 
-    It does not pause: a plain round tests no rule, and how much is drafted changes no distribution.
+    It does not pause: a plain step tests no verifier, and how much is drafted changes no distribution.
     """
 
     policy: Policy
@@ -180,7 +180,7 @@ class Watched(Policy):
         parts = draft, probs(), key, outcome
         copying = [b for b, s in enumerate(sequences) if s.copying]
         if drafted := [b for b in range(len(sequences)) if b not in copying]:
-            self.recorder.see(*(select(parts, drafted) if copying else parts), self.recorder.rule)
+            self.recorder.see(*(select(parts, drafted) if copying else parts), self.recorder.verifier)
         if copying:
             copied, *rest = select(parts, copying)
             self.recorder.see(replace(copied, sampling=DraftSampling.POINT_MASS, probs=None), *rest, match)
@@ -205,12 +205,12 @@ def check(
     Where the engine's policy pauses, four tokens are drafted all the same. A drafter that rarely has something to draft ends the
     check after `EMPTY` times as many rounds, and one that is absent after `rounds`: the report says how many drafts it saw.
 
-    judge: the target as a module of transformers; without it only rounds are tested, not texts. With it the same requests are
-        generated once more with no look at the rounds, and judged.
-    progress: told of rounds done and rounds wanted.  stop_early: end as soon as the rule's tests fail.
+    judge: the target as a module of transformers; without it only steps are tested, not texts. With it the same requests are
+        generated once more with no look at the steps, and judged.
+    progress: told of steps done and steps wanted.  stop_early: end as soon as the verifier's tests fail.
 
     Raises:
-        InvalidInputError: fewer rounds than a test needs, or no prompt.
+        InvalidInputError: fewer steps than a test needs, or no prompt.
 
     Example:
         >>> engine = Engine.embedded(drafter="model:chain", depth=2)
@@ -218,24 +218,24 @@ def check(
         >>> report.status, report.p_value > 1e-3
         ('inconclusive', True)
     """
-    if rounds < LEAST_ROUNDS or not prompts:
+    if rounds < FEWEST_ROUNDS or not prompts:
         raise InvalidInputError(
-            f"rounds={rounds} and {len(prompts)} prompts were given; expected rounds >= {LEAST_ROUNDS} and at least one prompt."
+            f"rounds={rounds} and {len(prompts)} prompts were given; expected rounds >= {FEWEST_ROUNDS} and at least one prompt."
         )
     recorder, policy = Recorder(engine.verifier), engine.policy
     results: list[Any] = []
     batches: list[int] = []
     seed, params = 0 if params.seed is None else params.seed, params.with_(seed=None)
-    engine.generate(list(prompts[:1]), params.with_(max_tokens=1))  # a policy measures its costs before the rounds that count
+    engine.generate(list(prompts[:1]), params.with_(max_tokens=1))  # a policy measures its costs before the steps that count
     engine.policy = Watched(policy, recorder, *([] if engine.drafter is None else [engine.drafter.info.draft_sampling]))
     most = rounds if engine.drafter is None else EMPTY * rounds
     try:
         while len(recorder.values) < rounds and recorder.rounds < most:
-            seen = recorder.rounds
+            rounds_before = recorder.rounds
             batches.append(seed)
             results += _generated(engine, prompts, params, seed)
             seed += len(prompts)
-            if recorder.rounds == seen:
+            if recorder.rounds == rounds_before:
                 break  # every request failed
             if progress is not None:
                 progress(min(len(recorder.values), rounds), rounds)
@@ -291,7 +291,7 @@ def self_test(
             tokenizer=engine.tokenizer,
             draft_model=bad,
             drafter=mistake.drafts(bad, engine.eos_token_ids),
-            verifier=mistake.rule(),
+            verifier=mistake.verifier(),
             depth=mistake.depth,
             num_paths=mistake.width,
             eos_token_ids=engine.eos_token_ids,

@@ -37,18 +37,18 @@ class Comparison:
 
     def see(
         self,
-        rule: Verifier,
+        verifier: Verifier,
         verdict: Verdict,
         draft: Draft,
         target_probs: Float[Tensor, "B N V"],
         key: NoiseKey,
         outcome: Outcome,
     ) -> None:
-        """Compare what the engine did in a step with what the rule's verdict samples."""
+        """Compare what the engine did in a step with what the verifier's verdict samples."""
         ours, theirs = outcome.emitted(draft.tree), verdict.sample(key).emitted(draft.tree)
         self.compared += len(ours)
         for b, (emitted, expected) in enumerate(zip(ours, theirs, strict=True)):
-            if emitted != expected and not _by_rounding(rule, draft, target_probs, key, outcome, b):
+            if emitted != expected and not _by_rounding(verifier, draft, target_probs, key, outcome, b):
                 self.differing.append((int(key.seed[b]), int(key.position[b]), emitted, expected))
 
     @property
@@ -68,12 +68,12 @@ class Comparison:
         return [Finding("walk", self.compared, share, 0.0 if self.differing else 1.0)]
 
 
-def _by_rounding(rule: Verifier, draft: Draft, p: Float[Tensor, "B N V"], key: NoiseKey, outcome: Outcome, b: int) -> bool:
+def _by_rounding(verifier: Verifier, draft: Draft, p: Float[Tensor, "B N V"], key: NoiseKey, outcome: Outcome, b: int) -> bool:
     row_draft, at = select((draft, key), [b])
     count = int(outcome.num_accepted[b])
     node = int(outcome.path[b, count - 1]) if count else 0
     return any(
-        _reaches(rule(row_draft, row_probs), row_draft.tree, at, node, int(outcome.token[b]))
+        _reaches(verifier(row_draft, row_probs), row_draft.tree, at, node, int(outcome.token[b]))
         for row_probs in _rounded(p[b : b + 1])
     )
 

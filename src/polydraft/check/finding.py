@@ -10,8 +10,8 @@ POWER = 0.9
 
 @dataclass(frozen=True)
 class Finding:
-    """One test: what was looked at, on how many rounds or tokens, how far off (a lower bound of the total variation distance
-    for rules, the Kolmogorov-Smirnov distance for texts), how plausible that is by chance, and the standard error of the effect."""
+    """One test: what was looked at, on how many steps or tokens, how far off (a lower bound of the total variation distance
+    for verifiers, the Kolmogorov-Smirnov distance for texts), how plausible that is by chance, and the standard error of the effect."""
 
     what: str
     count: int
@@ -25,10 +25,10 @@ class Finding:
         return self.what.partition(",")[0]
 
     def detectable(self, level: float) -> float:
-        """Effect that so many rounds show at this level with probability `POWER`: of a mean, or of a share of rounds where it is larger.
+        """Effect that so many steps show at this level with probability `POWER`: of a mean, or of a share of steps where it is larger.
 
         Example:
-            >>> round(Finding("rule, position 1, best", 900, 0.0, 1.0, error=0.01).detectable(1e-6), 3)
+            >>> round(Finding("verifier, position 1, best", 900, 0.0, 1.0, error=0.01).detectable(1e-6), 3)
             0.062
         """
         return max((upper_quantile(level / 2) + upper_quantile(1 - POWER)) * self.error, 1 - (1 - POWER) ** (1 / self.count))

@@ -42,10 +42,10 @@ class Edit:
 
 @dataclass(frozen=True)
 class Mistake:
-    """name: what is wrong.  rule: makes the verifier.  kind: of drafts.  depth, width: of the drafts.  drafter: class that drafts."""
+    """name: what is wrong.  verifier: makes the verifier.  kind: of drafts.  depth, width: of the drafts.  drafter: class that drafts."""
 
     name: str
-    rule: Callable[[], Any]
+    verifier: Callable[[], Any]
     kind: str
     depth: int
     width: int
@@ -97,7 +97,7 @@ def _read(name: str, source: str, folder: Path) -> ModuleType:
     return module
 
 
-def mutant(rule: str, *edits: Edit) -> Any:
+def mutant(verifier: str, *edits: Edit) -> Any:
     """The verifier of that name, made of modules that are read again in the order of these edits, its own last.
 
     Raises:
@@ -111,7 +111,7 @@ def mutant(rule: str, *edits: Edit) -> Any:
         >>> wrong.emitted_probs(torch.tensor([[0.25, 0.75]]), None, torch.tensor([[1]])).tolist()
         [[0.75, 0.25]]
     """
-    module, _, attribute = registry.places("verifier")[rule].partition(":")
+    module, _, attribute = registry.places("verifier")[verifier].partition(":")
     names = [*dict.fromkeys(edit.module for edit in edits if edit.module != module), module]
     sources = {name: _changed(name, [edit for edit in edits if edit.module == name]) for name in names}
     shipped = {name: importlib.import_module(name) for name in names}
@@ -146,12 +146,12 @@ WALKS = {
         (Edit(RACE, "active = self.active(draft.tree)", "active = np.ones_like(self.active(draft.tree))"),),
     ),
     **{
-        name: ("noise of another position", KINDS[next(sampling for sampling in KINDS if sampling in rule.info.draft_sampling)], 3, (OTHER_NOISE,))
-        for name, rule in ((name, registry.verifier(name)) for name in registry.names("verifier"))
-        if isinstance(rule, LeafToRoot) and name != "block"
+        name: ("noise of another position", KINDS[next(sampling for sampling in KINDS if sampling in verifier.info.draft_sampling)], 3, (OTHER_NOISE,))
+        for name, verifier in ((name, registry.verifier(name)) for name in registry.names("verifier"))
+        if isinstance(verifier, LeafToRoot) and name != "block"
     },
 }  # fmt: skip
-"""Rules with a compiled walk -> a mistake of the walk alone, the kind and the width of drafts that go through it, and its edits."""
+"""Verifiers with a compiled walk -> a mistake of the walk alone, the kind and the width of drafts that go through it, and its edits."""
 
 WITHOUT_WEIGHT = (
     Edit(VISITS, "surplus(at.sync, a * at.scale[u]", "surplus(at.sync, (a > 0.0) * at.scale[u]"),

@@ -72,18 +72,18 @@ class Completions:
                 break
             except HTTPError as error:
                 if error.code not in (400, 422) or len(self._further) == 1:
-                    said = error.read().decode(errors="replace")[:300]
-                    raise InvalidInputError(f"the server refused a completion with status {error.code}: {said}") from error
+                    message = error.read().decode(errors="replace")[:300]
+                    raise InvalidInputError(f"the server refused a completion with status {error.code}: {message}") from error
                 self._further.pop(0)
         (choice,) = answer["choices"]
-        told = choice.get("logprobs") or {}
-        listed = told.get("content")  # llama.cpp's, with ids
-        logprobs = [one["logprob"] for one in listed] if listed else told.get("token_logprobs")
+        reported = choice.get("logprobs") or {}
+        listed = reported.get("content")  # llama.cpp's, with ids
+        logprobs = [token["logprob"] for token in listed] if listed else reported.get("token_logprobs")
         ids, guessed = choice.get("token_ids"), False
         if not ids and listed and "id" in listed[0]:
-            ids = [one["id"] for one in listed]
-        if not ids and told.get("tokens"):
-            ids = [self._id(text) for text in told["tokens"]]
+            ids = [token["id"] for token in listed]
+        if not ids and reported.get("tokens"):
+            ids = [self._id(text) for text in reported["tokens"]]
         if not ids:
             ids, guessed, logprobs = self._tokenizer(choice["text"], add_special_tokens=False)["input_ids"], True, None
         return RemoteText(body["prompt"], ids, logprobs, choice.get("finish_reason") == "stop", guessed)

@@ -21,23 +21,23 @@ STATISTICS = ("draft", "sharp", "best", "best of draft")
 OF_TARGET = ("sharp", "best")
 """Statistics that need no draft: of tokens that came out they are a test even where all values are 0, as at temperature 0."""
 CONTROLS = ("speculative", "recursive", "recursive_wor", "block", "greedy_traversal")
-"""Rules to stand beside the one that is checked."""
-LEAST_ROUNDS = 30
-"""Positions reached in fewer rounds are not tested: the normal law would not hold."""
+"""Verifiers to stand beside the one that is checked."""
+FEWEST_ROUNDS = 30
+"""Positions reached in fewer steps are not tested: the normal law would not hold."""
 
 
 @dataclass
 class Recorder:
-    """M_j and X_j of every round that it is shown, by statistic and position.
+    """M_j and X_j of every step that it is shown, by statistic and position.
 
     An outcome comes from the engine, in whatever way the engine came to it; the verdict is worked out beside it.
 
-    paired: for each other lossless rule that fits the drafts, M_j of `rule` minus M_j of that rule on the same draft.
-    plain: X_1 of rounds without a draft.  walks: outcomes beside those of the verdicts on the same noise.
+    paired: for each other lossless verifier that fits the drafts, M_j of `verifier` minus M_j of that verifier on the same draft.
+    plain: X_1 of steps without a draft.  walks: outcomes beside those of the verdicts on the same noise.
     rounds: sequences' rounds, those without a draft among them.  spares: those whose chain had spare siblings, see `budget.Stop`.
     """
 
-    rule: Verifier
+    verifier: Verifier
     paired: dict[str, list[Float[np.ndarray, "S J"]]] = field(default_factory=dict[str, list[np.ndarray]])
     values: list[Float[np.ndarray, "S J"]] = field(default_factory=list[np.ndarray])
     drawn: list[Float[np.ndarray, "S J"]] = field(default_factory=list[np.ndarray])
@@ -49,27 +49,29 @@ class Recorder:
 
     @property
     def findings(self) -> list[Finding]:
-        """All tests of the rounds so far."""
+        """All tests of the steps so far."""
         noise = [x - m for x, m in zip(self.drawn, self.values, strict=True)]
         results = [
             *self.walks.findings,
-            *rule_findings(self.values, "rule", OF_TARGET),
-            *rule_findings(self.drawn, "draws", OF_TARGET),
-            *rule_findings(noise, "noise"),
-            *rule_findings(self.plain, "rounds without drafts", OF_TARGET),
+            *findings_of(self.values, "verifier", OF_TARGET),
+            *findings_of(self.drawn, "draws", OF_TARGET),
+            *findings_of(noise, "noise"),
+            *findings_of(self.plain, "rounds without drafts", OF_TARGET),
         ]
         for name, values in self.paired.items():
-            results += rule_findings(values, f"rule beside {name}")
+            results += findings_of(values, f"verifier beside {name}")
         return [*results, *self.again.findings]
 
-    def see(self, draft: Draft, target_probs: Float[Tensor, "B N V"], key: NoiseKey, outcome: Outcome, rule: Verifier) -> None:
-        """Take note of a round that is over: what was drafted, the target's distributions there, and what the engine kept by which rule."""
+    def see(
+        self, draft: Draft, target_probs: Float[Tensor, "B N V"], key: NoiseKey, outcome: Outcome, verifier: Verifier
+    ) -> None:
+        """Take note of a step that is over: what was drafted, the target's distributions there, and what the engine accepted by which verifier."""
         p = target_probs.cpu()
         if draft.probs is not None:
             draft = replace(draft, probs=draft.probs.cpu())
         self.rounds += len(p)
-        verdict, now = rule(draft, p), _Statistics.of(draft, p)
-        self.walks.see(rule, verdict, draft, p, key, outcome)
+        verdict, now = verifier(draft, p), _Statistics.of(draft, p)
+        self.walks.see(verifier, verdict, draft, p, key, outcome)
         if draft.tree.num_nodes == 1:
             self.plain += now.drawn(outcome)
             return
@@ -86,7 +88,7 @@ class Recorder:
 
 @dataclass
 class _Again:
-    """Products of centred places of draws for one position in two rounds.
+    """Products of centred places of draws for one position in two steps.
 
     places: (seed, sample, position) -> place of the last first-child draw there, in [0, 1].
     Shared races reuse the noise of a position on purpose, and deterministic drafts have none: neither is looked at.
@@ -116,12 +118,12 @@ class _Again:
 
     @property
     def findings(self) -> list[Finding]:
-        return [_normal("noise again", np.array(self.products))] if len(self.products) >= LEAST_ROUNDS else []
+        return [_normal("noise again", np.array(self.products))] if len(self.products) >= FEWEST_ROUNDS else []
 
 
 @dataclass(frozen=True)
 class _Statistics:
-    """The functions f at every node of a draft, and all that no rule changes.
+    """The functions f at every node of a draft, and all that no verifier changes.
 
     f: [S, B, N, V].  mean: [S, B, N] of f under p.  on_draft: [S, B, N] f of a node's parent at the node's token.
     """
@@ -200,7 +202,7 @@ def _normal(what: str, x: Float[np.ndarray, " n"]) -> Finding:
     return Finding(what, len(x), float(abs(x.mean())), two_sided(x.mean() / error), float(error))
 
 
-def rule_findings(values: Sequence[Float[np.ndarray, "S _"]], look: str = "rule", always: Sequence[str] = ()) -> list[Finding]:
+def findings_of(values: Sequence[Float[np.ndarray, "S _"]], look: str = "verifier", always: Sequence[str] = ()) -> list[Finding]:
     """Tests of M_j or X_j for each position and for whole blocks (the sum over positions), for each statistic.
 
     always: statistics that are tested where all values are 0 too; the others then have nothing to look at.
@@ -210,7 +212,7 @@ def rule_findings(values: Sequence[Float[np.ndarray, "S _"]], look: str = "rule"
     for s, name in enumerate(STATISTICS):
 
         def test(where: str, x: Float[np.ndarray, " n"], name: str = name) -> None:
-            if len(x) >= LEAST_ROUNDS and (x.any() or name in always):
+            if len(x) >= FEWEST_ROUNDS and (x.any() or name in always):
                 findings.append(_normal(f"{look}, {where}, {name}", x))
 
         for j in range(longest):

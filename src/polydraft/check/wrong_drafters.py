@@ -1,4 +1,4 @@
-"""Drafters with known mistakes, for `check.mutants`: what they report is not how they drew; and a draft model that gives every rule work."""
+"""Drafters with known mistakes, for `check.mutants`: what they report is not how they drew; and a draft model that gives every verifier work."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ FEW = 5
 
 
 class Reversed:
-    """A draft model whose few most probable tokens swap their places: wrong enough for every rule to have work.
+    """A draft model whose few most probable tokens swap their places: wrong enough for every verifier to have work.
 
     A pair that agrees hides mistakes: where p = q there is nothing to reject.
     """
@@ -63,7 +63,7 @@ class DropsUnlikely(ModelDrafter):
 class OwnPositions(ModelDrafter):
     """Chains whose noise is keyed by each token's own position: a position drafted again meets the same noise.
 
-    Tokens are drawn one depth at a time from rounds that begin at each token's position.
+    Tokens are drawn one depth at a time from steps that begin at each token's position.
     """
 
     def propose(self, states: Sequence[ModelState], budgets: Sequence[Budget]) -> Draft:
@@ -91,7 +91,7 @@ class OwnPositions(ModelDrafter):
         return replace(head, tree=TokenTree(tokens, parents), rows=rows, probs=probs, confidence=None)
 
     def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Any) -> list[ModelState]:
-        """The cache is read again from the committed tokens: a chain made of many rounds cannot be kept."""
+        """The cache is read again from the committed tokens: a chain made of many steps cannot be kept."""
         new: list[ModelState] = []
         for s, emitted in zip(states, outcome.emitted(scores.tree), strict=True):
             num_cached = len(s.context) - len(s.pending)

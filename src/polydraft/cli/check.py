@@ -29,13 +29,13 @@ WORST = 5
 HEAD = ("look", "compares", "tests", "rounds or tokens", "effect", "p-value")
 LOOKS = {
     "walk": "the engine's tokens with those that the verdict samples on the same noise; effect: share that differs",
-    "rule": "the verdict's distribution of a round's tokens with the target's, for each position and four statistics",
-    "draws": "the tokens that the engine kept with the target's distribution, alike",
-    "noise": "the tokens that the engine kept with the verdict's distribution, alike",
-    "rule beside": "the verdict with that of another lossless verifier on the same drafts, alike",
+    "verifier": "the verdict's distribution of a step's tokens with the target's, for each position and four statistics",
+    "draws": "the accepted tokens with the target's distribution, alike",
+    "noise": "the accepted tokens with the verdict's distribution, alike",
+    "verifier beside": "the verdict with that of another lossless verifier on the same drafts, alike",
     "noise again": "draws for a position that is drafted again with the draws before",
     "rounds without drafts": "their tokens with the target's distribution",
-    "text": "tokens of finished texts with a plain pass of transformers, by their position in a round",
+    "text": "tokens of finished texts with a forward pass of transformers, by their position in a step",
 }
 """Kinds of tests, in words."""
 
@@ -65,7 +65,7 @@ def check(
     measurement: Annotated[MeasurementOptions, Only("temperature", "prompts", "max_tokens", max_tokens=32)],
     options: CheckOptions,
 ) -> None:
-    """Test on real texts whether the output follows the target distribution: every round's rule, its draws, and the final tokens.
+    """Test on real texts whether the output follows the target distribution: every step's verifier, its draws, and the final tokens.
 
     Exit status: 0 passed, 1 failed, 3 inconclusive.
     """
@@ -134,7 +134,7 @@ def _by_look(report: "Report") -> "Iterator[tuple[str, list[Finding]]]":
 
 def _row(look: str, findings: "list[Finding]") -> tuple[str, ...]:
     worst = min(findings, key=lambda f: f.p_value)
-    compares = LOOKS["rule beside"] if look.startswith("rule beside") else LOOKS[look]
+    compares = LOOKS["verifier beside"] if look.startswith("verifier beside") else LOOKS[look]
     count = max(f.count for f in findings)
     return look, compares, str(len(findings)), str(count), f"{worst.effect:.5f}", f"{worst.p_value:.3g}"
 

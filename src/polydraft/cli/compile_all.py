@@ -38,7 +38,7 @@ PROFILES = (Profile.assumed(),)
 
 
 def compile_all() -> None:
-    """Compile what a run may call, in two processes that take turns with drafters; formats of weights while the first drafter compiles the pass."""
+    """Compile what a run may call, in two processes that take turns with drafters; formats of weights while the first drafter compiles the forward pass."""
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         first, *others = list(dict.fromkeys(info.name.partition(":")[0] for info in _infos()))
         jobs = [pool.submit(compile_drafters, [first]), pool.submit(compile_walks), pool.submit(compile_formats)]
@@ -49,7 +49,7 @@ def compile_all() -> None:
 
 
 def compile_drafters(names: Sequence[str]) -> None:
-    """Generate a few tokens with these drafters of `polydraft methods`, every rule that fits them and every kind of draft."""
+    """Generate a few tokens with these drafters of `polydraft methods`, every verifier that fits them and every kind of draft."""
     with _pair() as (place, prompts, tokenizer):
         models = [_model(name) for name in ("target", "draft")]
         chosen = _options(place, prompts, tokenizer, names)
@@ -62,7 +62,7 @@ def compile_drafters(names: Sequence[str]) -> None:
 
 
 def compile_first(kind: str, rule: str) -> None:
-    """What the policy's drafts of one drafter call with one rule, greedy, sampled and truncated, long repeats of the text included."""
+    """What the policy's drafts of one drafter call with one verifier, greedy, sampled and truncated, long repeats of the text included."""
     with _pair() as (place, prompts, tokenizer):
         models = [_model(name) for name in ("target", "draft")]
         parts = {"tokenizer": tokenizer, "draft_model": models[1], "draft_tokenizer": tokenizer}
@@ -156,7 +156,7 @@ def _model(name: str, backend: str = "auto") -> Target:
 def _generate(
     tokenizer: Any, prompts: list[list[int]], models: list[Target], kind: str, rule: str, options: Mapping[str, Any]
 ) -> None:
-    """A few tokens with drafts of every shape that drafter and rule take."""
+    """A few tokens with drafts of every shape that drafter and verifier take."""
     policies = [policy for policy in POLICIES if pairing.allowed([policy.budget], _info(kind), registry.verifier(rule).info)]
     ahead = kind.partition(":")[0] == "amusd"  # which takes what waits, whatever it costs
     sizes = [*({"policy": policy} for policy in policies), *({"profile": profile} for profile in (() if ahead else PROFILES))]

@@ -40,7 +40,7 @@ class Palette:
     def legend(self) -> str:
         """What the colours seen so far mean, in these colours."""
         kinds = [typer.style(f"drafted by {o.source}, path {o.branch + 1}", fg=colour) for o, colour in self._styles.items()]
-        return " · ".join([*kinds, "plain: the one token a pass of the target adds itself"])
+        return " · ".join([*kinds, "plain: the one token that a forward pass of the target adds"])
 
 
 class Painter:

@@ -108,7 +108,7 @@ def train(
             report=partial(typer.echo, err=True),
         )
     typer.echo(
-        f"{out}: {kind} of {card['tokens']:,} tokens; of its first drafts on texts it has not seen {card['acceptance'][0]:.0%} are kept at "
+        f"{out}: {kind} of {card['tokens']:,} tokens; of its first drafts on texts it has not seen {card['acceptance'][0]:.0%} are accepted at "
         f"temperature 1, {card['agreement'][0]:.0%} are the most likely token. Use it: polydraft generate --model {shlex.quote(config.model or EMBEDDED)} {registry.recipe(kind).option} {out}"
     )
 

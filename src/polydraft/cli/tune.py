@@ -77,7 +77,10 @@ def _show(report: "Tuning") -> None:
     console, costs, plain = output(), report.profile.costs, report.trial("plain")
     rates, _ = report.profile.known(report.greedy)
     passes = {f"forward pass of {n} rows" if n > 1 else "forward pass of 1 row": costs.rows(n) for n in (1, 2, 4, 8, 16)}
-    drafts = {"draft of 1 token: a pass of its head or model": costs.first_draft, "each further draft step": costs.draft_step}
+    drafts = {
+        "draft of 1 token: a forward pass of its head or model": costs.first_draft,
+        "each further draft step": costs.draft_step,
+    }
     cells = [(name, f"{1e3 * s:.3f}", f"{s / costs.rows(1):.2f}") for name, s in (passes | drafts).items()]
     console.print(grid(["cost of a", "milliseconds", "forward passes"], cells))
     odds = ["below 2%", "2%", "5%", "12%", "27%", "50%", "73%", "88%", "95%", "98%"]

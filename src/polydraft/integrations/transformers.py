@@ -93,7 +93,7 @@ class _Row:
 class CustomGenerate:
     """A decoding loop for `generate`; make it with `custom_generate`.
 
-    stats: of the last call, one for each row: passes of the model, drafted and accepted tokens, seconds by phase.
+    stats: of the last call, one for each row: forward passes of the model, drafted and accepted tokens, seconds by phase.
     """
 
     def __init__(self, draft: Any, **options: Any) -> None:
@@ -216,7 +216,7 @@ class _Run:
                 drafter_state.teach(self.engine.drafter, row.sequence)
 
     def step(self) -> list[int]:
-        """One round for the rows that are not done; the tokens of the first row."""
+        """One step for the rows that are not done; the tokens of the first row."""
         live = self.live
         self.decoding.live = [row.number for row in live]
         done = self.stepper([row.sequence for row in live])
@@ -261,14 +261,14 @@ class _Run:
             logits=self._by_step([row.logits for row in self.rows], fill),
         )
 
-    def _by_step(self, kept: list[list[Tensor]], fill: int) -> Any:
+    def _by_step(self, scores_by_row: list[list[Tensor]], fill: int) -> Any:
         """One [B, V] tensor a step, None where nothing was kept; a row that is done has all its mass on padding."""
-        if not any(kept):
+        if not any(scores_by_row):
             return None
-        ended = torch.full_like(kept[0][0], -torch.inf)
+        ended = torch.full_like(scores_by_row[0][0], -torch.inf)
         ended[fill] = 0.0
-        steps = range(max(map(len, kept)))
-        return tuple(torch.stack([row[i] if i < len(row) else ended for row in kept]).to(self.device) for i in steps)
+        steps = range(max(map(len, scores_by_row)))
+        return tuple(torch.stack([row[i] if i < len(row) else ended for row in scores_by_row]).to(self.device) for i in steps)
 
 
 def _draft_params(config: Any, length: int) -> SamplingParams:

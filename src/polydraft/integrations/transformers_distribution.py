@@ -101,7 +101,7 @@ class ProcessedDistribution:
             raise self._failed
         logits = scores.logits.float()
         self._processed, self._tree = torch.full_like(logits, -torch.inf), tree
-        p = torch.full_like(logits, 1 / logits.shape[-1])  # of nodes behind a token that cannot be: no rule gets there
+        p = torch.full_like(logits, 1 / logits.shape[-1])  # of nodes behind a token that cannot be: no verifier gets there
         try:
             for b, context in enumerate(contexts):
                 self._fill(b, logits[b], trees.subtree(tree, b), [*self._padding[self.live[b]], *context], p[b])

@@ -18,8 +18,8 @@ from polydraft.numerics.linked_code import LinkedCompiler
 inner = partial(njit, no_cpython_wrapper=True, pipeline_class=LinkedCompiler)
 """Compiles a function that only compiled functions call: what unpacks a model's hundred arrays for Python takes LLVM longer than most functions themselves."""
 unowned = inner(_nrt=False)
-"""For what allocates nothing: a part of a pass is handed a hundred arrays, and counting who owns them takes half a microsecond, which is
-5% of a pass of the embedded target."""
+"""For what allocates nothing: a part of a forward pass is handed a hundred arrays, and counting who owns them takes half a microsecond, which is
+5% of a forward pass of the embedded target."""
 _CLOCKS = (perf_counter, thread_time)
 
 

@@ -59,7 +59,7 @@ _ASLEEP = 1
 _HELPER_TURNS, _CALLER_TURNS = 6000, 1000
 """Turns of a loop before a thread sleeps, some 20 nanoseconds each: a helper without work, and a caller who waits for the last unit."""
 _WINDOW_LENGTH, _PAYS = 2_000_000, 16
-"""Nanoseconds of a pass after which a caller looks how long it had no core, and how many times as long it then works alone: what helpers
+"""Nanoseconds of a forward pass after which a caller looks how long it had no core, and how many times as long it then works alone: what helpers
 lose, on a machine where others want the cores, is at most a seventeenth of the time."""
 _BITS = 14
 _MASK = (1 << _BITS) - 1
@@ -146,7 +146,7 @@ _WALL, _WORK = (np.int32(getattr(time, name, 0)) for name in ("CLOCK_MONOTONIC",
 
 @njit(cache=True)
 def _reset(sync):
-    """No helpers, no passes, nobody waits."""
+    """No helpers, no forward passes, nobody waits."""
     sync[:] = 0
     at = sync.ctypes.data
     _init_mutex(at + 8 * _MUTEX, 0)
@@ -409,7 +409,7 @@ def share(sync, threads, code, count, grain):
 
 
 class Pool:
-    """The threads of a model's passes; a context, entered around each pass. Helpers start with the first."""
+    """The threads of a model's forward passes; a context, entered around each forward pass. Helpers start with the first."""
 
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
@@ -428,7 +428,7 @@ class Pool:
 PIECE = 1 << 14
 """Tokens of a row of logits that a thread takes at a time. Bounds of pieces are the same whatever the number of threads: so are the bits of their sums."""
 ROWS = Pool(1)
-"""Entered around work on rows of a vocabulary, which takes the helpers that passes have started."""
+"""Entered around work on rows of a vocabulary, which takes the helpers that forward passes have started."""
 
 
 @inner(error_model="numpy")
@@ -507,7 +507,7 @@ def _content(path: str) -> str:
 
 
 _SMALL = 64 << 20
-"""Bytes of weights below which a pass is over before helpers are of use."""
+"""Bytes of weights below which a forward pass is over before helpers are of use."""
 
 
 def default_threads(weight_bytes: int) -> int:

@@ -56,14 +56,14 @@ class TrainingText:
     prompt_length: int
 
 
-def write_shard(engine: Engine, number: int, *, seed: int, count: int, known: set[str]) -> list[TrainingText]:
+def write_shard(engine: Engine, number: int, *, seed: int, count: int, earlier: set[str]) -> list[TrainingText]:
     """About so many texts of the target, the same for the same (seed, number) and engine.
 
-    known: questions that were asked before, which are not asked again; grows by this shard's.
+    earlier: questions that were asked before, which are not asked again; grows by this shard's.
     """
     rng, noise = Random(f"{seed}/{number}"), 2 * (seed * 1_000_003 + number)
     chat = getattr(engine.tokenizer, "chat_template", None)
-    questions = _questions(engine, rng, noise, count, known) if chat else None
+    questions = _questions(engine, rng, noise, count, earlier) if chat else None
     prompts = [[_begin(engine)]] * count if questions is None else questions
     params = [
         SamplingParams(temperature=rng.choice(TEMPERATURES if chat else (1.0,)), max_tokens=ANSWER, seed=noise + 1)
@@ -92,7 +92,7 @@ def _written_from(engine: Engine) -> int:
     return len(engine.tokenizer(_opening(engine), add_special_tokens=False)["input_ids"])
 
 
-def _questions(engine: Engine, rng: Random, seed: int, count: int, known: set[str]) -> list[list[int]]:
+def _questions(engine: Engine, rng: Random, seed: int, count: int, earlier: set[str]) -> list[list[int]]:
     """Questions that the model asks itself, each a prompt to answer; unfinished, short and repeated ones are left out."""
     opening, begun = _opening(engine), [rng.choice(OPENINGS) for _ in range(count)]
     params = SamplingParams(temperature=1.0, max_tokens=QUESTION, seed=seed)
@@ -100,8 +100,8 @@ def _questions(engine: Engine, rng: Random, seed: int, count: int, known: set[st
     prompts = list[list[int]]()
     for begin, result in zip(begun, engine.generate(ids, params), strict=True):
         question = (begin + result.text).strip()
-        if result.samples[0].finish_reason == "stop" and len(question.split()) >= 3 and question not in known:
-            known.add(question)
+        if result.samples[0].finish_reason == "stop" and len(question.split()) >= 3 and question not in earlier:
+            earlier.add(question)
             prompts.append(engine.encode_chat([{"role": "user", "content": question}]))
     return prompts
 

@@ -140,7 +140,7 @@ def _texts(
     shards, known_texts = [conversations.read_shard(path) for path in sorted(folder.glob("[0-9]*.npz"))], set[str]()
     while not shards or goes_on():
         began = time.monotonic()
-        shard = conversations.write_shard(engine, len(shards), seed=seed, count=32, known=known_texts)
+        shard = conversations.write_shard(engine, len(shards), seed=seed, count=32, earlier=known_texts)
         conversations.save_shard(folder / f"{len(shards):05d}.npz", shard)
         shards.append(shard)
         size = sum(len(t.tokens) for t in shard)

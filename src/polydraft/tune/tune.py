@@ -44,7 +44,7 @@ WORTH = 1.03
 
 @dataclass
 class Trial:
-    """One setting that is run. budget: of a fixed one.  scoring, drafting, beside: seconds of passes, of drafts and of the rest.
+    """One setting that is run. budget: of a fixed one.  scoring, drafting, beside: seconds of forward passes, of drafts and of the rest.
 
     rates: tokens per second of each run, in the same order for all settings.  drafted, accepted: steps by depth.
     """
@@ -128,8 +128,8 @@ class Tuning:
         if not several or first >= 1.0:
             return None
         misses = [(t, 1.0 - t.accepted[0] / t.drafted[0]) for t in several]
-        each = [(min(miss / (1.0 - first), 1.0)) ** (1.0 / (t.budget.width - 1)) for t, miss in misses if t.budget]
-        return sum(each) / len(each)
+        rates = [(min(miss / (1.0 - first), 1.0)) ** (1.0 / (t.budget.width - 1)) for t, miss in misses if t.budget]
+        return sum(rates) / len(rates)
 
     def _reach(self, trials: Sequence[Trial], depth: int) -> list[float]:
         """How often a chain is accepted to each depth: as these chains were, beyond them at their last rate, and as the policy knows without any."""
@@ -270,7 +270,7 @@ def scoring(trials: Sequence[Trial], rows: float) -> float:
 
 
 def chain_costs(trials: Sequence[Trial]) -> Costs | None:
-    """Costs of steps by what plain and chain steps took: passes by rows, and a line through drafts by draft steps. None without two lengths of drafts."""
+    """Costs of steps by what plain and chain steps took: forward passes by rows, and a line through drafts by draft steps. None without two lengths of drafts."""
     plain = next(t for t in trials if t.name == "plain")
     chains = sorted((t for t in trials if t.is_chain and t.steps and t.drafted), key=lambda t: t.drafted.total() / t.steps)
     steps = np.array([t.drafted.total() / t.steps for t in chains])

@@ -1,4 +1,4 @@
-"""For those who want only the rule: a draft and the target's distributions in, a verdict out."""
+"""For those who want only the verifier: a draft and the target's distributions in, a verdict out."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -16,7 +16,7 @@ def verify(name: str, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Ver
 
     Raises:
         UnknownNameError: no verifier of that name.
-        IncompatibleError: the rule is not exact for this draft sampling or shape.
+        IncompatibleError: the verifier is not exact for this draft sampling or shape.
         InvalidInputError: a malformed tree, rows that do not exist or are no distributions, a drawn token without probability; see `verifiers.inputs`.
 
     Example:
@@ -28,11 +28,11 @@ def verify(name: str, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> Ver
         >>> verify("speculative", draft, p).stop.tolist()
         [[0.5, 0.5]]
     """
-    rule = registry.verifier(name)
-    if draft.sampling not in rule.info.draft_sampling or draft.shape not in rule.info.shapes:
+    verifier = registry.verifier(name)
+    if draft.sampling not in verifier.info.draft_sampling or draft.shape not in verifier.info.shapes:
         raise IncompatibleError(
             f"a {draft.shape.name} draft with draft sampling {draft.sampling.name} was given to the verifier {name!r}; it is exact for draft sampling "
-            f"{sorted(x.name for x in rule.info.draft_sampling)} and shapes {sorted(x.name for x in rule.info.shapes)}. Choose another verifier."
+            f"{sorted(x.name for x in verifier.info.draft_sampling)} and shapes {sorted(x.name for x in verifier.info.shapes)}. Choose another verifier."
         )
     inputs.check(draft, target_probs)
-    return rule(draft, target_probs)
+    return verifier(draft, target_probs)

@@ -1,4 +1,4 @@
-"""Block verification: decide how much of a chain to keep from the whole chain at once.
+"""Block verification: decide how much of a chain to accept from the whole chain at once.
 
 Sun et al. 2024 (arXiv 2403.10444). Row i is the context after i accepted tokens.
 
@@ -6,7 +6,7 @@ Sun et al. 2024 (arXiv 2403.10444). Row i is the context after i accepted tokens
     S_i = sum_y max(0, w_i p_i(y) - q_i(y))     h_i = S_i / (S_i + 1 - w_i)     h_L = w_L
     stop at the largest i with u_i < h_i, u_i independent; then emit N((w_i p_i - q_i)+), or p_L at the leaf
 
-Lossless for one chain drawn from q, and no lossless rule keeps more of a single chain. 1 + E[sum w_i] tokens per step.
+Lossless for one chain drawn from q, and no lossless verifier accepts more of a single chain. 1 + E[sum w_i] tokens per step.
 Traps: clamping each factor; a residual without the weight; an uncapped last position; stopping at the first failure.
 """
 

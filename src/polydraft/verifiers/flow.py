@@ -1,6 +1,6 @@
 """Flow verification: the k draws of a context are one tuple of at most V, and a transport from tuples to tokens says what each child is worth.
 
-Our own rule, for systematic draws (`DraftSampling.SYSTEMATIC`; docs/papers/flow.md has the proof).
+Our own verifier, for systematic draws (`DraftSampling.SYSTEMATIC`; docs/papers/flow.md has the proof).
 
     D, P(D)  the pieces: as u runs over [0, 1), the tuple of the k draws changes at most V times
     w        weight with which the context is entered, the root's is 1; what is emitted here has distribution w p
@@ -35,7 +35,7 @@ from polydraft.verifiers.walks.flow import walk
 
 STEPS = 4
 """Of the scaling; two lose 0.1 to 0.4% of the tokens."""
-LEAST, MOST = 1e-12, 1e4
+SMALLEST, LARGEST = 1e-12, 1e4
 """Of a."""
 
 
@@ -92,10 +92,10 @@ def scaled(
         part = held / (1.0 + held.sum(-1, keepdim=True))
         return part, sum_by_token(g, D, P[..., None] * part)
 
-    a = (g / (r - torch.minimum(g, 0.9 * r))).clamp(LEAST, MOST)
+    a = (g / (r - torch.minimum(g, 0.9 * r))).clamp(SMALLEST, LARGEST)
     for _ in range(STEPS):
         _, E = shares(a)
-        a = torch.where(E > 0.0, (a * g / E).clamp(LEAST, MOST), a)
+        a = torch.where(E > 0.0, (a * g / E).clamp(SMALLEST, LARGEST), a)
     shared, E = shares(a)
     phi = torch.where(g < E, g / E, 1.0)
     return shared * look_up(phi, D), (g - phi * E).clamp(min=0.0)
@@ -109,9 +109,9 @@ def filled(
     for y, t in zip(D.split(1, -1), T.unbind(-1), strict=True):
         offered = sum_by_token(rest, y, (P * remaining)[..., None])
         part = torch.where(offered > 0.0, rest / offered, 0.0).clamp(max=1.0)
-        taken = look_up(part, y)[..., 0]
-        columns.append(t + taken * remaining)
-        rest, remaining = (rest - part * offered).clamp(min=0.0), remaining * (1.0 - taken)
+        mass_taken = look_up(part, y)[..., 0]
+        columns.append(t + mass_taken * remaining)
+        rest, remaining = (rest - part * offered).clamp(min=0.0), remaining * (1.0 - mass_taken)
     return torch.stack(columns, -1), rest
 
 
@@ -159,9 +159,9 @@ def tries(at: Contexts) -> Decision:
             continue
         draws = tokens[i][tokens[i] >= 0].view(-1, k)
         weight = torch.where((q[i].gather(1, draws) > 0.0).all(1), w[i], torch.nan)  # no draw can have no mass
-        order, turn, mass, left = transport(weight, p[i], q[i], draws)
+        order, turn, mass, remaining = transport(weight, p[i], q[i], draws)
         into[i[:, None], order], turns[i[:, None], order] = weights(mass), turn
-        stops[i], rest[i] = reweight(weight, left.sum(1)), left
+        stops[i], rest[i] = reweight(weight, remaining.sum(1)), remaining
     return Decision(into, stops, rest, turns)
 
 

@@ -1,4 +1,4 @@
-"""Greedy decoding: what every lossless rule comes to at temperature 0.
+"""Greedy decoding: what every lossless verifier comes to at temperature 0.
 
 The target's distribution is a point mass on its largest logit, the lowest id among equals. Whatever was drafted and however, the walk
 goes on while the largest logit's token is a child, and ends with the first that is not.
@@ -29,7 +29,7 @@ def _walk(trees):
 
 
 def walk(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, samplings: np.ndarray | None = None) -> Outcome | None:
-    """The outcome of any lossless rule at temperature 0, whatever the samplings, looking at visited nodes alone; see `core.Walking`.
+    """The outcome of any lossless verifier at temperature 0, whatever the samplings, looking at visited nodes alone; see `core.Walking`.
 
     Example:
         >>> import torch

@@ -9,7 +9,7 @@ Lossless for any S that is given first, and optimal for deterministic ones: acce
 SpecHub (Sun et al. 2024, arXiv 2411.05289) couples two tokens through the hub argmax q; its acceptance is that of n = 2
 here, so this file stands for it. Draws without replacement may be read the same way: given all but the last, the last one follows
 q without them. Where S holds all of q there is no qt: y ~ p, accepted iff in S.
-Traps: q in the place of qt (bias 0.37 in a five-token example); S tested before x_n keeps less; a last draw made only after a look
+Traps: q in the place of qt (bias 0.37 in a five-token example); S tested before x_n accepts less; a last draw made only after a look
 at the others.
 """
 

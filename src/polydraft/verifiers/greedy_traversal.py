@@ -1,6 +1,6 @@
 """Greedy traversal verification (GTV): try the children of a node in the order of p/q, deepest first, wasting no draw.
 
-Our own rule. It joins the selection of greedy multi-path block verification (Thomas & Pal 2026, arXiv 2602.16961) with the
+Our own verifier. It joins the selection of greedy multi-path block verification (Thomas & Pal 2026, arXiv 2602.16961) with the
 leaf-to-root walk of traversal verification (Weng et al. 2025, 2505.12398).
 
     visit(v, w): accepts v or something below it with total probability w; the root has w = 1

@@ -1,6 +1,6 @@
 """Greedy traversal for two draws without replacement: of the last two draws at a node the one of the higher bucket of p/q goes first.
 
-Our own rule, after GTV (`greedy_traversal`, whose buckets b and gate these are); of one bucket the first drawn goes first.
+Our own verifier, after GTV (`greedy_traversal`, whose buckets b and gate these are); of one bucket the first drawn goes first.
 q is the distribution of what is still to be tried.
 
     h_t = 1 / (1 - q_t)      C(t)  q-mass of the other tokens up to bucket b(t)      A(t)  sum of q_j h_j over the tokens j below bucket b(t)

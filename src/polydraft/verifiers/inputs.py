@@ -1,10 +1,10 @@
-"""What rules take for granted, checked: a draft that keeps its contract, and rows that are distributions.
+"""What verifiers take for granted, checked: a draft that keeps its contract, and rows that are distributions.
 
-check_draft   shapes and types, rows that exist, mass at every drawn token: a few microseconds, for every round
+check_draft   shapes and types, rows that exist, mass at every drawn token: a few microseconds, for every step
 check_draft_probs    the rows of q that tokens were drawn from: one pass over them, for what comes from outside and a request's first draft
 check_target  the rows of p at every node: likewise
 
-Compiled rules index rows unchecked, and a token that its row could not give would be accepted for certain.
+Compiled verifiers index rows unchecked, and a token that its row could not give would be accepted for certain.
 """
 
 from collections.abc import Sequence
@@ -112,7 +112,7 @@ def check_draft(
 ) -> None:
     """Raise InvalidInputError unless the tree is one, every drawn token has a row and that row gives it mass.
 
-    roots: the tokens that the trees have to hang on.  greedy: trees whose nodes may all be without a row, as a lossless rule asks for none at
+    roots: the tokens that the trees have to hang on.  greedy: trees whose nodes may all be without a row, as a lossless verifier asks for none at
     temperature 0; by default no tree.  Rows on another device are not read: their walks notice a token without mass.
 
     Example:
@@ -169,8 +169,8 @@ def _fault_said(draft: Draft, fault: int, b: int, n: int) -> str:
         return f"draft.rows[{b}, {n}] = {row} was given; expected -1 in a draft with draft sampling {name}, which has no q."
     if probs is None:
         return f"draft.probs = None was given for a draft with draft sampling {name}; expected the rows that its tokens were drawn from, [B, R, V]."
-    least = 0 if int(draft.tree.parents[b, n]) >= 0 else -1
-    return f"draft.rows[{b}, {n}] = {row} was given; expected {least} to {probs.shape[1] - 1}, a row of draft.probs."
+    first = 0 if int(draft.tree.parents[b, n]) >= 0 else -1
+    return f"draft.rows[{b}, {n}] = {row} was given; expected {first} to {probs.shape[1] - 1}, a row of draft.probs."
 
 
 def _check_rows(name: str, x: Tensor, used: np.ndarray) -> None:
@@ -221,7 +221,7 @@ def check_target(draft: Draft, target_probs: Tensor) -> None:
 
 
 def check(draft: Draft, target_probs: Tensor) -> None:
-    """All of it: what a rule may be given by hand.
+    """All of it: what a verifier may be given by hand.
 
     Raises:
         InvalidInputError: naming the argument, the place and the value.

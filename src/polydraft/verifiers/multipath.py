@@ -10,7 +10,7 @@ Thomas & Pal 2026 (arXiv 2602.16961), with the distribution of the picked path i
     Pr'(k) proportional to sum_n Pr(n) binom(n, k) q(t)^k a^(n-k)      distribution of the copies of the longer prefix, k >= 1
 
 Block verification of the picked path with s in the place of q is lossless for iid draws whose number at each node was fixed
-beforehand. More paths may keep less: where p and q are equal it is worse than block verification of the first path.
+beforehand. More paths may accept less: where p and q are equal it is worse than block verification of the first path.
 Traps: q kept in place of s; draws counted by path; ties broken by draw order.
 """
 

@@ -1,4 +1,4 @@
-"""Which rules are exact for which drafts, and which of them to prefer."""
+"""Which verifiers are exact for which drafts, and which of them to prefer."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -22,7 +22,7 @@ PREFERRED: dict[DraftSampling, tuple[str, ...]] = {
 
 
 def _accepts(verifier: Method, drafter: Method) -> bool:
-    """Whether a rule is exact for all that a drafter makes of its own accord, and for chains of one that draws what its budget says."""
+    """Whether a verifier is exact for all that a drafter makes of its own accord, and for chains of one that draws what its budget says."""
     needed = drafter.shapes & {TreeShape.GROWN} or {TreeShape.CHAIN}
     return drafter.draft_sampling <= verifier.draft_sampling and needed <= verifier.shapes
 

@@ -5,10 +5,10 @@ Kobus & Gunduz 2025 (ERSD, arXiv 2504.15475); one draft: Daliri, Musco & Suresh 
     E_t(i)  Exp(1) clock of token i at absolute position t, a function of (seed, sample, t, i) alone
     y_t   = argmin_i E_t(i) / p(i | path)        the target's pick        draft: the smallest E_t(i) / q(i)
 
-The output is y_0 y_1 ...: a function of seed and target, not of drafter, tree, batch or number of rounds (seed-exact).
+The output is y_0 y_1 ...: a function of seed and target, not of drafter, tree, batch or number of steps (seed-exact).
 So every draft is admissible whose tokens do not look ahead in a way that the clocks could not cause, and the distribution is exact
 because each y_t ~ p. Acceptance is highest for COUPLED drafts.
-Trap: all nodes of a depth share their clocks, so a coupled draft must not be given to a leaf-to-root rule.
+Trap: all nodes of a depth share their clocks, so a coupled draft must not be given to a leaf-to-root verifier.
 """
 
 from collections.abc import Callable
@@ -34,14 +34,14 @@ from polydraft.verifiers.walks.rounds import arrays, child, outcome
 @njit(cache=True, error_model="numpy")
 def _run_pieces(arguments, begin, end, thread):
     """Races among the tokens of some pieces of the rows of clocks, all rows in one."""
-    rates, clocks, key, least, arrival, drawn = arguments
+    rates, clocks, key, room, arrival, drawn = arguments
     seed, sample, position = key
     width = num_pieces(rates.size) * PIECE
     for at in range(begin, end, PIECE):
         piece, first = at // PIECE, at % width
         arrival[piece, 0] = np.inf
         last, start = min(first + PIECE, rates.size), clocks[at // width] * rates.size
-        noise.arrivals(rates, first, last, seed, sample, position, start, least[piece], arrival[piece], drawn[piece])
+        noise.arrivals(rates, first, last, seed, sample, position, start, room[piece], arrival[piece], drawn[piece])
 
 
 @njit(cache=True, error_model="numpy")
@@ -49,8 +49,8 @@ def _first_arrival(sync, rates, active, seed, sample, position):
     """The token with the first arrival over the active clocks, the lowest id among equals."""
     clocks = np.flatnonzero(active)
     many = len(clocks) * num_pieces(rates.size)
-    least, arrival, drawn = np.empty((many, noise.SPAN)), np.empty((many, 1)), np.empty((many, 1), np.int64)
-    arguments = rates, clocks, (seed, sample, position), least, arrival, drawn
+    room, arrival, drawn = np.empty((many, noise.SPAN)), np.empty((many, 1)), np.empty((many, 1), np.int64)
+    arguments = rates, clocks, (seed, sample, position), room, arrival, drawn
     share_row(sync, shared_code(_run_pieces, arguments), arguments, many * PIECE)
     best = 0
     for i in range(many):

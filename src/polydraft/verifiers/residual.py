@@ -1,4 +1,4 @@
-"""The few pieces that rules share: positive part, normalising, what an empty residual means, and places in an order.
+"""The few pieces that verifiers share: positive part, normalising, what an empty residual means, and places in an order.
 
 An empty residual arises only where two distributions are equal up to rounding; a rejection then has probability 0, and the distribution to
 go on with is stated by the caller. Never a uniform distribution and never an added constant: both emit tokens with p = 0.

@@ -1,4 +1,4 @@
-"""Speculative sampling: keep a sampled draft x with probability min(1, p(x)/q(x)).
+"""Speculative sampling: accept a sampled draft x with probability min(1, p(x)/q(x)).
 
 Leviathan, Kalman & Matias 2023, Algorithm 1 (arXiv 2211.17192); Chen et al. 2023 (arXiv 2302.01318).
 
@@ -19,7 +19,7 @@ from polydraft.verifiers.residual import normalise_or, positive_part
 
 
 def accept_probability(p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"], x: Int[Tensor, "*M"]) -> Float[Tensor, "*M"]:
-    """Chance that the child x is kept.
+    """Chance that the child x is accepted.
 
     Example:
         >>> import torch

@@ -8,8 +8,8 @@ and never exactness.
     buckets  tokens in ascending p/q, cut where (p + q)/2-mass passes multiples of 1/m; a bucket counts as one token, and the
              first draw in it stands for it: q_I(t) = q(t) / q(bucket) q_I(bucket)
     psi      P(H) - q(H)^n over the beginnings H of this order; H* = its minimiser
-    targets  t_b = P_b less the change of psi's least value seen from the other side: at most P_b outside H*, at least P_b inside
-    levels   where psi is that least value, drafts inside H serve H alone and all others none of it: a new level begins,
+    targets  t_b = P_b less the change of psi's lowest value seen from the other side: at most P_b outside H*, at least P_b inside
+    levels   where psi is that lowest value, drafts inside H serve H alone and all others none of it: a new level begins,
              and draws of the highest level present are picked
     e^a      weights: within that level, bucket b is picked with probability e^a_b / sum over the buckets present
     step     e^a_b <- e^a_b t_b / q_I(b), which ascends the likelihood of the choice model
@@ -105,18 +105,18 @@ def _targets(P, Q, n, target, level):
         drafted += Q[b]
         psi[b + 1] = inside - min(drafted, 1.0) ** n
     cut = np.argmin(psi)
-    least = 0.0
+    lowest = 0.0
     for b in range(cut):
-        new = min(least, psi[b + 1])
-        target[b] = P[b] + least - new
-        least = new
-        tight[b + 1] = least == psi[b + 1]
-    least = psi[m]
+        new = min(lowest, psi[b + 1])
+        target[b] = P[b] + lowest - new
+        lowest = new
+        tight[b + 1] = lowest == psi[b + 1]
+    lowest = psi[m]
     for b in range(m - 1, cut - 1, -1):
-        new = min(least, psi[b])
-        target[b] = max(P[b] + new - least, 0.0)
-        least = new
-        tight[b] = least == psi[b]
+        new = min(lowest, psi[b])
+        target[b] = max(P[b] + new - lowest, 0.0)
+        lowest = new
+        tight[b] = lowest == psi[b]
     at = 0
     for b in range(m):
         at += tight[b]

@@ -13,7 +13,7 @@ Weng et al. 2025 (arXiv 2505.12398), in a form for any known distribution of the
 
 Lossless for all of these, whatever function of the draws so far grew the tree. One chain is block verification.
 `traversal_merged` counts equal siblings once, as draws without replacement (`lift.draws`); lossless for iid draws and for draws
-without replacement, and keeps a little less of iid draws.
+without replacement, and accepts a little less of iid draws.
 Traps: repeated draws dropped while c_j stays q; children re-sorted; w <- S / (1 - q(x)).
 """
 

@@ -21,18 +21,18 @@ def simulate(
     verify_seconds: Callable[[int], float],
     length: int,
     depth: int,
-    least: int = 1,
+    min_lead: int = 1,
     trace: Trace | None = None,
 ) -> float:
     """Run until the text has at least so many tokens; returns the virtual seconds.
 
     draw(text, start): a token and its row; start: of the epoch, see `Lead`.  verify(text, items): the tokens that a pass emits, and how many
-    items it kept.  verify_seconds(items): of a pass that takes so many.  depth: most of them.  least: waiting tokens that a pass waits for.
+    items it kept.  verify_seconds(items): of a pass that takes so many.  depth: most of them.  min_lead: waiting tokens that a pass waits for.
 
     Example:
         >>> count = lambda text, items: ([len(text) + i for i in range(len(items) + 1)], len(items))  # keeps all
         >>> seconds = simulate(Lead([0], cap=8), lambda text, start: (len(text), None), count,
-        ...     draft_seconds=lambda: 1.0, verify_seconds=lambda items: 4.0, length=41, depth=4, least=1)
+        ...     draft_seconds=lambda: 1.0, verify_seconds=lambda items: 4.0, length=41, depth=4, min_lead=1)
         >>> seconds  # 40 tokens, about four a pass: the drafting is hidden
         45.0
     """
@@ -42,7 +42,7 @@ def simulate(
         if step is not None:
             lead.acknowledge(step.epoch)
             drafting = now + draft_seconds(), now, step, lead.before(step)
-        if verifying is None and (len(lead.ring) >= min(least, depth) or not lead.room):
+        if verifying is None and (len(lead.ring) >= min(min_lead, depth) or not lead.room):
             items = lead.take(depth)
             verifying = now + verify_seconds(len(items)), now, items
         ends = [job[0] for job in (drafting, verifying) if job is not None]

@@ -44,7 +44,7 @@ def tables(seqs=4, chance=None, **options):
 
 def engine(kind="chain", verifier="auto", eos=(), **options):
     """Asynchronous, over tables."""
-    names = {"lead_cap", "least", "burst", "trace", "delay"} & set(options)
+    names = {"lead_cap", "min_lead", "burst", "trace", "delay"} & set(options)
     own = {name: options.pop(name) for name in names}
     target, small = tables(**options)
     made = AmusdDrafter(small, kind, stop_ids=eos, **own)
@@ -53,14 +53,14 @@ def engine(kind="chain", verifier="auto", eos=(), **options):
 
 @settings(max_examples=8, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 6), st.integers(0, 3), st.integers(1, 3))
-def test_a_race_gives_the_plain_tokens_whatever_the_delays(chance, cap, least, burst):
+def test_a_race_gives_the_plain_tokens_whatever_the_delays(chance, cap, min_lead, burst):
     params = [SamplingParams(max_tokens=20, seed=s) for s in range(3)]
     asynchronous = engine(
         "coupled",
         "race",
         chance=chance,
         lead_cap=cap,
-        least=min(least, cap),
+        min_lead=min(min_lead, cap),
         burst=burst,
         delay=lambda: time.sleep(0.001 * chance.random()),
     )
@@ -73,7 +73,7 @@ def test_a_race_gives_the_plain_tokens_whatever_the_delays(chance, cap, least, b
 
 @pytest.mark.parametrize("rule", ["speculative", "block"])
 def test_the_distribution_of_sampled_text_is_the_targets(rule):
-    fast = engine(verifier=rule, seqs=128, V=3, lead_cap=4, least=1)
+    fast = engine(verifier=rule, seqs=128, V=3, lead_cap=4, min_lead=1)
     assert p_value(fast, [1, 2, 1], 2, 256) > 1e-4
     assert fast.drafter.counts.reused > 0
 
@@ -206,7 +206,7 @@ def test_a_process_forked_from_one_with_cuda_is_refused(monkeypatch):
     ("options", "said"),
     [
         ({"drafter_options": {"lead_cap": 0}}, "lead_cap=0 was given"),
-        ({"drafter_options": {"lead_cap": 3, "least": 4}}, "least=4"),
+        ({"drafter_options": {"lead_cap": 3, "min_lead": 4}}, "min_lead=4"),
         ({"drafter_options": {"burst": 0}}, "burst=0"),
         ({"drafter": "ngram"}, "drafter='ngram'"),
         ({"drafter": None}, "drafter=None"),

@@ -220,6 +220,6 @@ def test_the_simulator_gives_the_races_tokens_at_every_ratio_of_costs_and_delay(
                 verify_seconds=lambda n: chance.uniform(0.2, 1.8),  # noqa: B023
                 length=20,
                 depth=3,
-                least=number % 3,
+                min_lead=number % 3,
             )
             assert tuple(lead.text[1:]) == plain(len(lead.text) - 1)

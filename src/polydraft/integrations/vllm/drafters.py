@@ -92,7 +92,7 @@ class Proposer:
     ) -> list[list[int]]:
         """Chains for the rows of the batch, empty where a prompt is still being read or nothing is known.
 
-        sampled_token_ids: what the last pass gave each row.  num_tokens_no_spec: [B] length of each text.  token_ids_cpu: [B, L] texts.
+        sampled_token_ids: what the last forward pass gave each row.  num_tokens_no_spec: [B] length of each text.  token_ids_cpu: [B, L] texts.
         """
         before = self._rows
         self._rows = [None for _ in sampled_token_ids]

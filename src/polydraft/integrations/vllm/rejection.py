@@ -1,8 +1,8 @@
-"""A rule of polydraft in the place of vLLM's rejection sampler: the runner's attribute of that name, called with the logits of all chains.
+"""A verifier of polydraft in the place of vLLM's rejection sampler: the runner's attribute of that name, called with the logits of all chains.
 
     target rows   logits behind each token that precedes a drafted one      bonus row   behind the last, one a request
     p             softmax of these rows after penalties, masks, temperature, top-k and top-p, as vLLM has them
-    q             `draft_probs`, where the proposer gives them; else drafts are deterministic and meet the match rule
+    q             `draft_probs`, where the proposer gives them; else drafts are deterministic and meet the match verifier
 
 On a CPU, vLLM 0.32 makes p from memory that it never wrote: `expand_batch_to_tokens` allocates a row of temperatures
 (v1/sample/rejection_sampler.py), its C++ kernel fills a copy of other type (`_expand_kernel_impl`, utils/cpu_triton_utils.py), and the copy
@@ -25,24 +25,24 @@ from polydraft.errors import IncompatibleError
 from polydraft.verifiers.match import match
 
 NO_TOKEN = -1
-"""vLLM's placeholder behind the last token that is kept."""
+"""vLLM's placeholder behind the last token that is accepted."""
 
 
-def install(runner: Any, rule: Verifier) -> None:
-    """Give a runner of vLLM the rule.
+def install(runner: Any, verifier: Verifier) -> None:
+    """Give a runner of vLLM the verifier.
 
     Raises:
-        IncompatibleError: a runner that schedules ahead of its tokens beside a rule by races.
+        IncompatibleError: a runner that schedules ahead of its tokens beside a verifier by races.
     """
-    if rule.info.shared_noise:
+    if verifier.info.shared_noise:
         if getattr(runner, "use_async_scheduling", False):
             raise IncompatibleError(
-                f"the rule {rule.info.name!r} was given beside asynchronous scheduling; expected to know the length of each text, which "
+                f"the verifier {verifier.info.name!r} was given beside asynchronous scheduling; expected to know the length of each text, which "
                 "its noise belongs to. Start vLLM with --no-async-scheduling, or choose block."
             )
-        runner.sampler.topk_topp_sampler = Racing(runner, rule)
+        runner.sampler.topk_topp_sampler = Racing(runner, verifier)
     if getattr(runner, "speculative_config", None) is not None:
-        runner.rejection_sampler = Deciding(runner, rule)
+        runner.rejection_sampler = Deciding(runner, verifier)
         _norm_final_state(runner)
 
 
@@ -97,30 +97,30 @@ def _drawn(generator: torch.Generator) -> int:
     return int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
 
 
-def _decide(rule: Verifier, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> list[list[int]]:
-    """The tokens of each row: by the rule's fused walk, else by its verdict."""
-    if rule.info.shared_noise:
+def _decide(verifier: Verifier, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey) -> list[list[int]]:
+    """The tokens of each row: by the verifier's fused walk, else by its verdict."""
+    if verifier.info.shared_noise:
         draft = replace(draft, noise=key)
-    outcome = rule.walk(draft, logits, key) if isinstance(rule, Walking) else None
+    outcome = verifier.walk(draft, logits, key) if isinstance(verifier, Walking) else None
     if outcome is None:
-        outcome = rule(draft, logits.softmax(-1)).sample(key)
+        outcome = verifier(draft, logits.softmax(-1)).sample(key)
     return outcome.emitted(draft.tree)
 
 
 class Deciding(RejectionSampler):
-    """vLLM's rejection sampler with the rule; arguments of a call and its result are those of vLLM's.
+    """vLLM's rejection sampler with the verifier; arguments of a call and its result are those of vLLM's.
 
-    Drafts without probabilities meet the match rule where `rule` needs q: it keeps as much of them as any rule can.
+    Drafts without probabilities meet the match verifier where `verifier` needs q: it accepts as much of them as any verifier can.
     """
 
-    def __init__(self, runner: Any, rule: Verifier) -> None:
+    def __init__(self, runner: Any, verifier: Verifier) -> None:
         super().__init__(runner.sampler, runner.speculative_config, runner.device)
-        self.runner, self.rule = runner, rule
+        self.runner, self.verifier = runner, verifier
 
     def forward(
         self, metadata: Any, draft_probs: Float[Tensor, "T V"] | None, logits: Float[Tensor, "R V"], sampling_metadata: Any
     ) -> SamplerOutput:
-        """What the runner calls after each pass with drafts. T: drafted tokens of all requests, R: T and a bonus row each."""
+        """What the runner calls after each forward pass with drafts. T: drafted tokens of all requests, R: T and a bonus row each."""
         counts = metadata.num_draft_tokens
         raw = logits[metadata.target_logits_indices].float()
         last = logits[metadata.bonus_logits_indices].float()
@@ -129,11 +129,13 @@ class Deciding(RejectionSampler):
         numbers = torch.arange(len(counts), device=logits.device)
         request = torch.cat([numbers.repeat_interleave(torch.tensor(counts, device=logits.device)), numbers])
         processed = _constrained(torch.cat([behind, bonus]), sampling_metadata, request)
-        rule = self.rule if draft_probs is not None or DraftSampling.POINT_MASS in self.rule.info.draft_sampling else match
+        verifier = (
+            self.verifier if draft_probs is not None or DraftSampling.POINT_MASS in self.verifier.info.draft_sampling else match
+        )
         drafted = _named(metadata.draft_token_ids, processed, draft_probs)
-        draft, rows = _chains(drafted, counts, draft_probs, rule)
-        key = _keys(self.runner, sampling_metadata.generators, len(counts), own=rule.info.shared_noise)
-        outcome = _decide(rule, draft, processed[rows.to(logits.device)], key)
+        draft, rows = _chains(drafted, counts, draft_probs, verifier)
+        key = _keys(self.runner, sampling_metadata.generators, len(counts), own=verifier.info.shared_noise)
+        outcome = _decide(verifier, draft, processed[rows.to(logits.device)], key)
         tokens = torch.full((len(counts), metadata.max_spec_len + 1), NO_TOKEN, dtype=torch.int32)
         for b, emitted in enumerate(outcome):
             tokens[b, : len(emitted)] = torch.tensor(emitted, dtype=torch.int32)
@@ -158,7 +160,7 @@ def _named(drafted: Int[Tensor, " T"], processed: Float[Tensor, "R V"], probs: F
 
 
 def _chains(
-    drafted: Int[Tensor, " T"], counts: list[int], probs: Float[Tensor, "T V"] | None, rule: Verifier
+    drafted: Int[Tensor, " T"], counts: list[int], probs: Float[Tensor, "T V"] | None, verifier: Verifier
 ) -> tuple[Draft, Int[Tensor, "B N"]]:
     """The chains of all requests, and which of the processed rows is that of each node; those of padding are some row."""
     B, N, T = len(counts), max(counts) + 1, sum(counts)
@@ -172,17 +174,17 @@ def _chains(
         rows[b, count] = T + b
         start += count
     tree = TokenTree(tokens, parents)
-    if probs is None or DraftSampling.IID not in rule.info.draft_sampling or N == 1:
+    if probs is None or DraftSampling.IID not in verifier.info.draft_sampling or N == 1:
         return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full((B, N), -1)), rows
     return Draft(tree, DraftSampling.IID, TreeShape.CHAIN, probs[distributions.to(probs.device)].contiguous(), drawn), rows
 
 
 class Racing(torch.nn.Module):
-    """The last step of vLLM's sampler, for passes without drafts: the same races, so that drafts do not change what a seed gives."""
+    """The last step of vLLM's sampler, for forward passes without drafts: the same races, so that drafts do not change what a seed gives."""
 
-    def __init__(self, runner: Any, rule: Verifier) -> None:
+    def __init__(self, runner: Any, verifier: Verifier) -> None:
         super().__init__()
-        self.runner, self.rule, self.replaced = runner, rule, runner.sampler.topk_topp_sampler
+        self.runner, self.verifier, self.replaced = runner, verifier, runner.sampler.topk_topp_sampler
 
     def forward(
         self,
@@ -195,7 +197,7 @@ class Racing(torch.nn.Module):
         logits = apply_top_k_top_p(logits, k, p)
         roots = Draft.bare(torch.zeros(len(logits), dtype=torch.int64))
         key = _keys(self.runner, generators, len(logits), own=True)
-        tokens = [emitted[0] for emitted in _decide(self.rule, roots, logits[:, None], key)]
+        tokens = [emitted[0] for emitted in _decide(self.verifier, roots, logits[:, None], key)]
         mode = self.replaced.logprobs_mode
         source = {"processed_logits": lambda: logits, "processed_logprobs": lambda: logits.log_softmax(-1)}.get(mode)
         return torch.tensor(tokens, device=logits.device), None if source is None else source()

@@ -1,11 +1,11 @@
 """AMUSD as a drafter: what it proposes are the tokens that wait, and the worker draws on while the target scores them.
 
-McDanel 2024 (arXiv 2410.17375). The engine's thread is the verify worker: between `propose` and `observe` lies its pass.
+McDanel 2024 (arXiv 2410.17375). The engine's thread is the verify worker: between `propose` and `observe` lies its forward pass.
 
     amusd            one iid chain; the rows of q are published with the tokens                IID
-    amusd:coupled    the winners of the race; with the rule `race` the tokens do not depend on timing   COUPLED
+    amusd:coupled    the winners of the race; with the verifier `race` the tokens do not depend on timing   COUPLED
 
-How many tokens wait depends on the clock, so for the iid kind a seed repeats its text only where `least` is the depth; its distribution is kept always.
+How many tokens wait depends on the clock, so for the iid kind a seed repeats its text only where `min_lead` is the depth; its distribution is kept always.
 """
 
 import os
@@ -29,7 +29,7 @@ from polydraft.papers.amusd.worker import Drafting, Worker
 
 __all__ = ["AmusdDrafter", "cores"]
 
-LEAD_CAP, LEAST, BURST = 16, 2, 4
+LEAD_CAP, MIN_LEAD, BURST = 16, 2, 4
 _METHODS = (
     method(
         "amusd", "Draft model that runs ahead while the target verifies", "2410.17375", {DraftSampling.IID}, {TreeShape.CHAIN}
@@ -48,12 +48,12 @@ class AmusdDrafter:
     """A draft model that draws in a thread of its own.
 
     model: the draft model, which nobody else may use.  kind: see the module.  stop_ids: end-of-sequence ids.
-    lead_cap: most tokens that wait.  least: of them, before a pass begins, unless no more can come; 0 never waits.
+    lead_cap: most tokens that wait.  min_lead: of them, before a forward pass begins, unless no more can come; 0 never waits.
     burst: most tokens that the worker draws in one call and publishes together.
     pin: whether the worker stays on the last core of this process.  trace: whether to note what ran when.  delay: see `Worker`.
 
     Raises:
-        InvalidInputError: a cap or a burst below 1, or a least lead that the cap does not allow.
+        InvalidInputError: a cap or a burst below 1, or a smallest lead that the cap does not allow.
         UnknownNameError: a kind that does not exist.
 
     Example:
@@ -75,7 +75,7 @@ class AmusdDrafter:
         *,
         stop_ids: Sequence[int] = (),
         lead_cap: int = LEAD_CAP,
-        least: int | None = None,
+        min_lead: int | None = None,
         burst: int = BURST,
         pin: bool = False,
         trace: bool = False,
@@ -83,12 +83,12 @@ class AmusdDrafter:
     ) -> None:
         self.info = self.of_kind(kind)
         Lead((), lead_cap)
-        least = min(LEAST, lead_cap) if least is None else least
-        if burst < 1 or not 0 <= least <= lead_cap:
+        min_lead = min(MIN_LEAD, lead_cap) if min_lead is None else min_lead
+        if burst < 1 or not 0 <= min_lead <= lead_cap:
             raise InvalidInputError(
-                f"burst={burst} and least={least} were given beside lead_cap={lead_cap}; expected burst >= 1 and 0 <= least <= lead_cap."
+                f"burst={burst} and min_lead={min_lead} were given beside lead_cap={lead_cap}; expected burst >= 1 and 0 <= min_lead <= lead_cap."
             )
-        self.lead_cap, self.least = lead_cap, least
+        self.lead_cap, self.min_lead = lead_cap, min_lead
         self.trace = notes = Trace() if trace else None
         self._stop_ids = frozenset(stop_ids)
         drafter = ModelDrafter(model, kind, stop_ids=tuple(stop_ids))
@@ -116,7 +116,7 @@ class AmusdDrafter:
         *,
         kind: str = "chain",
         lead_cap: int = LEAD_CAP,
-        least: int | None = None,
+        min_lead: int | None = None,
         burst: int = BURST,
         pin: bool = False,
         trace: bool = False,
@@ -141,7 +141,7 @@ class AmusdDrafter:
                 "asynchronous drafting was asked for with an encoder-decoder; expected a target that reads one text. Draft synchronously."
             )
         check_machine(parts.draft_model)
-        options = {"lead_cap": lead_cap, "least": least, "burst": burst, "pin": pin, "trace": trace}
+        options = {"lead_cap": lead_cap, "min_lead": min_lead, "burst": burst, "pin": pin, "trace": trace}
         return cls(parts.draft_model, kind, stop_ids=parts.eos_token_ids, **options)
 
     @property
@@ -196,7 +196,7 @@ class AmusdDrafter:
         most, worker, began = [g.chain_length for g in budgets], self._worker, perf_counter()
         leads = [d.lead for d in states]
         with worker.condition:
-            worker.wait(lambda: all(len(x.ring) >= min(self.least, n) or not x.room for x, n in zip(leads, most, strict=True)))
+            worker.wait(lambda: all(len(x.ring) >= min(self.min_lead, n) or not x.room for x, n in zip(leads, most, strict=True)))
             roots = [x.text[-1] for x in leads]
             leads_taken = [x.take(n) for x, n in zip(leads, most, strict=True)]
             positions = [len(x.text) for x in leads]
@@ -218,7 +218,7 @@ class AmusdDrafter:
         return Draft(tree, draft_sampling, shape, probs, tree.parents, key if draft_sampling is DraftSampling.COUPLED else None)
 
     def observe(self, states: Sequence[Drafting], outcome: Outcome, scores: Scores) -> list[Drafting]:
-        """The pass is over: each lead learns what it emitted."""
+        """The forward pass is over: each lead learns what it emitted."""
         emitted, accepted = outcome.emitted(scores.tree), outcome.num_accepted.tolist()
         with self._worker.condition:
             for d, tokens, count in zip(states, emitted, accepted, strict=True):

@@ -8,9 +8,9 @@ McDanel 2024, AMUSD (arXiv 2410.17375); epochs, rows and the lead cap are ours, 
     start    length of the text when the epoch began: with it, the place of a token keys its noise once and for all
 
 Draft worker: `next`, where the step's epoch is new cut back and `acknowledge`, draw, `publish`.  Verify worker: `take`, score, `verified`.
-Each call is one atomic change. Invariant: given the text and all that a rule has looked at, every waiting token has the distribution of its row.
-    A rule that stopped within what was taken may have looked at all of it: nothing stays, even where the extra token equals a waiting one.
-    Behind a draft that was kept whole the extra token is fresh: where the next waiting token equals it, what waits behind that has its distribution still.
+Each call is one atomic change. Invariant: given the text and all that a verifier has looked at, every waiting token has the distribution of its row.
+    A verifier that stopped within what was taken may have looked at all of it: nothing stays, even where the extra token equals a waiting one.
+    Behind a draft that was accepted whole the extra token is fresh: where the next waiting token equals it, what waits behind that has its distribution still.
     A token that arrives after its place was committed counts as that next waiting token.
 Traps: how far the lead grows may depend on clocks and on tokens that were published, never on the value of a token that is not.
 """
@@ -130,12 +130,12 @@ class Lead:
                 self.counts.longest = max(self.counts.longest, len(self.ring))
 
     def take(self, most: int) -> list[Item]:
-        """The first waiting tokens, for a pass; they wait until it is over."""
+        """The first waiting tokens, for a forward pass; they wait until it is over."""
         self.taken = min(most, len(self.ring))
         return [self.ring[i] for i in range(self.taken)]
 
     def verified(self, tokens: Sequence[int], accepted: int) -> None:
-        """A pass is over. tokens: what it emitted.  accepted: how many of those that were taken it kept; one more token at least was emitted."""
+        """A forward pass is over. tokens: what it emitted.  accepted: how many of those that were taken it accepted; one more token at least was emitted."""
         num_taken, self.taken = self.taken, 0
         self.text.extend(tokens)
         if accepted < num_taken:

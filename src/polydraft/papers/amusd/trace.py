@@ -52,7 +52,7 @@ class Trace:
 
     @property
     def draft_steps_inside(self) -> int:
-        """Draft steps that began and ended within one verify pass."""
+        """Draft steps that began and ended within one verify forward pass."""
         return sum(v.begin <= d.begin and d.end <= v.end for d, v in _meeting(self.of("draft"), self.of("verify")))
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class Trace:
 
 
 def _meeting(drafts: list[Event], passes: list[Event]) -> list[tuple[Event, Event]]:
-    """Draft steps and passes that share some time; both in order, passes one after the other."""
+    """Draft steps and forward passes that share some time; both in order, forward passes one after the other."""
     pairs, first = list[tuple[Event, Event]](), 0
     for d in drafts:
         while first < len(passes) and passes[first].end <= d.begin:

@@ -1,7 +1,7 @@
 """The draft worker: a thread that draws ahead of what is committed, for all sequences that may be drafted for, in batches.
 
 It alone touches the draft model. The lock guards the leads, and nothing is computed under it; both workers sleep on its condition.
-A thread and not a process: compiled passes run without the interpreter's lock, so two threads use two cores, share the rows of q without
+A thread and not a process: compiled forward passes run without the interpreter's lock, so two threads use two cores, share the rows of q without
 a copy, and end together. What ends the worker is raised in whoever waits for it, see `check`.
 """
 
@@ -188,7 +188,7 @@ class Worker:
         return replace(d.state, request=d.request)
 
     def _draw(self, steps: Sequence[tuple[Drafting, Step]]) -> list[list[Item]]:
-        """Draw the next tokens of each lead; its state then is that of a round in which all of them were kept."""
+        """Draw the next tokens of each lead; its state then is that of a step in which all of them were accepted."""
         states = [self._begun(d) for d, _ in steps]
         budgets = [Budget.fixed(chain(min(self.burst, step.room))) for _, step in steps]
         draft = self.drafter.propose(states, budgets)

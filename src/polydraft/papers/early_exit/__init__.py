@@ -4,8 +4,8 @@ Elhoushi et al. 2024, LayerSkip (arXiv 2404.16710); Zhang et al. 2023, Draft & V
     E          layers that draft: a node is run through them, then through the exit, see `papers.early_exit.compiled`
     committed  tokens are never run through them again: the target did, and its columns are read
 
-A draft model in the target's slots: all kinds of `drafters.model.paths` and all rules for them serve unchanged. A pass of the target
-runs the nodes through the first E layers once more, which is what it would do without this drafter: trees lie otherwise in the pass than in
+A draft model in the target's slots: all kinds of `drafters.model.paths` and all verifiers for them serve unchanged. A forward pass of the target
+runs the nodes through the first E layers once more, which is what it would do without this drafter: trees lie otherwise in the forward pass than in
 the proposal, and the states of leaves are nobody's. Trap: E layers that are all of them draft what the target says, at its price.
 """
 

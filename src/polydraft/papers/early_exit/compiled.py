@@ -5,8 +5,8 @@ Elhoushi et al. 2024, LayerSkip (arXiv 2404.16710); Zhang et al. 2023, Draft & V
     x      the state behind layer E of a row that went through layers 1 .. E of the target
     distribution    softmax(H norm(x + feed_forward(x))), H the target's own output rows at the draft vocabulary
 
-Committed tokens were run through those layers by the target, and never are again. A row's bits do not depend on what else is in a pass: the
-columns that a proposal leaves behind the committed ones are those that the scoring pass writes there again.
+Committed tokens were run through those layers by the target, and never are again. A row's bits do not depend on what else is in a forward pass: the
+columns that a proposal leaves behind the committed ones are those that the scoring forward pass writes there again.
 """
 
 from typing import Any, NamedTuple

@@ -113,7 +113,7 @@ class ExitModel(TargetSlots, HeadModel):
     def score(
         self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: Any = None, since: int = 0
     ) -> Scores:
-        """One pass over the nodes `since` .. N-1; see `core.Target.score`."""
+        """One forward pass over the nodes `since` .. N-1; see `core.Target.score`."""
         self.check_tree(tree.num_nodes)
         self.check_slots(slots, [tree.num_nodes] * len(slots), TREE_ROOM)
         lengths, rows = self.lengths[slots], torch.tensor(list(slots)).to(self.device)

@@ -1,6 +1,6 @@
 """Hidden transfer: the target's state at the newest token is mapped to states of the next positions, which its remaining layers run to the end.
 
-Wu et al. 2024 (arXiv 2404.12022). The authors attach k pseudo rows to every node of the tree that is scored; here they are a pass of their own
+Wu et al. 2024 (arXiv 2404.12022). The authors attach k pseudo rows to every node of the tree that is scored; here they are a forward pass of their own
 behind the accepted node: k rows through the remaining layers instead of k more for every node, see `papers.hidden_transfer.compiled`.
 The rows know the text up to the target's last read token and nothing of what is drafted: `heads.depth_drafter` drafts.
 Trap: a map of the last state alone is a Medusa head; what is gained is the layers behind it.

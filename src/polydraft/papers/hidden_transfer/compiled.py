@@ -5,8 +5,8 @@ Wu et al. 2024 (arXiv 2404.12022).
     row i    begins behind layer t_i as W_i h^(t_i)[n], at position n + i; it attends to committed columns and to rows 1 .. i
     distribution i    of token n + 1 + i: softmax(H norm(row i behind the last layer)), H the target's output rows at the draft vocabulary
 
-The rows are one pass of their own behind the accepted node, through layers t_1 + 1 .. L. They lie in columns behind the committed ones, which no
-row of the target sees and which its next pass writes anew: nothing of them is ever committed, and the target's rows keep their very bits.
+The rows are one forward pass of their own behind the accepted node, through layers t_1 + 1 .. L. They lie in columns behind the committed ones, which no
+row of the target sees and which its next forward pass writes anew: nothing of them is ever committed, and the target's rows keep their very bits.
 """
 
 from collections.abc import Sequence

@@ -42,7 +42,7 @@ class ImageEngine:
 
     folder: an `ImageFolder`, or where one is; default the digits that come with the package.
     guidance: scale of classifier-free guidance; default that of the folder, 1 is none.
-    drafter: one of `DRAFTERS`, or "ngram".  verifier: a name, a rule, or "auto" for a lossless one; see `neighbourhoods` for those of LANTERN.
+    drafter: one of `DRAFTERS`, or "ngram".  verifier: a name, a verifier, or "auto" for a lossless one; see `neighbourhoods` for those of LANTERN.
     depth, num_paths: of drafts; a tree has as many nodes as so many paths.  max_num_seqs: pictures that are made at the same time.
 
     Raises:

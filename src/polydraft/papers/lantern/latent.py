@@ -8,13 +8,13 @@ quantised latent space.
             multiplicative  S(x) <= factor p(x)        LANTERN++, factor = lambda - 1 > 0
     sampled        a(x) = min(1, (p(x) + S(x)) / q(x));  a rejection leaves N((p - q)+) to the next sibling
     deterministic  a(x) = p(x) + S(x);  a rejection leaves p without x and without A(x)
-    greedily       x is kept where p(x) + S(x) >= max p; else the most probable token follows
+    greedily       x is accepted where p(x) + S(x) >= max p; else the most probable token follows
 
 One sampled draft: total variation of the output  sum_x min(S(x), (q(x) - p(x))+)  (`deviation`), which can be 1 at any budget: with p on
 even and q on odd tokens, each the other's neighbour, delta = 0.005 suffices. The budget limits the mass borrowed for one candidate.
 Traps: q raised with p, or a mere membership test in place of the sum; a neighbour list that holds its own token counts p twice; a rejection
 that takes away neighbours which nothing was borrowed from (the released code's first k + 1) is another distribution even at budget 0.
-There is no default codebook: make the rule with `latent(neighbours, ...)`, for pictures with `papers.lantern.engine.neighbourhoods`.
+There is no default codebook: make the verifier with `latent(neighbours, ...)`, for pictures with `papers.lantern.engine.neighbourhoods`.
 """
 
 import math
@@ -37,7 +37,7 @@ from polydraft.verifiers.speculative import residual
 
 INFO = method("latent", "Latent neighbourhoods (LANTERN)", "2410.03355 2502.06352", DraftSampling, lossless=False)
 REPLACED = frozenset({DraftSampling.IID, DraftSampling.INDEPENDENT, DraftSampling.POINT_MASS})
-"""Draft samplings that the rule takes as they come; `WITHOUT_REPLACEMENT` asks for q without the earlier draws."""
+"""Draft samplings that the verifier takes as they come; `WITHOUT_REPLACEMENT` asks for q without the earlier draws."""
 
 
 def borrowed(
@@ -162,13 +162,13 @@ class Latent:
         return torch.zeros_like(p).scatter_(-1, best[..., None], 1.0)
 
     def deviation(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
-        """Expected total variation that a round adds up over its tokens, and expected number of its tokens; exact, no sampling.
+        """Expected total variation that a step adds up over its tokens, and expected number of its tokens; exact, no sampling.
 
-        At each context the total variation between p and the distribution that the rule emits there, averaged over the sampled draft; weighted
-        with the probability that the round emits a token there. Contexts without drafts count as tokens, and follow p.
+        At each context the total variation between p and the distribution that the verifier emits there, averaged over the sampled draft; weighted
+        with the probability that the step emits a token there. Contexts without drafts count as tokens, and follow p.
 
         Raises:
-            InvalidInputError: several sampled siblings, whose average has no short form, or a greedy rule.
+            InvalidInputError: several sampled siblings, whose average has no short form, or a greedy verifier.
         """
         p, nodes = normalise(target_probs.double()), draws_at(draft.tree)
         if self.greedy or (draft.probs is not None and nodes.shape[-1] > 1):
@@ -203,7 +203,7 @@ def latent(
     neighbours: the m nearest other tokens of each token, nearest first; -1 where there is none, as for tokens that are no codes: these are
         tried exactly.  delta, factor: additive and multiplicative budget; the larger of the two counts.
     replacement: whether siblings are independent draws or deterministic; False is for draws without replacement.
-    greedy: keep what is most probable, for targets at temperature 1: where the temperature is 0 neighbours have no mass to lend.
+    greedy: accept what is most probable, for targets at temperature 1: where the temperature is 0 neighbours have no mass to lend.
 
     Raises:
         InvalidInputError: a budget out of its range, neighbours that are no table of token ids, or a token among its own.

@@ -1,17 +1,17 @@
-"""Lookahead decoding: the target refines guesses of its own future beside each pass, and what they become is drafted.
+"""Lookahead decoding: the target refines guesses of its own future beside each forward pass, and what they become is drafted.
 
 Fu, Bailis, Stoica & Zhang 2024, "Break the sequential dependency of LLM inference using lookahead decoding" (arXiv 2402.02057).
 
     W  columns: how far ahead      N  length of an n-gram      level r of column w is a guess for position 1 + w + r
     window  N - 1 levels of W guesses, level r + 1 made from level r by the target
 
-1. The window rides along in the target's pass as auxiliary rows: row (r, w) sees the text, level 0 up to column w, and levels
+1. The window rides along in the target's forward pass as auxiliary rows: row (r, w) sees the text, level 0 up to column w, and levels
    1..r of its own column. Real rows never see it and it is never committed.
 2. The target's argmax behind the top level of column w completes an n-gram, from its level 0 upwards; it enters the pool under
    its first token. The levels move down by one, which is one position; k accepted tokens move the columns by k more.
 3. The pool's latest phrases of the last token are the next draft's paths, and go on phrase by phrase.
 
-Lossless: guesses and pool come from passes that are over; drafts are POINT_MASS. The argmaxes decide nothing that is emitted.
+Lossless: guesses and pool come from forward passes that are over; drafts are POINT_MASS. The argmaxes decide nothing that is emitted.
 Beyond the paper: n-grams of prompt and output enter the pool too (`read_text`). New columns are tokens of the text, drawn with the
 DRAFT stream. Without auxiliary rows (a target that has none) the pool lives of the text alone.
 """
@@ -71,17 +71,17 @@ class Window:
 
 
 @njit(cache=True)
-def _advance(guesses, best, num_accepted, new, found):
-    """`Window.advance`; the n-grams of the columns go into `found` [W, N]."""
+def _advance(guesses, best, num_accepted, new, phrases):
+    """`Window.advance`; the n-grams of the columns go into `phrases` [W, N]."""
     levels, columns = guesses.shape
     for w in range(columns):
         for r in range(levels):
-            found[w, r] = guesses[r, w]
-        found[w, levels] = best[w]
+            phrases[w, r] = guesses[r, w]
+        phrases[w, levels] = best[w]
     shift = min(num_accepted, columns)
     for r in range(levels):
         for w in range(columns - shift):
-            guesses[r, w] = found[w + shift, r + 1]
+            guesses[r, w] = phrases[w + shift, r + 1]
         for w in range(shift):
             guesses[r, columns - shift + w] = new[r * shift + w]
 
@@ -108,7 +108,7 @@ class LookaheadState(TextState):
 class LookaheadDrafter(TextDrafter[LookaheadState]):
     """Lookahead decoding.
 
-    columns, ngram: W and N of the module; (N - 1) W rows are added to each pass.  per_token: phrases kept of a token.
+    columns, ngram: W and N of the module; (N - 1) W rows are added to each forward pass.  per_token: phrases kept of a token.
     pool: shared by all requests, if they may learn from each other.  read_text: n-grams of the text enter the pool.
     eos_token_ids: nothing is drafted behind one.
 
@@ -168,7 +168,7 @@ class LookaheadDrafter(TextDrafter[LookaheadState]):
         return state.pool.continuations(state.tokens[-1], budget, self._eos)
 
     def aux(self, states: Sequence[LookaheadState]) -> AuxRows:
-        """The windows, as rows of the next pass of the target."""
+        """The windows, as rows of the next forward pass of the target."""
         inputs = torch.from_numpy(np.array([state.window.guesses for state in states]).reshape(len(states), -1))
         if len(states) == 1:
             return AuxRows(inputs, self._positions, self._nodes, self._mask)

@@ -1,11 +1,11 @@
-"""NEST's lenient test (not lossless): keep a drafted token by its share of the likeliest one's probability.
+"""NEST's lenient test (not lossless): accept a drafted token by its share of the likeliest one's probability.
 
 Li et al. 2024 (arXiv 2405.19325).
 
-    x is kept with probability min(1, p(x) / (gamma max p)); the first that is not ends the walk, and one token of p follows
+    x is accepted with probability min(1, p(x) / (gamma max p)); the first that is not ends the walk, and one token of p follows
 
 For chains of deterministic drafts. At a node whose draft is x, the emitted distribution differs from p by total variation a(x) (1 - p(x)), a the chance to
-keep it: `deviation`. gamma -> infinity keeps nothing and is p; gamma = 1 always keeps the likeliest, and others with p / max.
+accept it: `deviation`. gamma -> infinity accepts nothing and is p; gamma = 1 always accepts the likeliest, and others with p / max.
 """
 
 from dataclasses import dataclass
@@ -23,19 +23,19 @@ from polydraft.verifiers.residual import normalise
 GAMMA = 0.05
 
 
-def keep_probability(p: Float[Tensor, "*M V"], own: Float[Tensor, "*M"], gamma: float = GAMMA) -> Float[Tensor, "*M"]:
+def accept_probability(p: Float[Tensor, "*M V"], token_probs: Float[Tensor, "*M"], gamma: float = GAMMA) -> Float[Tensor, "*M"]:
     """own: probability of the drafted token.
 
     Example:
-        >>> keep_probability(torch.tensor([[0.8, 0.2], [0.8, 0.2]]), torch.tensor([0.8, 0.2]), gamma=1).tolist()
+        >>> accept_probability(torch.tensor([[0.8, 0.2], [0.8, 0.2]]), torch.tensor([0.8, 0.2]), gamma=1).tolist()
         [1.0, 0.25]
     """
-    return (own / (gamma * p.amax(-1))).clamp(max=1)
+    return (token_probs / (gamma * p.amax(-1))).clamp(max=1)
 
 
-def deviation(p: Float[Tensor, "*M V"], own: Float[Tensor, "*M"], gamma: float = GAMMA) -> Float[Tensor, "*M"]:
+def deviation(p: Float[Tensor, "*M V"], token_probs: Float[Tensor, "*M"], gamma: float = GAMMA) -> Float[Tensor, "*M"]:
     """Total variation between p and the distribution of the token that is emitted where that token was drafted."""
-    return keep_probability(p, own, gamma) * (1 - own)
+    return accept_probability(p, token_probs, gamma) * (1 - token_probs)
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class Lenient:
 
     def __post_init__(self) -> None:
         if not self.gamma > 0:
-            raise InvalidInputError(f"gamma={self.gamma} was given to the rule 'lenient'; expected more than 0.")
+            raise InvalidInputError(f"gamma={self.gamma} was given to the verifier 'lenient'; expected more than 0.")
 
     def __call__(self, draft: Draft, target_probs: Float[Tensor, "B N V"]) -> TreeVerdict:
         p = normalise(target_probs.double())
         real, rows = draft.tree.is_node[:, 1:], torch.arange(len(p))
         token_probs = p[:, :-1].gather(-1, draft.tree.tokens[:, 1:, None])[..., 0]
-        keep = torch.where(real, keep_probability(p[:, :-1], token_probs, self.gamma), 0)
+        keep = torch.where(real, accept_probability(p[:, :-1], token_probs, self.gamma), 0)
         reach = torch.cat([torch.ones_like(p[:, :1, 0]), keep], 1).cumprod(1)
         stop = reach * (1 - torch.cat([keep, torch.zeros_like(keep[:, :1] if keep.shape[1] else reach)], 1))
         return TreeVerdict(draft.tree, stop, lambda at: p[rows, at])

@@ -6,7 +6,7 @@ Li, Chen, Holtzman, Chen, Lin, Yih & Lin 2024, nearest neighbour speculative dec
     lambda   sigmoid((min|s| / max|s| - alpha) / temperature): small where one neighbour is much nearer than the rest
     distribution      lambda p_LM + (1 - lambda) p_kNN; sampling parameters apply to its logarithm
 
-Lossless to this distribution with every lossless rule; `lenient` is the authors' own test, which is not. A row is a function of its own path: the passages are
+Lossless to this distribution with every lossless verifier; `lenient` is the authors' own test, which is not. A row is a function of its own path: the passages are
 those of the 64 tokens before the last multiple of 64 (of a shorter text, a power of two), and nothing that was quoted leaves the store, as it does in
 the paper; `papers.nest.spans` does not begin a span at one place twice. No passages, or lambda = 1: the target distribution.
 """
@@ -31,7 +31,7 @@ from polydraft.papers.nest.passages import Passages, key_layer
 __all__ = ["Hits", "Nearest", "query_end"]
 
 WINDOW = 64
-MOST_KEPT = 512
+MOST_STORED = 512
 
 
 class Hits(NamedTuple):
@@ -138,7 +138,7 @@ class Nearest:
         text = tuple(context)
         if text not in self._hits:
             self._hits[text] = self._search(text, state)
-            if len(self._hits) > MOST_KEPT:
+            if len(self._hits) > MOST_STORED:
                 self._hits.popitem(last=False)
         return self._hits[text]
 

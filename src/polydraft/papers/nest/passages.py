@@ -244,11 +244,11 @@ class Passages:
         sparse = {number: -score for number, score in rows}
         near = self._near(_vector(target, tokens), most)
         both = [(1 - dense, sparse), (dense, near)]
-        least = [min(scores.values(), default=0.0) for _, scores in both]
+        lowest = [min(scores.values(), default=0.0) for _, scores in both]
         best = [max([abs(x) for x in scores.values()], default=1.0) or 1.0 for _, scores in both]
 
         def score(number: int) -> float:
-            return sum(w * s.get(number, low) / top for (w, s), low, top in zip(both, least, best, strict=True))
+            return sum(w * s.get(number, low) / top for (w, s), low, top in zip(both, lowest, best, strict=True))
 
         return tuple(sorted({*sparse, *near}, key=lambda number: (-score(number), number))[:count])
 

@@ -4,8 +4,8 @@ Li et al. 2024 (arXiv 2405.19325).
     delta    a span is begun where the target's share of the mixture, lambda, is at most this      n    its longest draft
 
 A token that the mixture drew and that some hit has as its value is taken for a quotation of the heaviest such hit, and the passage's next tokens are
-drafted. Where all were kept, the next draft goes on in the same passage without a search; where one was not, the token in its place begins none.
-Lossless: a draft is a function of the committed text, so POINT_MASS, and any rule for that. `attribution` says where each emitted token of a round stands.
+drafted. Where all were accepted, the next draft goes on in the same passage without a search; where one was not, the token in its place begins none.
+Lossless: a draft is a function of the committed text, so POINT_MASS, and any verifier for that. `attribution` says where each emitted token of a step stands.
 """
 
 from collections.abc import Sequence

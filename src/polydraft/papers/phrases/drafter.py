@@ -4,14 +4,14 @@ Zhao, Huang, Han, Xiao, Liu & Sun 2024, "Ouroboros" (arXiv 2402.13720, EMNLP 202
 
     pool  token -> the latest phrases of L tokens after it      gamma  tokens of the small model's draft      K  phrases at its end
 
-1. Draft by phrases: the small model scores its last token with the pool's phrases behind it in one pass, follows its own argmaxes
-   through them, and so may draft several tokens a pass.
+1. Draft by phrases: the small model scores its last token with the pool's phrases behind it in one forward pass, follows its own argmaxes
+   through them, and so may draft several tokens a forward pass.
 2. Lengthen: the K latest phrases of the last drafted token hang on it; each sees the text and the draft, not the others.
 3. Learn from the verification: for each discarded node, the target's argmaxes from there on, as far as they agree with the nodes
    below it, and one further; the phrases tested, rewritten with the target's argmaxes; and the text itself.
 
 Only tokens that are committed or that the target put there enter the pool. Phrases of fewer than L tokens are not stored.
-Lossless: all is decided before the pass that verifies it; the tree is POINT_MASS.
+Lossless: all is decided before the forward pass that verifies it; the tree is POINT_MASS.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ from polydraft.papers.lookahead.phrase_pool import PhrasePool, add_phrase, most_
 class PhraseState(TextState):
     """One request: its text and the pool that it uses, its slot of the small model, and how many committed tokens are in it.
 
-    drafted: tokens of the last draft behind the committed ones in the slot.  block: what is to be learnt of the last round.
+    drafted: tokens of the last draft behind the committed ones in the slot.  block: what is to be learnt of the last step.
     """
 
     pool: PhrasePool
@@ -49,7 +49,7 @@ class PhraseDrafter(TextDrafter[PhraseState]):
 
     model: a smaller one with as many slots as requests run at once.  length: L.  per_token: phrases kept of a token.
     gamma: tokens of the small model's draft; without it, the depth of the budget less a phrase.
-    num_phrases: K, and the phrases that the small model tests in a pass.
+    num_phrases: K, and the phrases that the small model tests in a forward pass.
     pool: shared by all requests, if they may learn from each other.  eos_token_ids: nothing is drafted behind one.
 
     Raises:
@@ -130,7 +130,7 @@ class PhraseDrafter(TextDrafter[PhraseState]):
             self.slots.give_back(state.slot)
 
     def _draft(self, state: PhraseState, gamma: int) -> list[int]:
-        """Step 1: at least gamma tokens that the small model would write greedily, several a pass where a phrase is right."""
+        """Step 1: at least gamma tokens that the small model would write greedily, several a forward pass where a phrase is right."""
         model, slots = self.model, [state.slot]
         model.cut(state.slot, state.fed)
         if state.fed < len(state.tokens) - 1:
@@ -179,7 +179,7 @@ class PhraseDrafter(TextDrafter[PhraseState]):
     def observe(self, states: Sequence[PhraseState], outcome: Outcome, scores: Scores) -> list[PhraseState]:
         """Learn from the target's argmaxes and from the text; keep what is right of the small model's cache."""
         tree, num_nodes = scores.tree, scores.tree.num_nodes
-        learn = num_nodes > 1 and scores.logits.shape[-1] > 0  # of rounds that were missed there are no logits
+        learn = num_nodes > 1 and scores.logits.shape[-1] > 0  # of steps that were missed there are no logits
         best = most_likely(scores.logits) if learn else np.zeros((len(states), num_nodes), np.int64)
         (tokens, parents), paths = tree.host, outcome.host[0]
         for b, (state, new) in enumerate(zip(states, outcome.emitted(tree), strict=True)):

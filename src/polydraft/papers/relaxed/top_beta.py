@@ -1,9 +1,9 @@
-"""Top-beta with tolerance (Spec-Verification, not lossless): keep a drafted token among the target's best that is not much worse than the best.
+"""Top-beta with tolerance (Spec-Verification, not lossless): accept a drafted token among the target's best that is not much worse than the best.
 
 Xia et al. 2022 (SpecDec, arXiv 2203.16487).
 
-    x is kept iff p(x) is among the beta largest and log max p - log p(x) <= tau; the first failure emits argmax p
-    behind the last token of a draft that was kept whole stands argmax p, too
+    x is accepted iff p(x) is among the beta largest and log max p - log p(x) <= tau; the first failure emits argmax p
+    behind the last token of a draft that was accepted whole stands argmax p, too
 
 beta = 1 or tau = 0 is greedy decoding of p, exactly, up to ties; otherwise the output follows the draft within the tolerance, however
 large its distance from p: see `output_probs` and `deviation`. Give p a temperature of 1: at temperature 0 it is one-hot, and every beta and
@@ -25,11 +25,11 @@ from polydraft.verifiers.residual import normalise
 BETA, TAU = 3, 1.0
 
 
-def kept(p: Float[Tensor, "M V"], beta: int = BETA, tau: float = TAU) -> Float[Tensor, "M V"]:
-    """1 for the tokens that are kept, 0 for the others.
+def acceptable(p: Float[Tensor, "M V"], beta: int = BETA, tau: float = TAU) -> Float[Tensor, "M V"]:
+    """1 for the tokens that are accepted, 0 for the others.
 
     Example:
-        >>> kept(torch.tensor([[0.5, 0.4, 0.1]]), beta=3, tau=1.0).tolist()
+        >>> acceptable(torch.tensor([[0.5, 0.4, 0.1]]), beta=3, tau=1.0).tolist()
         [[1.0, 1.0, 0.0]]
     """
     best = p.topk(min(beta, p.shape[-1])).values
@@ -47,19 +47,21 @@ def output_probs(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], beta: int = B
         >>> output_probs(torch.tensor([[0.5, 0.4, 0.1]]), torch.tensor([[0.0, 0.5, 0.5]])).tolist()
         [[0.5, 0.5, 0.0]]
     """
-    accepted = q * kept(p, beta, tau)
+    accepted = q * acceptable(p, beta, tau)
     return accepted + (1 - accepted.sum(-1, keepdim=True)) * _greedy(p)
 
 
-def deviation(p: Float[Tensor, "*M V"], own: Int[Tensor, "*M"], beta: int = BETA, tau: float = TAU) -> Float[Tensor, "*M"]:
+def deviation(
+    p: Float[Tensor, "*M V"], drafted_tokens: Int[Tensor, "*M"], beta: int = BETA, tau: float = TAU
+) -> Float[Tensor, "*M"]:
     """Probability by which the emitted token, where `own` was drafted, is another than greedy decoding's: 1 or 0.
 
     Example:
         >>> deviation(torch.tensor([[0.5, 0.4, 0.1]] * 3), torch.tensor([0, 1, 2])).tolist()
         [0.0, 1.0, 0.0]
     """
-    accepted = kept(p.reshape(-1, p.shape[-1]), beta, tau).view(p.shape).gather(-1, own[..., None])[..., 0]
-    return accepted * (own != p.argmax(-1))
+    accepted = acceptable(p.reshape(-1, p.shape[-1]), beta, tau).view(p.shape).gather(-1, drafted_tokens[..., None])[..., 0]
+    return accepted * (drafted_tokens != p.argmax(-1))
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,11 @@ class TopBeta:
     def __post_init__(self) -> None:
         if isinstance(self.beta, bool) or not isinstance(self.beta, int) or self.beta < 1:
             raise InvalidInputError(
-                f"beta={self.beta!r} was given to the rule 'top_beta'; expected a whole number >= 1. 1 is greedy decoding."
+                f"beta={self.beta!r} was given to the verifier 'top_beta'; expected a whole number >= 1. 1 is greedy decoding."
             )
         if not self.tau >= 0:
             raise InvalidInputError(
-                f"tau={self.tau!r} was given to the rule 'top_beta'; expected a number >= 0, in nats. 0 is greedy decoding."
+                f"tau={self.tau!r} was given to the verifier 'top_beta'; expected a number >= 0, in nats. 0 is greedy decoding."
             )
 
     @property
@@ -97,10 +99,10 @@ class TopBeta:
         p = normalise(target_probs.double())
         rows, best = torch.arange(len(p), device=p.device), p.argmax(-1)
         x = draft.tree.tokens[:, 1:, None]
-        passes = kept(p[:, :-1].flatten(0, 1), self.beta, self.tau).view(p[:, :-1].shape).gather(-1, x)[..., 0]
+        is_accepted = acceptable(p[:, :-1].flatten(0, 1), self.beta, self.tau).view(p[:, :-1].shape).gather(-1, x)[..., 0]
         if self.greedy:  # of tied tokens the first
-            passes = (x[..., 0] == best[:, :-1]).to(p.dtype)
-        keep = torch.where(draft.tree.is_node[:, 1:], passes, 0)
+            is_accepted = (x[..., 0] == best[:, :-1]).to(p.dtype)
+        keep = torch.where(draft.tree.is_node[:, 1:], is_accepted, 0)
         reach = torch.cat([torch.ones_like(p[:, :1, 0]), keep], 1).cumprod(1)
         end = reach.sum(1).long() - 1
         stop = torch.zeros_like(reach).scatter_(1, end[:, None], 1.0)

@@ -1,9 +1,9 @@
-"""Typical acceptance (not lossless): keep a drafted token that the target finds likely enough, whatever the draft's distribution.
+"""Typical acceptance (not lossless): accept a drafted token that the target finds likely enough, whatever the draft's distribution.
 
 Cai et al. 2024 (Medusa, arXiv 2401.10774).
 
-    x is kept iff p(x) > min(eps, delta exp(-H(p)))      H  entropy in nats      usual eps 0.09, delta 0.3
-    the longest path of kept tokens is accepted (equal lengths: the largest sum of log p), then one token of p follows
+    x is accepted iff p(x) > min(eps, delta exp(-H(p)))      H  entropy in nats      usual eps 0.09, delta 0.3
+    the longest path of accepted tokens is accepted (equal lengths: the largest sum of log p), then one token of p follows
 
 The output follows the draft's distribution wherever that is accepted: `output_probs` says how far from p. A one-hot p gives exact matching.
 """
@@ -25,11 +25,11 @@ from polydraft.verifiers.residual import normalise
 EPS, DELTA = 0.09, 0.3
 
 
-def kept(p: Float[Tensor, "*M V"], eps: float = EPS, delta: float = DELTA) -> Float[Tensor, "*M V"]:
-    """1 for the tokens that are kept, 0 for the others.
+def acceptable(p: Float[Tensor, "*M V"], eps: float = EPS, delta: float = DELTA) -> Float[Tensor, "*M V"]:
+    """1 for the tokens that are accepted, 0 for the others.
 
     Example:
-        >>> kept(torch.tensor([0.9, 0.1, 0.0])).tolist()
+        >>> acceptable(torch.tensor([0.9, 0.1, 0.0])).tolist()
         [1.0, 1.0, 0.0]
     """
     entropy = torch.special.entr(p).sum(-1, keepdim=True)
@@ -39,13 +39,13 @@ def kept(p: Float[Tensor, "*M V"], eps: float = EPS, delta: float = DELTA) -> Fl
 def output_probs(
     p: Float[Tensor, "*M V"], q: Float[Tensor, "*M V"], eps: float = EPS, delta: float = DELTA
 ) -> Float[Tensor, "*M V"]:
-    """Distribution of the next token for one draft from q: what is kept of q, and p for the rest.
+    """Distribution of the next token for one draft from q: what is accepted of q, and p for the rest.
 
     Example:
         >>> output_probs(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0])).tolist()
         [1.0, 0.0]
     """
-    accepted = q * kept(p, eps, delta)
+    accepted = q * acceptable(p, eps, delta)
     return accepted + (1 - accepted.sum(-1, keepdim=True)) * p
 
 
@@ -63,7 +63,7 @@ class Typical:
         first = tree.first_copies(draft.tree)
         above = first.gather(1, parents.clamp(min=0))
         places = above * p.shape[-1] + tokens
-        token_probs, good = (x.flatten(1).gather(1, places) for x in (p, kept(p, self.eps, self.delta)))
+        token_probs, good = (x.flatten(1).gather(1, places) for x in (p, acceptable(p, self.eps, self.delta)))
         logs = token_probs.clamp(min=1e-300).log()
         end = np.zeros(len(p), np.int64)
         _deepest(*(x.cpu().contiguous().numpy() for x in (parents, first, good > 0, logs)), end)

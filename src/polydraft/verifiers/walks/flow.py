@@ -1,10 +1,10 @@
-"""The walk of flow verification (`verifiers.flow`): softmax, transport and visits of a round in one compiled call, in linear time and memory.
+"""The walk of flow verification (`verifiers.flow`): softmax, transport and visits of a step in one compiled call, in linear time and memory.
 
     pieces     by k pointers into the row, each at its own (u + j)/k: the one whose token ends first moves on
     scaling    a sweep over the pieces for each step, equal tokens of a tuple counted once
     fill       a sweep for each draw over tuples sorted by q
 
-From the start that is used E never exceeds w p by more than LEAST (`tests/exactness/test_flow.py`), so that the cap phi is left to the readable
+From the start that is used E never exceeds w p by more than SMALLEST (`tests/exactness/test_flow.py`), so that the cap phi is left to the readable
 form; tokens without mass have a = 0. Rows are float32 and sums float64. Visits end where the stop's uniform falls: rows beyond that are not looked at.
 """
 
@@ -16,7 +16,7 @@ from polydraft.sampling.noise import last_nonzero
 from polydraft.verifiers.walks.rows import compiled, reweight, total
 from polydraft.verifiers.walks.visits import visit_trees
 
-LEAST, MOST, STEPS = 1e-12, 1e4, 4
+SMALLEST, LARGEST, STEPS = 1e-12, 1e4, 4
 """As in `verifiers.flow`."""
 
 
@@ -125,7 +125,7 @@ def _fill_start(arguments, begin, end, thread):
     p, q, a, E = p[begin:end], q[begin:end], a[begin:end], E[begin:end]
     for x in range(p.size):
         g, r = w * p[x], min(1.0, k * (q[x] / whole))
-        a[x] = min(max(g / (r - min(g, 0.9 * r)), LEAST), MOST) if g * r > 0.0 else 0.0
+        a[x] = min(max(g / (r - min(g, 0.9 * r)), SMALLEST), LARGEST) if g * r > 0.0 else 0.0
         E[x] = 0.0
 
 
@@ -135,7 +135,7 @@ def _step(arguments, begin, end, thread):
     p, a, E = p[begin:end], a[begin:end], E[begin:end]
     for x in range(p.size):
         if a[x] * E[x] > 0.0:
-            a[x] = min(max((w * p[x]) / E[x], LEAST), MOST)
+            a[x] = min(max((w * p[x]) / E[x], SMALLEST), LARGEST)
 
 
 @compiled

@@ -1,6 +1,6 @@
-"""What the fused walks share: a round's verification as one compiled call, from logits to an outcome.
+"""What the fused walks share: a step's verification as one compiled call, from logits to an outcome.
 
-A rule with a method `walk(draft, logits, key, samplings)` decides just as its verdict does for the distributions that temperature, top-k, top-p and
+A verifier with a method `walk(draft, logits, key, samplings)` decides just as its verdict does for the distributions that temperature, top-k, top-p and
 min-p make of the logits, on the same noise, without making those of rows that it does not visit: draws are gathered, and a residual is made only
 where the walk stopped. Equal to the verdict up to rounding.
 """
@@ -141,7 +141,7 @@ SOFTMAX = np.array((1.0, 0, 1.0, 0.0, 0.0), SAMPLING)
 
 
 def arrays(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, samplings: np.ndarray | None = None) -> Arrays:
-    """The arrays of a round. samplings: [B] of `SAMPLING`; None: `SOFTMAX`."""
+    """The arrays of a step. samplings: [B] of `SAMPLING`; None: `SOFTMAX`."""
     x = logits.contiguous().numpy()
     samplings = np.full(len(x), SOFTMAX) if samplings is None else samplings
     draft_probs = x[:, :0] if draft.probs is None else draft.probs.contiguous().numpy()

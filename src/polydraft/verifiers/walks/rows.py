@@ -2,7 +2,7 @@
 
     p  target row      q  what a tried token was drawn from      w  weight: P(a context may be accepted at all)
 
-A token x that was drawn from q and is tried at a context of weight w is kept with probability min(1, w p(x)/q(x)).
+A token x that was drawn from q and is tried at a context of weight w is accepted with probability min(1, w p(x)/q(x)).
 After a rejection S = sum max(0, w p - q) is what the target still lacks, out of S + 1 - w that is left.
 
 What takes more than 10 us at a vocabulary of 150,000 is shared by threads, piece by piece of a row; a caller of these enters `threads.ROWS`. Each

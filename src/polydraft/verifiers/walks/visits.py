@@ -1,4 +1,4 @@
-"""The walk of leaf-to-root verifiers: a round from logits to an outcome in one compiled call.
+"""The walk of leaf-to-root verifiers: a step from logits to an outcome in one compiled call.
 
     visit(u)   distribution of the target row; then child after child as the verifier's compiled tries say, each only once the visits of those before
                have ended without acceptance; then u itself
