@@ -5,13 +5,12 @@ from typer.testing import CliRunner
 from polydraft.cli.main import app
 
 
-def test_the_embedded_pair_passes_and_json_has_every_test():
-    done = CliRunner().invoke(app, ["check", "--rounds", "600", "--max-tokens", "24", "--depth", "2", "--json"])
-    assert done.exit_code == 0, done.output
+def test_json_has_every_test_and_says_that_few_rounds_show_little():
+    """That the pair passes by enough rounds is the command of the README, which `tests/docs/test_pages.py` runs."""
+    done = CliRunner().invoke(app, ["check", "--rounds", "60", "--max-tokens", "8", "--depth", "2", "--json"])
+    assert done.exit_code == 3, done.output
     report = json.loads(done.stdout)
-    assert report["passed"]
-    assert report["rounds"] >= 600
-    assert report["detectable"] <= 0.1
+    assert not report["passed"] and report["rounds"] >= 60 and report["detectable"] > 0.1
     assert {"what", "count", "effect", "detectable", "p_value"} <= report["tests"][0].keys()
 
 

@@ -45,11 +45,12 @@ def cache(tmp_path_factory):
     """The embedded pair with a chat template as GGUF files in a cache: they stand for the models that are fetched by name."""
     cache = tmp_path_factory.mktemp("cache")
     (cache / "models").mkdir()
-    for name in catalogue.MODELS:
-        folder = str(pair.draft_folder() if "0.5b" in name else pair.target_folder())
-        words = load_tokenizer(folder)
+    for folder, size in ((pair.target_folder(), "1.5b"), (pair.draft_folder(), "0.5b")):
+        words = load_tokenizer(str(folder))
         words.chat_template = "{% for m in messages %}# {{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-        write_gguf(load_module(folder, device="cpu"), words, cache / "models" / f"{name}.gguf")
+        write_gguf(load_module(str(folder), device="cpu"), words, cache / size)
+    for name in catalogue.MODELS:
+        (cache / "models" / f"{name}.gguf").hardlink_to(cache / ("0.5b" if "0.5b" in name else "1.5b"))
     return cache
 
 

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import polydraft
 
 ROOT = Path(__file__).parents[2]
@@ -70,8 +68,6 @@ def test_the_recipe_of_a_plug_in_makes_one_that_pip_installs(tmp_path):
     (project / "halved.py").write_text(SHOWN["src/polydraft/verifiers/halved.py"], encoding="utf-8")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps"]
     done = subprocess.run([*pip, "--no-build-isolation", "--target", site, project], capture_output=True, text=True, check=False)
-    if "setuptools" in done.stderr and done.returncode:
-        pytest.skip("nothing can be installed here: pip install setuptools")
     assert done.returncode == 0, done.stderr
     assert run(EXACT + IN_ENGINE, Path(polydraft.__file__).parents[1], site) == ["halved", "8"]
 

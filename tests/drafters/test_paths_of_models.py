@@ -16,7 +16,7 @@ from polydraft.verifiers.list_race import path_numbers
 from tests.drafters.sessions import V, begin, models, requests, trained
 from tests.engine.tables import TableModel, plain_greedy
 
-COUNT = 3000
+COUNT = 1000
 
 
 def alike():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import LlamaConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from polydraft import Draft, DraftSampling, SamplingParams, TokenTree, TreeShape, verify
 from polydraft.drafters.base import Parts
@@ -21,6 +21,7 @@ from polydraft.models.torch.hf import HFTarget
 from tests.engine.tables import TableModel, distribution
 from tests.models.tree_rounds import outcome, small_model
 from tests.support.closeness import assert_close
+from tests.support.tiny import llama_config
 
 TEXT = [
     "def add(self, first, second): return first + second\n",
@@ -62,16 +63,8 @@ TARGET, DRAFT = byte_level(), with_spaces()
 
 
 def llama(tokenizer, seed=0):
-    config = LlamaConfig(
-        vocab_size=len(tokenizer) + 3,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=512,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-    )
+    ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
+    config = llama_config(vocab_size=len(tokenizer) + 3, num_hidden_layers=1, max_position_embeddings=512, **ends)
     return HFTarget(small_model(config, seed), max_num_seqs=4)
 
 

@@ -41,7 +41,8 @@ def test_rows_of_copies_are_fetched_where_they_are():
         assert unique.expand(torch.empty(1, 3, V, device="meta")).shape == (1, 5, V)
 
 
-def test_whole_rounds_on_a_device_write_what_the_host_writes():
+def test_steps_and_heads_on_a_device_write_what_the_host_writes():
+    """In a process of its own: a device, once it is made known to torch, is there for everyone."""
     if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip("this torch has no devices made in Python")
     collected = "addopts=--strict-markers --import-mode=importlib"  # without what keeps the device out of other processes
@@ -53,7 +54,7 @@ def test_whole_rounds_on_a_device_write_what_the_host_writes():
         "no:cacheprovider",
         "-o",
         collected,
-        str(Path(__file__).with_name("far_rounds.py")),
+        *(str(Path(__file__).parents[1] / folder / "far_rounds.py") for folder in ("engine", "heads")),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout[-3000:]

@@ -1,6 +1,6 @@
 """Heads whose target's states are on a device draft there what they draft on the host.
 
-Run by `test_networks.py` in a process of its own: a device, once it is made known to torch, is there for everyone.
+Run by `tests/engine/test_device_rounds.py` in a process of its own: a device, once it is made known to torch, is there for everyone.
 """
 
 from dataclasses import replace

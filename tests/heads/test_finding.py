@@ -184,21 +184,25 @@ def hub(tmp_path, beside):
     server.server_close()
 
 
-def run(surroundings, model="org/tiny", **options):
-    code = (
-        "from polydraft import Engine, SamplingParams\n"
-        f"engine = Engine.from_pretrained({model!r}, max_model_len=64, max_num_seqs=1, **{options!r})\n"
-        "(result,) = engine.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))\n"
-        "print(engine.drafter.info.name, result.stats.drafted_tokens > 0)"
-    )
-    known = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=known | surroundings, capture_output=True, text=True, timeout=300, check=False
-    )
+PROGRAM = """
+import sys
+from polydraft import Engine, SamplingParams
+for model, options in eval(sys.argv[1]):
+    engine = Engine.from_pretrained(model, max_model_len=64, max_num_seqs=1, **options)
+    (result,) = engine.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+    print(engine.drafter.info.name, result.stats.drafted_tokens > 0)
+"""
+
+
+def run(surroundings, *engines):
+    """A program that asks that hub for engines, one after the other."""
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"} | surroundings
+    command = [sys.executable, "-c", PROGRAM, repr(engines)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_the_hub_is_asked_for_a_head_which_is_checked_before_its_weights_are_fetched(hub):
-    done = run(hub)
+    done = run(hub, ("org/tiny", {}))
     assert done.stdout.split() == ["block", "True"], done.stderr
     assert "'org/tiny-DFlash' was found and is not used: its states have hidden_size=128 numbers, the model's 64" in done.stderr
     assert "'org/tiny-DSpark' was found and drafts" in done.stderr
@@ -207,26 +211,23 @@ def test_the_hub_is_asked_for_a_head_which_is_checked_before_its_weights_are_fet
 
 
 def test_a_head_of_the_hub_is_named_and_one_for_another_model_is_refused_by_its_configuration_alone(hub):
-    assert run(hub, head="org/tiny-DSpark").stdout.split() == ["block", "True"]
-    done = run(hub, head="org/tiny-DFlash")
+    done = run(hub, *(("org/tiny", {"head": f"org/tiny-{name}"}) for name in ("DSpark", "DFlash")))
+    assert done.stdout.split() == ["block", "True"], done.stderr
     assert "is not for 'org/tiny': its states have hidden_size=128" in done.stderr
     assert not any("DFlash/model" in name for name in Hub.asked)
 
 
 def test_the_file_with_further_layers_beside_one_of_the_hub_is_fetched_where_its_header_is_the_models(hub, tmp_path):
-    files = tmp_path / "files"
-    files.mkdir()
-    write_two_files(files)
-    Hub.folders["org/tiny-GGUF"] = files
-    done = run(hub, "org/tiny-GGUF:F16")
-    assert done.stdout.split() == ["mtp", "True"], done.stderr
+    for name, fields in (("tiny", {}), ("other", {"block_count": 7})):
+        files = tmp_path / f"{name} files"
+        files.mkdir()
+        write_two_files(files, **fields)
+        Hub.folders[f"org/{name}-GGUF"] = files
+    done = run(hub, ("org/tiny-GGUF:F16", {}), ("org/other-GGUF:F16", {}))
+    assert done.stdout.split()[:3] == ["mtp", "True", "ngram"], done.stderr
     assert "mtp-tiny-F16.gguf' was found and drafts" in done.stderr
-    asked = [name for name in Hub.asked if "mtp-" in name]
-    assert asked == [f"the header of {(name := 'org/tiny-GGUF/mtp-tiny-F16.gguf')}", name]
-    write_two_files(files, block_count=7)
-    Hub.folders["org/other-GGUF"] = files
-    done = run(hub, "org/other-GGUF:F16")
-    assert done.stdout.split()[0] == "ngram", done.stderr
+    asked = [name for name in Hub.asked if "tiny-GGUF/mtp-" in name]
+    assert asked == ["the header of org/tiny-GGUF/mtp-tiny-F16.gguf", "org/tiny-GGUF/mtp-tiny-F16.gguf"]
     assert (
         "'org/other-GGUF:mtp-tiny-F16.gguf' was found and is not used: it is for num_hidden_layers=6, the model has 4"
         in done.stderr

@@ -1,9 +1,5 @@
 """Heads as they are in torch, for targets that the compiled path does not serve: they draft, and the text is the target's."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -56,13 +52,3 @@ def test_a_head_that_runs_its_targets_layers_refuses_those_of_another_family(kin
     module = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=4, n_head=2, n_positions=128))
     with pytest.raises(IncompatibleError, match="its type 'gpt2' is not one of llama"):
         bound(kind, HFTarget(module, max_num_seqs=2), tmp_path)
-
-
-def test_networks_draft_on_a_device():
-    if not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"):  # pyright: ignore[reportAttributeAccessIssue]
-        pytest.skip("this torch has no devices made in Python")
-    options = ["-p", "no:cacheprovider", "-o", "addopts=--strict-markers --import-mode=importlib"]
-    rounds = str(Path(__file__).with_name("far_rounds.py"))
-    result = subprocess.run([sys.executable, "-m", "pytest", *options, rounds], capture_output=True, text=True, timeout=580)
-    assert result.returncode == 0, result.stdout[-3000:]
-    assert " passed" in result.stdout

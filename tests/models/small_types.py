@@ -4,16 +4,13 @@ from inspect import signature
 
 from transformers import CONFIG_MAPPING
 
-V, CONTEXT, WINDOW = 61, 256, 8
+from tests.support.tiny import GROUPED, V
+
+CONTEXT, WINDOW = 256, 8
 MIXED = ["linear_attention", "full_attention"] * 2
 CONVOLUTIONS = ["conv", "full_attention"] * 2
-SIZES = {
-    "vocab_size": V,
-    "hidden_size": 32,
-    "intermediate_size": 48,
+SIZES = GROUPED | {
     "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "head_dim": 8,
     "max_position_embeddings": CONTEXT,
     "sliding_window": WINDOW,

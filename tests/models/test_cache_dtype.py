@@ -13,7 +13,7 @@ from polydraft.core import geometry as tree
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
-from tests.models.test_llama import GROUPED, SMALL, _step, model
+from tests.models.test_llama import SMALL, _step, model
 
 TEXT = np.random.default_rng(2).integers(0, 61, 170).tolist()
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16", "q8_0"])
@@ -22,7 +22,7 @@ DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16", "q8_0"])
 def wide(window=None):
     """A model whose heads are as wide as a block of bytes."""
     torch.manual_seed(0)
-    config = MistralConfig(**SMALL, **GROUPED, head_dim=32, sliding_window=window, attn_implementation="eager")
+    config = MistralConfig(**SMALL, head_dim=32, sliding_window=window, attn_implementation="eager")
     reference = MistralForCausalLM(config).eval()
     for parameter in reference.parameters():
         parameter.data.normal_(std=0.2)

@@ -8,7 +8,6 @@ from random import Random
 
 import pytest
 import transformers
-from transformers import LlamaConfig
 
 from polydraft import Engine, SamplingParams
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
@@ -16,6 +15,7 @@ from polydraft.models.load import encode, load_model, load_tokenizer
 from tests.models.test_load import tokenizer
 from tests.models.tree_rounds import small_model
 from tests.support.damage import cut, flipped, mutated_json, read_apart
+from tests.support.tiny import llama_config
 
 TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
 ROPE = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -25,7 +25,7 @@ ROPE = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_facto
 def whole(tmp_path_factory):
     """A folder of a small model with everything in it that is read."""
     folder = tmp_path_factory.mktemp("whole")
-    config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+    config = llama_config(vocab_size=64)
     config.num_key_value_heads, config.max_position_embeddings = 2, 64
     config.rope_parameters = ROPE | {"original_max_position_embeddings": 32}
     small_model(config).save_pretrained(folder)

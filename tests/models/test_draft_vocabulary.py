@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from polydraft.core import DraftSampling, SamplingParams
 from polydraft.core import geometry as trees
@@ -15,6 +15,7 @@ from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.products import FORMATS
 from polydraft.models.compiled.vectors import PANEL
 from polydraft.policy.profile import identity
+from tests.support.tiny import llama_config
 
 VOCABULARY = 96
 
@@ -31,16 +32,7 @@ QUANTIZATIONS = (None, *FORMATS)
 def model(seed=0, vocab_size=VOCABULARY):
     torch.manual_seed(seed)
     made = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=vocab_size,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            max_position_embeddings=256,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            eos_token_id=95,
-        )
+        llama_config(vocab_size=vocab_size, num_key_value_heads=2, max_position_embeddings=256, eos_token_id=95)
     ).eval()
     for parameter in made.parameters():
         parameter.data.normal_(std=0.2)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import gguf
 import pytest
-from transformers import LlamaConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from polydraft import Engine, SamplingParams, StructuredOutputs
 from polydraft.models.load import load_model
@@ -13,6 +13,7 @@ from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.loading.gguf_roles import end_ids, special_id
 from tests.models.tree_rounds import small_model
 from tests.support.byte_tokenizers import byte_level
+from tests.support.tiny import llama_config
 
 ORACLE = Path(__file__).parent / "oracle_gguf"
 NORMAL, CONTROL, DEFINED = 1, 3, 4
@@ -76,8 +77,7 @@ def tokenizer():
 
 @pytest.fixture
 def folder(tmp_path):
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(vocab_size=len(tokenizer()), eos_token_id=7, bos_token_id=1, max_position_embeddings=64, **sizes)
+    config = llama_config(vocab_size=len(tokenizer()), eos_token_id=7, bos_token_id=1, max_position_embeddings=64)
     small_model(config).save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
     return tmp_path

@@ -11,6 +11,7 @@ from polydraft.models.loading import memory
 from polydraft.models.torch.hf import TREE_ROOM, HFTarget
 from tests.models.small_types import small_config
 from tests.models.tree_rounds import ARCHITECTURES, CONTEXT, Play, V, fresh, outcome, small_model
+from tests.support import tiny
 from tests.support.closeness import assert_close
 
 LLAMA = ARCHITECTURES["llama"]
@@ -99,8 +100,8 @@ def test_end_of_sequence_ids_come_from_the_generation_config():
     assert (target.eos_token_ids, target.bos_token_id) == ([7, 9], 5)
 
 
-SIZES = {"vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
-CONTEXT_64 = {**SIZES, "max_position_embeddings": 64}
+SIZES = tiny.SIZES | {"num_hidden_layers": 4}
+CONTEXT_64 = SIZES | {"max_position_embeddings": 64}
 GPT_NEO = {"vocab_size": V, "max_position_embeddings": 64, "hidden_size": 32, "num_heads": 4}
 REFUSED = [
     (

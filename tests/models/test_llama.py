@@ -32,15 +32,15 @@ from polydraft.models.compiled.proposals import draft_samplings
 from polydraft.models.compiled.trees import draft_distribution
 from polydraft.numerics.threads import sync
 from polydraft.sampling import noise
+from tests.support.tiny import GROUPED
 
-SMALL = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 256}
-GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL = GROUPED | {"max_position_embeddings": 256}
 FAMILY = {
-    "llama": (LlamaForCausalLM, LlamaConfig(**SMALL, **GROUPED, tie_word_embeddings=True)),
-    "mistral": (MistralForCausalLM, MistralConfig(**SMALL, **GROUPED, sliding_window=None)),
-    "window": (MistralForCausalLM, MistralConfig(**SMALL, **GROUPED, sliding_window=45)),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SMALL, **GROUPED)),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SMALL, **GROUPED, head_dim=16)),
+    "llama": (LlamaForCausalLM, LlamaConfig(**SMALL, tie_word_embeddings=True)),
+    "mistral": (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=None)),
+    "window": (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=45)),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SMALL)),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SMALL, head_dim=16)),
 }
 
 
@@ -173,7 +173,7 @@ def test_truncated_distributions_keep_the_largest_tokens(distribution, kept):
 
 def test_what_is_not_covered_is_refused_with_the_reason():
     with pytest.raises(IncompatibleError, match="SiLU"):
-        CompiledLlama(LlamaForCausalLM(LlamaConfig(**SMALL, **GROUPED, hidden_act="gelu")))
+        CompiledLlama(LlamaForCausalLM(LlamaConfig(**SMALL, hidden_act="gelu")))
     fast = CompiledLlama(model("llama"), max_num_seqs=1)
     rows = AuxRows(torch.zeros(1, 1, 32), torch.ones(1, 1).long(), torch.zeros(1, 1).long(), torch.ones(1, 1, 1).bool())
     with pytest.raises(InvalidInputError, match="backend='transformers'"):

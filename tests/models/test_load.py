@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import LlamaConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
@@ -16,13 +16,14 @@ from polydraft.models.load import check_same_context, check_same_vocabulary, enc
 from polydraft.models.torch.hf import HFTarget
 from tests.models.tree_rounds import small_model
 from tests.support.closeness import assert_close
+from tests.support.tiny import llama_config
 
 WORDS = ("<s>", "</s>", "<unk>", "a", "b", "c")
 
 
 @pytest.fixture
 def folder(tmp_path):
-    config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+    config = llama_config(vocab_size=64)
     config.max_position_embeddings = 64
     small_model(config).save_pretrained(tmp_path)
     return tmp_path
@@ -229,7 +230,7 @@ def test_a_draft_with_a_shorter_context_is_refused():
 def test_ids_without_a_token_are_never_emitted_with_or_without_a_draft(tmp_path, ids):
     words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(dict(zip(WORDS, ids, strict=True)), "<unk>")))
     for name, size in {"target": 64, "draft": 32}.items():
-        config = LlamaConfig(vocab_size=size, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
+        config = llama_config(vocab_size=size, num_hidden_layers=1)
         small_model(config).save_pretrained(tmp_path / name)
         words.save_pretrained(tmp_path / name)
     params = SamplingParams(temperature=3.0, max_tokens=40, seed=1, ignore_eos=True, logprobs=3)

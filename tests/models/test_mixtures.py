@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers as hf
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -25,6 +24,7 @@ from polydraft.policy.fixed import FixedPolicy
 from tests.models.test_targets import FAMILY
 from tests.models.tree_rounds import fresh, small_model
 from tests.support.closeness import assert_close
+from tests.support.tiny import llama_config
 
 FILES = Path(__file__).parent / "oracle_gguf"
 NAMES = ("qwen3_moe", "qwen3_moe with a dense layer", "mixtral", "qwen2_moe", "gpt_oss", "glm4_moe")
@@ -137,12 +137,7 @@ def test_dense_models_compile_no_code_of_experts():
 
     CompiledLlama(small_model(FAMILY["mixtral"]), max_num_seqs=1)
     before = [len(code.signatures) for code in (experts.choose_code, experts.multiply_code)]
-    CompiledLlama(
-        small_model(
-            hf.LlamaConfig(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
-        ),
-        max_num_seqs=1,
-    )
+    CompiledLlama(small_model(llama_config()), max_num_seqs=1)
     assert [len(code.signatures) for code in (experts.choose_code, experts.multiply_code)] == before
 
 

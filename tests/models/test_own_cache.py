@@ -18,8 +18,8 @@ from polydraft.models.torch.own_cache import PENDING, UNLIMITED, OwnCacheTarget
 from tests.models.small_types import small_config
 from tests.models.tree_rounds import V, fresh, outcome, small_model
 from tests.support.closeness import assert_close
+from tests.support.tiny import SIZES
 
-SIZES = {"vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 CONFIGS = {
     "mamba": hf.MambaConfig(vocab_size=V, hidden_size=32, num_hidden_layers=2, state_size=4),
     "mistral_window": hf.MistralConfig(**SIZES, num_key_value_heads=2, max_position_embeddings=64, sliding_window=8),

@@ -11,9 +11,10 @@ from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.torch.hf import HFTarget
 from tests.models.small_types import small_config
 from tests.models.tree_rounds import ARCHITECTURES, Play, V, fresh, outcome, small_model
+from tests.support import tiny
 from tests.support.closeness import assert_close
 
-SIZES = {"vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+GROUPED = tiny.GROUPED | {"max_position_embeddings": 640}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 1000.0,
@@ -24,12 +25,9 @@ LLAMA3 = {
 }
 FAMILY = {
     **{name: ARCHITECTURES[name] for name in ("llama", "llama_tied", "mistral", "qwen2", "qwen3")},
-    "llama3 rope": hf.LlamaConfig(**SIZES, num_key_value_heads=2, max_position_embeddings=640, rope_parameters=LLAMA3),
-    "heads of a width that is no multiple of 4": hf.LlamaConfig(
-        **SIZES, num_key_value_heads=2, head_dim=6, max_position_embeddings=640
-    ),
+    "llama3 rope": hf.LlamaConfig(**GROUPED, rope_parameters=LLAMA3),
+    "heads of a width that is no multiple of 4": hf.LlamaConfig(**GROUPED, head_dim=6),
 }
-GROUPED = {**SIZES, "num_key_value_heads": 2, "max_position_embeddings": 640}
 FAMILY |= {
     "mistral with a window": hf.MistralConfig(**GROUPED, sliding_window=7),
     "gemma": ARCHITECTURES["gemma"],

@@ -10,12 +10,11 @@ from torch import Tensor
 from polydraft.core import Outcome, TokenTree
 from polydraft.core.geometry import pad
 from polydraft.models.torch.hf import HFTarget
+from tests.support.tiny import GROUPED, SIZES, V
 
-V = 61
 CONTEXT = 640
-_NAMES = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 48}
-_COMMON = {"vocab_size": V, "max_position_embeddings": CONTEXT, **_NAMES}
-_GROUPED = {**_COMMON, "num_key_value_heads": 2}
+_COMMON = SIZES | {"max_position_embeddings": CONTEXT}
+_GROUPED = GROUPED | {"max_position_embeddings": CONTEXT}
 
 ARCHITECTURES = {
     "llama": hf.LlamaConfig(**_GROUPED),

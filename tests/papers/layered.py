@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from polydraft import Engine, FixedPolicy
 from polydraft.core import Budget, TokenTree
@@ -17,6 +17,7 @@ from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.papers.hidden_transfer.network import TransferRecipe
 from polydraft.verifiers import pairing
 from tests.drafters.sessions import requests
+from tests.support.tiny import llama_config
 
 __all__ = ["distribution", "engine", "module", "parts", "started", "target", "transfer_net"]
 
@@ -24,10 +25,8 @@ __all__ = ["distribution", "engine", "module", "parts", "started", "target", "tr
 def module(V=5, layers=4, seed=0):
     """Random weights, with distributions that are far from flat and that every layer changes."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=128, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
+    context = {"max_position_embeddings": 128, "bos_token_id": None, "eos_token_id": None}
+    config = llama_config(vocab_size=V, num_hidden_layers=layers, num_key_value_heads=2, **context)
     made = LlamaForCausalLM(config).float()
     with torch.no_grad():
         for name, weight in made.named_parameters():

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from polydraft import Engine, SamplingParams
 from polydraft.drafters.model.paths import ModelDrafter
@@ -20,6 +20,7 @@ from polydraft.policy.marginal import depth_of, least_reach, least_spare
 from polydraft.policy.profile import Profile, identity, profile_of
 from tests.engine.tables import table_engine
 from tests.policy.planning import costs as made
+from tests.support.tiny import llama_config
 
 
 def test_prices_of_a_further_row_never_fall():
@@ -112,7 +113,7 @@ def test_steps_behind_a_long_text_are_no_news_about_short_ones():
 
 def test_what_a_token_of_the_context_costs_is_measured_and_the_cache_left_as_it_was():
     """Behind 4,096 columns, of which none was written: attention is what passes take more."""
-    config = LlamaConfig(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=4, max_position_embeddings=5000)
+    config = llama_config(num_hidden_layers=4, max_position_embeddings=5000)
     target, draft = (CompiledLlama(LlamaForCausalLM(config).eval(), max_num_seqs=2, cache_dtype="bfloat16") for _ in range(2))
     costs = measured(target, ModelDrafter(draft)).costs
     assert min(costs.first_row_token, costs.row_token, costs.draft_token) > 0

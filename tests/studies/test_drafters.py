@@ -9,9 +9,8 @@ import torch
 from polydraft import Engine, SamplingParams
 from polydraft.core import TokenTree
 from polydraft.drafters.text.ngram import NgramDrafter
-from polydraft.errors import InvalidInputError
 from studies.drafters import tables
-from studies.drafters.comparison import CONTENDERS, MIXED, TEXTS, WAYS, WORKLOADS, Contender, DrafterBench, Row, compare
+from studies.drafters.comparison import CONTENDERS, MIXED, WAYS, WORKLOADS, Contender, DrafterBench, Row, compare
 from studies.drafters.learning import by_window, curve, markdown, megabytes_per_million_tokens
 from studies.drafters.picture import pictures
 from studies.drafters.scripted_target import ScriptedTarget
@@ -63,24 +62,6 @@ def test_the_edited_copy_differs_from_the_original_in_the_name_alone(bench):
     assert bench.run(Contender("ngram", "ngram"), "edits", "replayed").tokens_per_step > 2
 
 
-def test_paired_texts_are_what_the_target_writes_and_the_same_for_every_drafter(bench):
-    written = bench.written("chat")
-    assert [t.prompt for t in written] == [t.prompt for t in bench.tasks("chat") for _ in range(TEXTS)]
-    assert len({tuple(t.rest) for t in written}) == len(written)
-    for name in ("ngram", "suffix"):
-        assert [sum(s) for s in bench.run(Contender(name, name), "chat", "paired").steps] == [len(t.rest) for t in written]
-
-
-def test_a_drafters_own_time_is_part_of_drafting_and_that_of_the_step(bench):
-    row = bench.run(Contender("ngram", "ngram"), "chat", "written")
-    assert 0 < row.own_ms < row.drafting_ms < row.step_ms
-
-
-def test_an_unknown_workload_is_refused(bench):
-    with pytest.raises(InvalidInputError, match="python, edits, chat"):
-        bench.tasks("pythn")
-
-
 def test_the_curve_counts_each_step_in_the_window_where_it_begins():
     row = Row("x", "python", "replayed", steps=[[3, 1, 1], [1, 1]])
     assert row.tokens_per_step == 7 / 5
@@ -111,7 +92,3 @@ def test_the_mixture_is_compared_with_its_best_source_on_the_same_texts():
     ]
     page = markdown({"rows": rows, "megabytes_per_million_tokens": {"suffix store": 54.4}})
     assert page.count("| suffix | +0.50 ± 0.00 |") == 6 and "| suffix store | 54 |" in page
-
-
-def test_the_names_of_the_contenders_are_distinct():
-    assert len({c.name for c in CONTENDERS}) == len(CONTENDERS)

@@ -94,6 +94,7 @@ def test_few_contexts_have_no_bound_that_rules_exceed_by_chance(found):
     assert "No bound" in tables.markdown(tables.as_dict(found))
 
 
+@pytest.mark.slow
 def test_no_rule_is_above_the_bound_of_enough_contexts():
     many = Limits(replace(SMALL, contexts=200, node_contexts=0, rules=("bound", "greedy_traversal"), depths=(3,))).run()
     (bound,), (best,) = (by(many.paths, rule=rule, paths=2, drafts="paths") for rule in ("bound", "greedy_traversal"))

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from polydraft.errors import InvalidInputError
 from polydraft.train.loop import orthogonalise, train
 from studies.embedded_pair.distil import distillation_loss, mixed_batches, sample_corpus
 from studies.embedded_pair.rows import Phase, next_token_loss, shuffled_rows
+from tests.support.tiny import llama_config
 
 V = 64
 PHASES = (Phase(4, 3, 8), Phase(2, 2, 16))
@@ -16,17 +17,7 @@ PHASES = (Phase(4, 3, 8), Phase(2, 2, 16))
 
 def tiny(seed: int = 0) -> LlamaForCausalLM:
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=V,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=True,
-        max_position_embeddings=64,
-    )
-    return LlamaForCausalLM(config)
+    return LlamaForCausalLM(llama_config(vocab_size=V, num_hidden_layers=1, tie_word_embeddings=True, max_position_embeddings=64))
 
 
 def stream(num_tokens: int = 400) -> np.ndarray:

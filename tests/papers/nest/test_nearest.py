@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from polydraft import Engine, SamplingParams, TokenTree
 from polydraft.core import Draft, DraftSampling, Needs, TreeShape
@@ -14,16 +14,17 @@ from polydraft.papers.nest.lenient import Lenient, deviation, lenient
 from polydraft.papers.nest.nearest import Hits, Nearest, mixed
 from polydraft.papers.nest.passages import LONGEST, Passages
 from tests.exactness.runs import every_run
+from tests.support.tiny import llama_config
 
 pytest.importorskip("usearch")
-SIZES = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 TEXTS = {"rising": [*range(1, 31)] * 2, "threes": [3, 6, 9, 12, 15, 18, 21, 24, 27, 30] * 4}
 
 
 def module(seed=0):
     torch.manual_seed(seed)
-    return LlamaForCausalLM(LlamaConfig(**SIZES, max_position_embeddings=512)).eval()
+    sizes = {"vocab_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "max_position_embeddings": 512}
+    return LlamaForCausalLM(llama_config(**sizes)).eval()
 
 
 @pytest.fixture

@@ -1,0 +1,25 @@
+"""Sizes of the tiny networks that tests run on, where no other ones matter."""
+
+from typing import Any
+
+from transformers import LlamaConfig
+
+V = 61
+SIZES: dict[str, Any] = {
+    "vocab_size": V,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+GROUPED = SIZES | {"num_key_value_heads": 2}
+
+
+def llama_config(**changed: Any) -> LlamaConfig:
+    """Of `SIZES`.
+
+    Example:
+        >>> llama_config(vocab_size=8).vocab_size
+        8
+    """
+    return LlamaConfig(**SIZES | changed)
