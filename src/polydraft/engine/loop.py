@@ -9,7 +9,7 @@ next step drains in order before its round; nothing else touches a sequence whil
 second caller waits for the first. Every output is returned by one call of `step`.
 
 Failures: a request whose parameters, logits or stop rule fail at run time ends with `finish_reason="error"`, what it emitted
-stays, and the others of its round keep their very tokens; a drafter that fails is dealt with in `drafting`. Where the target
+stays, and the others of its round keep their very tokens; a drafter that fails is dealt with in `drafter_state`. Where the target
 itself fails, the step raises and what ran waits again; `isolate` then finds those that fail alone.
 """
 

@@ -1,7 +1,7 @@
 """The slots that a sequence takes: one of the target, and one for the second sequence where a decoding method reads one."""
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 from polydraft.core import BlockCopying, Decoding, EncoderDecoder, SecondSequenceDecoding, Target
 from polydraft.engine.room import Room
@@ -53,13 +53,12 @@ class Seats:
             self.second.leave(s)
 
     @contextmanager
-    def idle(self) -> Generator[tuple[int, int]]:
+    def idle(self) -> Iterator[tuple[int, int]]:
         """An empty slot, and one of a second sequence, or the same, for as long as the block lasts."""
-        slots = [(self.slots, self.slots.take())]
-        try:
+        with ExitStack() as stack:
+            slot = second_slot = self.slots.take()
+            stack.callback(self.slots.give_back, slot)
             if self.second is not None:
-                slots.append((self.second.slots, self.second.slots.take()))
-            yield slots[0][1], slots[-1][1]
-        finally:
-            for owner, slot in reversed(slots):
-                owner.give_back(slot)
+                second_slot = self.second.slots.take()
+                stack.callback(self.second.slots.give_back, second_slot)
+            yield slot, second_slot

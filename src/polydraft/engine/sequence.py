@@ -201,7 +201,7 @@ class Sequence:
     due: when, in prompt tokens that the engine reads, see `filling`.
     state: the drafter's, or None where drafting is off.  course: the policy's.  num_read: committed tokens that the state has been told.
     held: whether it began without drafts as their code was being compiled.
-    postponed: size of the batch in which drafts for it did not pay, see `fixed.Opening`; 0 otherwise.
+    postponed: size of the batch in which drafts for it did not pay, see `opening`; 0 otherwise.
     copying: whether what is verified in this step was copied from the text, not drafted.
     unread: hidden states of the rounds since then, by layer, and its row of them, where the drafter needs them.
     speculation: how it is drafted for.
