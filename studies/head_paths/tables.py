@@ -62,7 +62,7 @@ def shares(rows: Sequence[Row]) -> dict[tuple[str, Case], Estimate]:
 
 def farthest_above(rows: Sequence[Row]) -> str:
     """The case that exceeds its bound by most standard errors, of all."""
-    estimates = {key: share for key, share in shares(rows).items() if share.standard_error > 0}
+    estimates = {key: share for key, share in shares(rows).items() if share.standard_error > 1e-9}
     (text, case), share = max(estimates.items(), key=lambda entry: (entry[1].mean - 1) / entry[1].standard_error)
     return f"Of {len(estimates)} cases the farthest above its bound: {text}, {case}, {share} of it."
 
@@ -150,11 +150,11 @@ def opening(model: str, timed: Sequence[Row], free: Sequence[Row]) -> str:
         [
             "![Tokens per step and speed of one to eight paths of a head](pictures/head-paths.png)",
             f"{in_words(timed, free)} `python -m studies.head_paths` compares, at places of {answers} answers of {model} with its head, "
-            "one to eight paths of one to seven tokens, every way of drawing them and every lossless verifier. Drafts are sampled, their "
+            "one to eight paths of one to seven tokens, all ways of drawing them and all lossless verifiers. Drafts are sampled, their "
             "verification is integrated; speed is over plain decoding, by measured seconds of passes on one thread:",
             small_table(timed),
-            "In brackets: shape and verifier, tokens per step, their share of what no verifier exceeds on the mean (dotted in the plot; both on the same drafts), and the gain over the "
-            "best chain, each chosen on nine tenths of the answers and compared on the last. ± is a standard error over answers. [All cases](results/head-paths.csv).",
+            "In brackets: shape and verifier, tokens per step, their share of what no verifier exceeds on the mean (dotted; both on the same drafts), and the gain over the "
+            "best chain, each chosen on nine tenths of the answers and compared on the last. ±: standard errors over answers. [All cases](results/head-paths.csv).",
         ]
     )
 
