@@ -8,7 +8,7 @@ from polydraft import SamplingParams
 from polydraft.core import DraftSampling, Outcome, Scores, TreeShape
 from polydraft.core import geometry as trees
 from polydraft.core.budget import Budget, Stop
-from polydraft.core.confidence import IDENTITY, acceptance_at
+from polydraft.core.confidence import BINS, IDENTITY, acceptance_at, ranked_acceptance_at
 from polydraft.core.geometry import chain, paths
 from polydraft.drafters.model import best_first
 from polydraft.drafters.model.paths import ModelDrafter
@@ -57,6 +57,22 @@ def test_the_compiled_draft_that_ends_early_is_the_one_grown_depth_by_depth(kind
     torch.testing.assert_close(compiled.confidence.double(), grown.confidence.double(), rtol=0, atol=1e-4)
     for b, n in (compiled.rows >= 0).nonzero().tolist():
         torch.testing.assert_close(*(d.probs[b, d.rows[b, n]] for d in (compiled, grown)), rtol=0, atol=1e-5)
+
+
+def test_a_sampled_chain_goes_on_behind_an_unlikely_token_as_its_bin_is_accepted():
+    """Such a token is accepted with min(1, p / q), which does not fall with q; of one that is chosen for its rank acceptance does."""
+    model, texts = embedded()
+    stop = Stop((0.5,), (0.6,) * BINS)  # two tokens, whatever the confidence in the first
+    drafter, confidences = ModelDrafter(model), list[float]()
+    for length in range(20, 76, 8):
+        states = drafter.start(requests(*(text[:length] for text in texts), temperature=1.0))
+        draft = drafter.propose(states, [Budget.fixed(chain(4)).ending(stop)] * len(states))
+        assert draft.tree.lists[1] == [[-1, 0, 1]] * len(states)
+        confidences += draft.confidence[:, 1].tolist()
+        drafter.release(states)
+    assert min(confidences) < 0.005
+    ranked, (lowest, *_) = [ranked_acceptance_at(c, np.full(BINS, 0.6)) for c in (1e-4, 1e-3)], IDENTITY
+    assert ranked == pytest.approx([0.6e-4 / lowest, 0.6e-3 / lowest])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -137,7 +153,7 @@ def test_the_compiled_tree_with_calibrated_probabilities_is_the_one_grown_depth_
         reach = {0: 1.0}
         for n in range(1, trees.subtree(tree, b).num_nodes):
             parent = tree.lists[1][b][n]
-            reach[n] = reach[parent] * acceptance_at(float(confidence[b, n]), np.array(wary.acceptance))
+            reach[n] = reach[parent] * ranked_acceptance_at(float(confidence[b, n]), np.array(wary.acceptance))
             assert reach[n] >= g.least
     assert trees.depths(tree).max() < 5
 

@@ -9,7 +9,7 @@ import torch
 from polydraft import Engine, SamplingParams
 from polydraft.core import Draft, DraftSampling, TreeShape
 from polydraft.core.budget import Budget, Stop
-from polydraft.core.confidence import IDENTITY, acceptance_at
+from polydraft.core.confidence import IDENTITY, acceptance_at, ranked_acceptance_at
 from polydraft.heads.block import BlockDrafter
 from polydraft.heads.markov import KINDS
 from polydraft.heads.one_pass import draw_trees, most_probable_trees
@@ -161,7 +161,7 @@ def test_at_temperature_0_nodes_join_best_first_up_to_the_one_that_is_not_worth_
         budget = Budget.grown(30, DEPTHS, 99).ending(stop)
         drawn, confidence = most_probable_trees(model, [0], [ROOT], [budget], [SamplingParams(temperature=1.0)])
         sure = {path: model.row(path[:-1])[path[-1]] * model.sure(path[:-1]) for path in paths}
-        value = {p: np.prod([acceptance_at(sure[p[:d]], np.array(WARY)) for d in range(1, len(p) + 1)]) for p in paths}
+        value = {p: np.prod([ranked_acceptance_at(sure[p[:d]], np.array(WARY)) for d in range(1, len(p) + 1)]) for p in paths}
         best = sorted(paths, key=lambda path: -value[path])
         count = next((n for n, path in enumerate(best) if n and value[path] < least * n), 30)
         draft = Draft(drawn, DraftSampling.POINT_MASS, TreeShape.GROWN, None, -torch.ones_like(drawn.tokens))

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from polydraft.core import SamplingParams, TokenTree
 from polydraft.core.budget import Budget
-from polydraft.core.confidence import acceptance_at
+from polydraft.core.confidence import acceptance_at, ranked_acceptance_at
 from polydraft.heads.markov import add_bias, bias_vectors
 from polydraft.models.compiled.kernels import copy_row
 from polydraft.models.compiled.proposals import Keys, draft_samplings, planted
@@ -173,7 +173,7 @@ def _most_probable(sync, model, asked, tokens, parents, confidence):
             for n in range(size):
                 if 0 <= turn[n] < count[n]:
                     sure_of = behind[n, order[n, turn[n]]] * sure[n]
-                    chance = values[n] * (acceptance_at(sure_of, acceptance[b]) if calibrated else sure_of)
+                    chance = values[n] * (ranked_acceptance_at(sure_of, acceptance[b]) if calibrated else sure_of)
                     if chance > value:
                         best, value, certain = n, chance, sure_of
             if best < 0 or size > g.nodes or value < sampling.least:

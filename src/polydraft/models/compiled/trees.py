@@ -6,7 +6,7 @@ trees through any model's `score`.
 
 import numpy as np
 
-from polydraft.core.confidence import acceptance_at
+from polydraft.core.confidence import ranked_acceptance_at
 from polydraft.models.compiled.draft_vocabulary import hide_other_texts
 from polydraft.models.compiled.forward import draft_pass
 from polydraft.numerics.compiled_code import njit
@@ -43,7 +43,7 @@ def join(distribution, ids, weight, row, least, acceptance, values, confidences,
     for t in range(distribution.size):
         chance = distribution[t]
         if acceptance.size > 0:
-            chance = acceptance_at(chance, acceptance) if chance > _SLIGHT else 0.0
+            chance = ranked_acceptance_at(chance, acceptance) if chance > _SLIGHT else 0.0
         value = weight * chance
         if value <= 0.0 or value < least or (size == values.size and value <= values[size - 1]):
             continue
