@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple
 import httpx
 import typer
 
-from studies.load import serving
+from studies.load.servers import serving
 from studies.neighbours import TEXT
 
 __all__ = ["Wait", "main", "markdown"]

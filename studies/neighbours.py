@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from studies.load import Served, serving
+from studies.load.servers import Served, serving
 
 __all__ = ["Gaps", "hostile", "main", "markdown", "measured"]
 

@@ -25,7 +25,9 @@ import typer
 
 from polydraft import Engine, SamplingParams
 from polydraft.bench.record import provenance
-from studies.load import answer, load, questions, serving
+from studies.load.__main__ import questions
+from studies.load.measurement import answer, load
+from studies.load.servers import serving
 from studies.options import Out, Quick, write_json
 from studies.processes import Process, processes
 from studies.theory.roofline import Device, Shape, batched_rate, best_chain

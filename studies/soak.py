@@ -18,7 +18,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from polydraft.errors import PolydraftError
-from studies.load import answer, serving
+from studies.load.measurement import answer
+from studies.load.servers import serving
 from studies.processes import processes
 
 CLIENTS = 12
