@@ -1,0 +1,108 @@
+"""Raw figures of the study as CSV, and what is printed of them."""
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from polydraft.bench.record import markdown_table
+from studies.policy.comparison import compare
+
+__all__ = ["Row", "read_raw", "speeds", "table", "write_raw"]
+
+POLICY, PLAIN = "adaptive", "plain"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one prompt, or one batch of them, took by one setting. seconds: without the prefill."""
+
+    pair: str
+    temperature: str
+    setting: str
+    prompt: int
+    category: str
+    tokens: int
+    seconds: float
+    steps: int
+
+
+NAMES = tuple(column.name for column in fields(Row))
+
+
+def write_raw(rows: Iterable[Row], file: Path) -> None:
+    """Append them to a CSV file, which is made with its head."""
+    new = not file.exists()
+    with file.open("a", encoding="utf-8", newline="") as out:
+        lines = csv.DictWriter(out, NAMES, lineterminator="\n")
+        if new:
+            lines.writeheader()
+        lines.writerows(asdict(row) | {"seconds": f"{row.seconds:.4f}"} for row in rows)
+
+
+def read_raw(file: Path) -> list[Row]:
+    """What `write_raw` wrote."""
+    with file.open(encoding="utf-8", newline="") as source:
+        return [
+            Row(
+                line["pair"],
+                line["temperature"],
+                line["setting"],
+                int(line["prompt"]),
+                line["category"],
+                int(line["tokens"]),
+                float(line["seconds"]),
+                int(line["steps"]),
+            )
+            for line in csv.DictReader(source)
+        ]
+
+
+def _by_setting(rows: Iterable[Row]) -> dict[str, Float[np.ndarray, "P 3"]]:
+    """Tokens, seconds and steps of every prompt."""
+    figures = dict[str, list[tuple[int, float, int]]]()
+    for row in sorted(rows, key=lambda row: row.prompt):
+        figures.setdefault(row.setting, []).append((row.tokens, row.seconds, row.steps))
+    return {name: np.array(each, float) for name, each in figures.items()}
+
+
+def _speed(figures: Float[np.ndarray, "P 3"]) -> float:
+    tokens, seconds, _ = figures.sum(0)
+    return float(tokens / seconds)
+
+
+def speeds(rows: Sequence[Row]) -> str:
+    """A line for each setting of one pair and temperature, the fastest first."""
+    by_setting = _by_setting(rows)
+    plain = _speed(by_setting[PLAIN])
+    return "\n".join(
+        f"{name:32} {_speed(each):8.1f} tokens/s {_speed(each) / plain:6.3f} {each[:, 0].sum() / each[:, 2].sum():6.2f} tokens/step"
+        for name, each in sorted(by_setting.items(), key=lambda setting: -_speed(setting[1]))
+    )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The policy over plain decoding and over the best fixed shape, a line for each pair and temperature.
+
+    Example:
+        >>> rows = [Row("a pair", "1", name, 0, "chat", 10, seconds, 5) for name, seconds in (("adaptive", 1), ("plain", 2), ("chain 2", 1))]
+        >>> print(table(rows).splitlines()[-1])
+        | a pair | 1 | 1 | chain 2 | 2.00 | 2.00 | 1.00 [1.00, 1.00] | 1.00 |
+    """
+    lines = list[list[object]]()
+    for key in dict.fromkeys((row.pair, row.temperature) for row in rows):
+        by_setting = _by_setting(row for row in rows if (row.pair, row.temperature) == key)
+        policy, plain = by_setting.pop(POLICY), by_setting[PLAIN]
+        best = max(by_setting, key=lambda name: _speed(by_setting[name]))
+        comparison = compare(policy[:, :2], np.array([each[:, :2] for each in by_setting.values()]))
+        over_plain = [f"{_speed(each) / _speed(plain):.2f}" for each in (by_setting[best], policy)]
+        low, high = comparison.interval
+        ratio = f"{comparison.ratio:.2f} [{low:.2f}, {high:.2f}]"
+        lines.append([*key, len(policy), best, *over_plain, ratio, f"{comparison.hindsight:.2f}"])
+    head = ["target and draft", "temperature", "prompts", "best fixed shape", "its speed over plain", "policy over plain"]
+    return markdown_table(
+        [*head, "policy over the best fixed shape, chosen on other prompts", "chosen on the same prompts"], lines
+    )
