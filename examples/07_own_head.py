@@ -22,8 +22,7 @@ class LinearHead:
 
     def __init__(self, target, texts):
         self.target, layer = target, max(target.offers.hidden)
-        self.needs = Needs(hidden=(layer,), embeddings=True, head=True)  # refused where the target has none of these
-        self.offers = Offers(read=self.read)
+        self.needs, self.offers = Needs(hidden=(layer,), embeddings=True, head=True), Offers(read=self.read)  # or it is refused
         pasts, nexts = [], []
         for text in texts:
             target.release([0])  # an engine may keep a text in it
