@@ -4,6 +4,9 @@ The floor is the time that one thread takes, at best, to read as many bytes as t
 the caches where they fit. Models are random: costs do not depend on weights. All are measured in turn, again and again; figures are
 medians.
 
+With `--products` products alone are measured, of blocks of these formats in the shapes of a layer of Qwen2.5-Coder 1.5B, in turns over more bytes than the caches
+hold: processor time of one thread, best of several.
+
 With `--device` passes through transformers are measured there instead, by batch and rows, for SmolLM2-135M and the shapes of models of one and of
 seven billion parameters, in bfloat16, and memory.
 """
@@ -23,14 +26,18 @@ from rich.console import Console
 from rich.table import Table
 
 from polydraft.core import TokenTree
+from polydraft.models.compiled.formats import BLOCKS, panels_for
+from polydraft.models.compiled.layers import multiply
 from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.products import BYTES, Format, Packed
+from polydraft.models.compiled.rounding import rounded_bytes
 from polydraft.models.compiled.vectors import aligned
 from polydraft.models.loading.memory import weight_bytes
 from polydraft.models.torch.hf import HFTarget
 from studies.options import Quick
 from studies.profile import SIZES
 
-__all__ = ["ROWS", "device_costs", "main", "pass_costs"]
+__all__ = ["ROWS", "device_costs", "main", "pass_costs", "product_costs"]
 
 ROWS = (1, 2, 4, 8, 16)
 CONTEXT = 128
@@ -60,6 +67,9 @@ WIDER = {
     "num_key_value_heads": 8,
 }
 ON_DEVICE = {"135M": (CHAT, 49_152), "1B": (WIDE, 128_256), "7B": (WIDER, VOCAB_SIZE)}
+PRODUCTS = {"gate and up": (17_920, 1536), "down": (1536, 8960)}
+"""Outputs and inputs."""
+PRODUCT_ROWS = (1, 2, 4, 5, 6, 7, 8, 12, 16)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -127,6 +137,52 @@ def pass_costs(
     return {name: {rows: median(t) for rows, t in each.items()} for name, each in taken.items()}, read
 
 
+@njit
+def _multiply(x, w, k, rounded, y, rows):
+    multiply(x, w, k, rounded, y, rows)
+
+
+def product_costs(
+    format_: str,
+    outputs: int,
+    inputs: int,
+    *,
+    rows: Sequence[int] = PRODUCT_ROWS,
+    num_bytes: int = 300 << 20,
+    repetitions: int = 7,
+) -> tuple[dict[int, float], int]:
+    """Seconds of a product by number of rows, its activations' rounding included, and bytes of the matrix. num_bytes: of all matrices, that take turns."""
+    size = panels_for(outputs, inputs, format_).nbytes
+    number = max(1, num_bytes // size)
+    w = Packed.empty([[(Format(format_, BYTES), outputs)]] * number, inputs)
+    for k in range(number):
+        w.panels_of(k)[BLOCKS[format_].codes] = 0x52525252  # written, so that it takes memory; costs depend on no weight
+    x = np.random.default_rng(0).normal(size=(max(rows), inputs)).astype(np.float32)
+    rounded, y = aligned(max(rows), rounded_bytes(inputs), dtype=np.uint8), aligned(max(rows), w.outputs)
+    best = dict.fromkeys(rows, float("inf"))
+    for _ in range(repetitions + 1):
+        for count in rows:
+            start = thread_time()
+            for k in range(number):
+                _multiply(x, w, k, rounded, y, count)
+            best[count] = min(best[count], (thread_time() - start) / number)
+    return best, size
+
+
+def _of_products(formats: Sequence[str], console: Console, quick: bool) -> None:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("weights", "matrix", "1 row, ms", "GB/s", *(f"{r} rows" for r in PRODUCT_ROWS[1:])):
+        table.add_column(title, justify="left" if title in ("weights", "matrix") else "right")
+    for format_ in formats:
+        for name, shape in PRODUCTS.items():
+            seconds, size = product_costs(format_, *shape, repetitions=1 if quick else 7)
+            alone = seconds[1]
+            rows = (f"{seconds[r] / alone:.2f}" for r in PRODUCT_ROWS[1:])
+            table.add_row(format_, f"{name}, {shape[0]} x {shape[1]}", f"{1e3 * alone:.3f}", f"{size / alone / 1e9:.1f}", *rows)
+    console.print(table)
+    console.print("columns of rows: times the seconds of one row; one thread", highlight=False)
+
+
 def device_costs(
     shape: dict[str, Any],
     vocab_size: int,
@@ -184,10 +240,14 @@ def main(
     quick: Quick = False,
     size: Annotated[list[str] | None, typer.Option(help="3M, 110M or 135M; may be repeated; all without it.")] = None,
     context: Annotated[int, typer.Option(min=1, help="Tokens that are cached.")] = CONTEXT,
+    products: Annotated[list[str] | None, typer.Option(help="Format of blocks, such as Q4_K; may be repeated.")] = None,
     device: Annotated[str | None, typer.Option(help="Measure transformers there, such as cuda.")] = None,
 ) -> None:
-    """Print the table of these sizes; or of three models on a device."""
+    """Print the table of these sizes; or of products alone; or of three models on a device."""
     torch.set_num_threads(1)
+    if products:
+        _of_products(products, Console() if sys.stdout.isatty() else Console(width=160), quick)
+        return
     if device is not None:
         _on_device(device, Console() if sys.stdout.isatty() else Console(width=120), quick)
         return

@@ -44,19 +44,24 @@ def bits(kind: Format) -> str:
     return hashlib.sha256(y[:, :OUTPUTS].tobytes()).hexdigest()
 
 
-def on_arm(kind: Format) -> str:
-    """The assembly of a tile for a processor with NEON and its dot products."""
-    triple, name, features = ARM
+def emitted(kind: Format) -> ir.Module:
+    """The code of a tile of three rows."""
     activations = np.dtype(np.float32) if kind.rounding == EXACT else ROUNDED
     long, stored = types.int64, [types.DType(from_dtype(dtype)) for dtype in (DTYPES[kind.weights], activations)]
     made = tiles.tile_of(3)
     signature, emit = made._defn(cpu_target.typing_context, *[long] * 7, *stored)  # pyright: ignore[reportAttributeAccessIssue]
     module = ir.Module()
-    module.triple = triple
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 7), "tile")
     builder = ir.IRBuilder(function.append_basic_block())
     emit(cpu_target.target_context, builder, signature, [*function.args, None, None])
     builder.ret_void()
+    return module
+
+
+def on_arm(kind: Format) -> str:
+    """The assembly of a tile for a processor with NEON and its dot products."""
+    (triple, name, features), module = ARM, emitted(kind)
+    module.triple = triple
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     return llvm.Target.from_triple(triple).create_target_machine(name, features).emit_assembly(llvm.parse_assembly(str(module)))

@@ -1,5 +1,7 @@
 """Products with packed matrices: exact where they are of integers, and each row's bits its own."""
 
+from itertools import groupby
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from polydraft.models.compiled.products import BFLOATS, BYTES, EXACT, Format, Pa
 from polydraft.models.compiled.rounding import round_rows, rounded_bytes
 from polydraft.models.compiled.vectors import PANEL
 from tests.models.blocks import dequantised, packed_blocks, random_blocks
+from tests.models.processor import emitted
 from tests.support.closeness import assert_close
 
 OUTPUTS, ROWS = 70, 16
@@ -74,6 +77,13 @@ def test_a_rows_bits_do_not_depend_on_the_number_of_rows(name):
             assert np.array_equal(product(x[:count], w), together[:count])
 
 
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0"])
+def test_weights_are_prefetched_between_products_and_not_all_at_once(name):
+    calls = ["prefetch" in line for line in str(emitted(Format(name, BYTES))).splitlines() if " call " in line]
+    together = [len(list(run)) for is_prefetch, run in groupby(calls) if is_prefetch]
+    assert max(together) <= 2 and len(together) >= 4
+
+
 @pytest.mark.parametrize("name", DTYPES)
 def test_the_weights_of_an_output_are_read_as_they_are(name):
     x, w, weights = matrices(name, EXACT)
@@ -113,7 +123,8 @@ def test_plain_arithmetic_has_the_bits_of_dot_products(name, monkeypatch):
     inputs, expected, again = x.shape[1], product(x[:3], w), np.zeros((3, w.outputs), np.float32)
     monkeypatch.setattr(tiles, "DOTS_BYTES", None)
     monkeypatch.setattr(tiles, "LOOK_UP", None)
-    plain, stored, panels = tiles.tile_of(3), DTYPES[name], w.panels_of(1)
+    plain = tiles.tile_of(3) if BLOCKS[name].run == BLOCK else tiles.tile_of(1, most=3)
+    stored, panels = DTYPES[name], w.panels_of(1)
 
     @njit
     def by_panels(x, rounded, panels, w, y):

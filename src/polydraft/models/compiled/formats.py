@@ -54,8 +54,10 @@ TOGETHER = 64
 """Panels that are packed at a time: what is rounded on the way then stays in the caches."""
 SAMPLED = 8 * TOGETHER
 """Of so many panels the first TOGETHER are held against what was written: all of them would take as long as packing does."""
-ROUNDED = np.dtype([("scale", np.float32), ("sum", np.float32), ("halves", np.float32, (2,)), ("codes", np.int8, (BLOCK,))])
-"""BLOCK activations, scale code each; sum: of them; halves: the same of the first 16 and of the others."""
+ROUNDED = np.dtype(
+    [("scale", np.float32), ("sum", np.float32), ("start", np.int32), ("halves", np.int32, (2,)), ("codes", np.int8, (BLOCK,))]
+)
+"""BLOCK activations, scale code each; sum: of them; start: WHOLE_BITS - 128 (sum of codes); halves: the same of the first 16 and of the others."""
 NUMBERS = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(np.uint16)}
 
 

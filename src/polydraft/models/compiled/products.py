@@ -19,15 +19,17 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from polydraft.models.compiled.formats import BLOCKS, DTYPES, ROUNDED, pack, unpack
+from polydraft.models.compiled.formats import BLOCK, BLOCKS, DTYPES, ROUNDED, format_name, pack, unpack
 from polydraft.models.compiled.tiles import (
     BLOCK_SIZES,
     FEW_SIZES,
+    MANY,
     SIZES,
     adding_tile,
     block_tile,
     cache_tile,
     number_tile,
+    run_tile,
     weights_of_output,
 )
 from polydraft.models.compiled.vectors import LANES, PANEL, aligned
@@ -90,25 +92,11 @@ def _product(tile, most):
 
 
 _product_of_numbers, _product_of_blocks = _product(number_tile, SIZES[-1]), _product(block_tile, BLOCK_SIZES[-1])
+_product_of_runs = _product(run_tile, MANY)
 _product_of_cache, _sum_of_cache = _product(cache_tile, FEW_SIZES[-1]), _product(adding_tile, FEW_SIZES[-1])
 _ARGUMENTS = 10
 NUMBERS = types.int64(*[types.int64] * _ARGUMENTS)
 """Signature of what `call_product` calls."""
-
-
-@cache
-def _compiled_product(stored: np.dtype, taken: np.dtype):
-    """`product` for these dtypes, with numbers for arguments; kept as long as the process lives."""
-
-    def of_numbers(x, xs, w, stride, panels, n, y, ys, width, rows):
-        _product_of_numbers(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken)
-        return rows
-
-    def of_blocks(x, xs, w, stride, panels, n, y, ys, width, rows):
-        _product_of_blocks(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken)
-        return rows
-
-    return cfunc(NUMBERS, error_model="numpy")(of_blocks if stored.names else of_numbers)
 
 
 @intrinsic
@@ -123,32 +111,44 @@ def call_product(typingctx, address, x, xs, w, stride, panels, n, y, ys, width, 
     return types.int64(address, x, xs, w, stride, panels, n, y, ys, width, rows), emit
 
 
-def _address(stored: np.dtype, taken: np.dtype) -> int:
-    address = _compiled_product(stored, taken).address
-    assert address is not None
-    return address
-
-
 @cache
-def _compiled_cache_product(stored: np.dtype, adds: bool):
-    """As `_compiled_product`, of float32 and what caches hold."""
+def _compiled_product(stored: np.dtype, taken: np.dtype, of: str = "weights"):
+    """`product` for these dtypes, with numbers for arguments; kept as long as the process lives. of: "weights", "cache" or "sums", which go on."""
+
+    def of_numbers(x, xs, w, stride, panels, n, y, ys, width, rows):
+        _product_of_numbers(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken)
+        return rows
+
+    def of_blocks(x, xs, w, stride, panels, n, y, ys, width, rows):
+        _product_of_blocks(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken)
+        return rows
+
+    def of_runs(x, xs, w, stride, panels, n, y, ys, width, rows):
+        _product_of_runs(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken)
+        return rows
 
     def of_cache(x, xs, w, stride, panels, n, y, ys, width, rows):
-        _product_of_cache(x, xs, w, stride, panels, n, y, ys, width, rows, stored, _FLOAT)
+        _product_of_cache(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken)
         return rows
 
     def added(x, xs, w, stride, panels, n, y, ys, width, rows):
-        _sum_of_cache(x, xs, w, stride, panels, n, y, ys, width, rows, stored, _FLOAT)
+        _sum_of_cache(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken)
         return rows
 
-    return cfunc(NUMBERS, error_model="numpy")(added if adds else of_cache)
+    has_runs = taken == ROUNDED and BLOCKS[format_name(stored)].run < BLOCK
+    of_weights = of_runs if has_runs else of_blocks if stored.names else of_numbers
+    return cfunc(NUMBERS, error_model="numpy")({"weights": of_weights, "cache": of_cache, "sums": added}[of])
+
+
+def _address(stored: np.dtype, taken: np.dtype, of: str = "weights") -> int:
+    address = _compiled_product(stored, taken, of).address
+    assert address is not None
+    return address
 
 
 def number_product(stored: np.dtype, *, adds: bool = False) -> int:
     """The address of the product of float32 with what is stored in panels as float32, or as uint16: bfloat16. adds: to what lies there."""
-    address = _compiled_cache_product(stored, adds).address
-    assert address is not None
-    return address
+    return _address(stored, _FLOAT, "sums" if adds else "cache")
 
 
 @cache

@@ -11,16 +11,12 @@ from numba.extending import intrinsic
 from polydraft.models.compiled.formats import BLOCK, ROUNDED
 from polydraft.models.compiled.kernels import bfloat16_bits
 from polydraft.models.compiled.products import BFLOATS, BYTES
-from polydraft.models.compiled.vectors import BYTE, FLOAT, FLOATS, INTS, LANES, VectorCode
+from polydraft.models.compiled.vectors import BYTE, FLOAT, FLOATS, INT, INTS, LANES, WHOLE, WHOLE_BITS, VectorCode
 from polydraft.numerics.compile_time import inner
 
 __all__ = ["round_rows", "rounded_bytes"]
 
 _SIZE = ROUNDED.itemsize
-
-_ROUNDING = 1.5 * 2**23
-_ROUNDING_BITS = int(np.float32(_ROUNDING).view(np.int32))
-"""Added to a number below 2^22, its last bit is 1: the sum is rounded to a whole number, halves to even."""
 
 
 @intrinsic
@@ -39,17 +35,19 @@ def _round_block(typingctx, x, rounded):
         largest = builder.bitcast(code.across("umax", sizes), FLOAT)
         zero, most = ir.Constant(FLOAT, 0.0), ir.Constant(FLOAT, 127.0)
         inverse = code.spread(builder.select(builder.fcmp_ordered(">", largest, zero), builder.fdiv(most, largest), zero))
-        rounding = code.floats(_ROUNDING)
+        rounding = code.floats(WHOLE)
         scaled = [builder.bitcast(builder.fadd(builder.fmul(v, inverse), rounding), INTS) for v in values]
-        codes = [builder.sub(v, code.ints(_ROUNDING_BITS)) for v in scaled]
+        codes = [builder.sub(v, code.ints(WHOLE_BITS)) for v in scaled]
         for k in parts:
             put("codes", builder.trunc(codes[k], ir.VectorType(BYTE, LANES)), k * LANES)
         scale, half = builder.fdiv(largest, most), len(codes) // 2
         halves = [code.across("add", codes[:half]), code.across("add", codes[half:])]
+        total = builder.add(*halves)
         put("scale", scale)
-        put("sum", builder.fmul(scale, builder.sitofp(builder.add(*halves), FLOAT)))
-        for k, total in enumerate(halves):
-            put("halves", builder.fmul(scale, builder.sitofp(total, FLOAT)), 4 * k)
+        put("sum", builder.fmul(scale, builder.sitofp(total, FLOAT)))
+        for k, number in enumerate((total, *halves)):
+            start = builder.sub(ir.Constant(INT, WHOLE_BITS), builder.shl(number, ir.Constant(INT, 7)))
+            put("halves" if k else "start", start, 4 * max(0, k - 1))
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), emit

@@ -14,7 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from polydraft.models.compiled.vectors import BYTE, FLOAT, FLOATS, INT, INTS, LANES, VectorCode
+from polydraft.models.compiled.vectors import BYTE, FLOAT, FLOATS, INT, INTS, LANES, WHOLE, WHOLE_BITS, VectorCode
 from polydraft.numerics.compile_time import inner
 
 __all__ = [
@@ -37,8 +37,7 @@ VALUES = 127
 """The largest rounded weight."""
 LEAST_TOP = np.float32(-(2**20))
 """Of a row that has met no column."""
-_LEAST, _SMALLEST, _ROUNDING = -126.0, -(2.0**21), 1.5 * 2**23
-_ROUNDING_BITS = int(np.float32(_ROUNDING).view(np.int32))
+_LEAST, _SMALLEST = -126.0, -(2.0**21)
 
 
 def _coefficients(degree: int) -> list[float]:
@@ -56,14 +55,14 @@ def _power(code, x, shift):
 
     x is rounded to a whole number before the shift: the rest of it has the same bits whatever the shift is.
     """
-    b, rounding = code.builder, code.floats(_ROUNDING)
+    b, rounding = code.builder, code.floats(WHOLE)
     x = b.select(b.fcmp_ordered("<", x, code.floats(_SMALLEST)), code.floats(_SMALLEST), x)
     whole = b.fsub(b.fadd(x, rounding), rounding)
     r, exponent = b.fsub(x, whole), b.fsub(whole, shift)
     total = code.floats(_POWERS[-1])
     for c in (*_POWERS[-2::-1], 1.0):
         total = code.fma(total, r, code.floats(c))
-    bits = b.sub(b.bitcast(b.fadd(exponent, rounding), INTS), code.ints(_ROUNDING_BITS - 127))
+    bits = b.sub(b.bitcast(b.fadd(exponent, rounding), INTS), code.ints(WHOLE_BITS - 127))
     power = b.fmul(total, b.bitcast(b.shl(bits, code.ints(23)), FLOATS))
     return b.select(b.fcmp_ordered("<", exponent, code.floats(_LEAST)), code.floats(0), power)
 
@@ -152,7 +151,7 @@ def soften_block(typingctx, x, inverses, top, factor, lanes):
     def emit(context, builder, signature, args):
         code, (source, inverses, lanes) = VectorCode(builder, args[0].type), _pointers(builder, args[0], args[1], args[4])
         shift, factor = code.spread(args[2]), code.spread(args[3])
-        rounding, most = code.floats(_ROUNDING), code.floats(VALUES)
+        rounding, most = code.floats(WHOLE), code.floats(VALUES)
         offsets = range(0, 4 * TERMS, 4 * LANES)
         weights = [_power(code, code.load(code.at(source, at), FLOATS), shift) for at in offsets]
         for k in range(16 // LANES):

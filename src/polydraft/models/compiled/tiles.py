@@ -5,8 +5,9 @@ them. Without them the same integers come out of plain multiplications. Each out
 a row's result has the same bits whatever other rows are in the pass.
 """
 
+from collections.abc import Callable
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -16,11 +17,24 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import as_dtype
 
 from polydraft.models.compiled.formats import BLOCK, BLOCKS, format_name
-from polydraft.models.compiled.vectors import BYTE, FEATURES, FLOAT, FLOATS, INT, INTS, LANES, PANEL, VectorCode
+from polydraft.models.compiled.vectors import (
+    BYTE,
+    FEATURES,
+    FLOAT,
+    FLOATS,
+    INT,
+    INTS,
+    LANES,
+    PANEL,
+    WHOLE,
+    WHOLE_BITS,
+    VectorCode,
+)
 
 __all__ = [
     "BLOCK_SIZES",
     "FEW_SIZES",
+    "MANY",
     "SIZES",
     "UNROLL",
     "Code",
@@ -29,6 +43,7 @@ __all__ = [
     "cache_tile",
     "dot",
     "number_tile",
+    "run_tile",
     "tile_of",
     "weights_of_output",
 ]
@@ -78,11 +93,13 @@ class Code(VectorCode):
         if size <= BYTES_PER_CYCLE * cycles * len(self.rows):
             self.prefetch(pointer, size)
 
+    def hidden(self, value):
+        """The same, of which the compiler knows nothing."""
+        return self.builder.asm(ir.FunctionType(value.type, [value.type]), "", "=r,0", [value], False)
+
     def rolled_loop(self, count):
         """A loop over 0 .. count-1 that is not unrolled: the compiler does not see how long it is."""
-        kind = ir.FunctionType(self.index, [self.index])
-        hidden = self.builder.asm(kind, "", "=r,0", [self.number(count)], False)
-        return cgutils.for_range_slice(self.builder, self.number(0), hidden, self.number(1))
+        return cgutils.for_range_slice(self.builder, self.number(0), self.hidden(self.number(count)), self.number(1))
 
     def entry(self, table, index):
         """An entry of a table of integers."""
@@ -246,10 +263,6 @@ class _Block:
         b = self.code.builder
         return b.add(b.mul(self.period, self.code.number(each)), self.code.number(of_period))
 
-    def activations(self, row, s, size):
-        """Where the activations of sub-block s of the period begin; size: of a sub-block, in bytes."""
-        return self.code.at(row, self.offset(s * size, self.format.period * size))
-
     def scales(self, s):
         """For each run of sub-block s, a number or a value: what codes are multiplied by, and what is added to a weight."""
         b, code, format_ = self.code.builder, self.code, self.format
@@ -280,13 +293,23 @@ class _Block:
         """What is subtracted from codes as `codes` leaves them."""
         return 128 if self.format.table else self.format.middle
 
-    def codes(self, s, half, group):
+    def lift(self, s):
+        """How many bits above the lowest of a byte the codes of sub-block s are best left: less their middle they then are so many times as large."""
+        if DOTS_BYTES in ("avx512bw", "avx2"):  # whose sums of two products have 16 bits
+            return 0
+        if self.middle:
+            return 7 - self.middle.bit_length() + 1
+        shifts = {self.format.low.place(s, group)[1] for group in range(8)}
+        return shifts.pop() if len(shifts) == 1 and not self.format.high and DOTS_BYTES != "dotprod" else 0
+
+    def codes(self, s, half, group, lift=0):
         """Four codes a lane, as bytes: those of a group below 4 of a half of sub-block s; both are numbers, or both are values."""
         b, code, format_ = self.code.builder, self.code, self.format
         places = self._static if isinstance(s, int) else self._dynamic
-        codes = self._bits(format_.low, format_.codes, 0, *places(format_.low, s, half, group))
+        codes = self._bits(format_.low, format_.codes, lift, *places(format_.low, s, half, group))
         if format_.high:
-            codes = b.or_(codes, self._bits(format_.high, "high", format_.low.bits, *places(format_.high, s, half, group)))
+            high = self._bits(format_.high, "high", lift + format_.low.bits, *places(format_.high, s, half, group))
+            codes = b.or_(codes, high)
         return code.looked_up(codes, [x + 128 for x in format_.table]) if format_.table else codes
 
     def _static(self, plane, s, half, group):
@@ -324,56 +347,104 @@ class _Block:
             moved = code.call(f"llvm.fshr.v{LANES}i32", raw, raw, code.spread(turns))
         return b.and_(moved, code.ints(((1 << plane.bits) - 1 << place) * 0x01010101))
 
-    def prefetch(self, s):
-        """Prefetch a share of the block AHEAD of this one."""
-        share = -(-self.stored.size // (self.format.inputs // BLOCK) // LINE) * LINE
+    def prefetch(self, s, group=0, groups=1):
+        """Prefetch a share of the block AHEAD of this one, or what of it one of the groups is to fetch: many lines at once would wait for one another."""
+        lines = -(-self.stored.size // (self.format.inputs // BLOCK) // LINE)
+        first, end, share = group * lines // groups, (group + 1) * lines // groups, lines * LINE
         at = (
             self.offset(s * share, self.format.period * share)
             if isinstance(s, int)
             else self.code.builder.mul(s, self.code.number(share))
         )
-        self.code.prefetch(self.code.at(self.here, at), share)
+        if first < end:
+            self.code.prefetch(self.code.at(self.code.at(self.here, at), first * LINE), (end - first) * LINE)
+
+
+class _Unpacked(NamedTuple):
+    """A sub-block as products of bytes take it, for all rows.
+
+    codes: makes those of a group of four inputs.  bits: of codes as `dot` takes them.  middle: what codes are too large by.
+    scales: of runs, each with -WHOLE times it.  leasts: what is added to a weight, or none.
+    """
+
+    codes: Callable[[int], Any]
+    bits: int
+    scales: list[tuple[Any, Any]]
+    leasts: list[Any]
+    middle: int
+
+
+def _unpacked(code, block, s):
+    """Sub-block s of a period."""
+    lift, is_centred = block.lift(s), bool(block.middle)
+    scales, leasts = [], []
+    for scale, least in block.scales(s):
+        scaled = code.builder.fmul(scale, code.floats(2.0**-lift)) if lift else scale
+        scales.append((scaled, code.builder.fmul(scaled, code.floats(-WHOLE))))
+        if not is_centred:
+            leasts.append(least)
+
+    def codes(group):
+        block.prefetch(s, group, 8)
+        return block.codes(s, group // 4, group % 4, lift)
+
+    return _Unpacked(codes, 8 if block.middle << lift == 128 else block.format.bits, scales, leasts, block.middle << lift)
+
+
+def _start(code, inputs, middle, field):
+    """WHOLE - middle (sum of activations), so that sums of products are those of codes less their middle, and last bits of a float32."""
+    if middle == 0 or DOTS_BYTES == "dotprod":  # which takes signed codes
+        return code.ints(WHOLE_BITS)
+    start, further = code.spread_at(code.at(inputs, field), INT), 7 - middle.bit_length() + 1
+    if further == 0:
+        return start
+    return code.builder.add(code.builder.ashr(start, code.ints(further)), code.ints(WHOLE_BITS - (WHOLE_BITS >> further)))
+
+
+def _add_products(code, sums, inputs, block, where):
+    """Add the products of rows with a sub-block: scale (sum of products) + least (sum of activations) of each run.
+
+    sums: pointers to a row's.  inputs: to its activations.
+    """
+    b, count = code.builder, len(block.scales)
+    fields = [where["start"]] if count == 1 else [where["halves"], where["halves"] + 4]
+    totals = [[_start(code, there, block.middle, field) for field in fields] for there in inputs]
+    for group in range(8):
+        codes, run = block.codes(group), group * count // 8
+        for total, there in zip(totals, inputs, strict=True):
+            value = code.spread_at(code.at(there, where["codes"] + 4 * group), INT)
+            total[run] = dot(code, total[run], codes, value, block.bits)
+    for total, products, there in zip(sums, totals, inputs, strict=True):
+        values = [code.fma(b.bitcast(v, FLOATS), *scale) for v, scale in zip(products, block.scales, strict=True)]
+        factor = code.spread_at(code.at(there, where["scale"]), FLOAT)
+        code.add(total, values[0] if count == 1 else b.fadd(*values), factor)
+        if len(block.leasts) == 1:
+            code.add(total, code.spread_at(code.at(there, where["sum"]), FLOAT), block.leasts[0])
+        elif block.leasts:
+            for field, least in zip(fields, block.leasts, strict=True):
+                half = b.fsub(code.spread_at(code.at(there, field), FLOAT), code.floats(WHOLE))
+                code.add(total, b.fmul(half, b.fmul(factor, code.floats(-1 / 128))), least)
+
+
+def _each_sub_block(code, w, n, stored, activation):
+    """Each sub-block of a panel, unpacked, and the offset of its activations in a row."""
+    size = activation.size
+    with code.loop(n, 1) as (index, _):
+        block = _Block(code, stored, code.at(w, index, stored.size))
+        there = code.builder.mul(index, code.number(block.format.inputs // BLOCK * size))
+        with block.each_period():
+            for s in range(block.format.period):
+                block.here = code.hidden(block.here)  # a word that holds codes of several sub-blocks is read again, not kept
+                yield _unpacked(code, block, s), code.builder.add(there, block.offset(s * size, block.format.period * size))
 
 
 def _blocks(code, x, w, n, stored, activation):
     """Blocks of integers: products within a run are summed as integers, which is exact; scales come in between runs."""
     sums = code.sums(1)
-    where, size = {name: activation.offset(name) for name in activation.fields}, activation.size
-    with code.loop(n, 1) as (index, _):
-        block = _Block(code, stored, code.at(w, index, stored.size))
-        signed = block.format.bits == 8 or block.format.table
-        there = [code.at(row, index, block.format.inputs // BLOCK * size) for row in x]
-        with block.each_period():
-            for s in range(block.format.period):
-                block.prefetch(s)
-                inputs = [block.activations(row, s, size) for row in there]
-                runs = block.scales(s)
-                totals = [[code.ints(0)] * len(runs) for _ in code.rows]
-                for group in range(8):
-                    codes, run = block.codes(s, group // 4, group % 4), group * len(runs) // 8
-                    for r in code.rows:
-                        value = code.spread_at(code.at(inputs[r], where["codes"] + 4 * group), INT)
-                        totals[r][run] = dot(code, totals[r][run], codes, value, 8 if signed else block.format.bits)
-                for r in code.rows:
-                    _add_runs(code, sums[r][0], totals[r], runs, inputs[r], where, signed and DOTS_BYTES == "dotprod")
+    where = {name: activation.offset(name) for name in activation.fields}
+    for block, offset in _each_sub_block(code, w, n, stored, activation):
+        _add_products(code, [total for (total,) in sums], [code.at(row, offset) for row in x], block, where)
     return sums
-
-
-def _add_runs(code, total, products, runs, inputs, where, signed):
-    """Add a sub-block: scale (sum of products) + least (sum of activations) of each run.  signed: codes lost their middle, 128."""
-    b = code.builder
-    factor = code.spread_at(code.at(inputs, where["scale"]), FLOAT)
-    if len(runs) == 1:
-        code.add(total, b.fmul(b.sitofp(products[0], FLOATS), factor), runs[0][0])
-    else:
-        value = b.fmul(b.sitofp(products[0], FLOATS), runs[0][0])
-        code.add(total, code.fma(b.sitofp(products[1], FLOATS), runs[1][0], value), factor)
-    if signed:
-        return
-    places = [where["sum"]] if len(runs) == 1 else [where["halves"], where["halves"] + 4]
-    for (_, least), place in zip(runs, places, strict=True):
-        if least is not None:
-            code.add(total, code.spread_at(code.at(inputs, place), FLOAT), least)
 
 
 def _each_weight(code, w, n, stored, use):
@@ -442,10 +513,11 @@ def weights_of_output(typingctx, w, lane, n, out, stored):
     return types.void(size, size, size, size, stored), emit
 
 
-def tile_of(*sizes, adds=False):
+def tile_of(*sizes, adds=False, most=0):
     """y[r, c] = sum_i x[r, i] w[i, c] for all c of a panel, i below n: numbers, or blocks where w is of blocks.
 
     sizes: of the tiles that are compiled, in rows; the smallest that holds the rows computes them, and the last one again where it is larger.
+    most: rows of a further tile, which takes any number up to it: of blocks times rounded activations.
     adds: whether y holds sums that go on, of numbers.
     x, w, y: addresses of the first row, the panel and the first result.  xs, ys: bytes from row to row.  count: of rows, at most the
     largest size.  stored, taken: dtypes of w and x, see `formats`.
@@ -460,12 +532,16 @@ def tile_of(*sizes, adds=False):
         stored, value_type = (kind.dtype for kind in signature.args[7:])
         builder.function.attributes.add("noinline")  # one copy of a tile
         end = builder.append_basic_block("end")
-        for size in sizes:
-            fits = builder.icmp_signed("<=", args[5], ir.Constant(args[5].type, size)) if size < sizes[-1] else None
+        for size in (*sizes, most) if most else sizes:
+            is_last = size == (most or sizes[-1])
+            fits = None if is_last else builder.icmp_signed("<=", args[5], ir.Constant(args[5].type, size))
             here, larger = builder.append_basic_block(f"tile.{size}"), builder.append_basic_block("larger") if fits else None
             builder.cbranch(fits, here, larger) if fits else builder.branch(here)
             builder.position_at_end(here)
-            _emit_tile(builder, size, args[:7], stored, value_type, adds)
+            if size == most:
+                _emit_many_rows(builder, most, args[:7], stored, value_type)
+            else:
+                _emit_tile(builder, size, args[:7], stored, value_type, adds)
             builder.branch(end)
             if larger:
                 builder.position_at_end(larger)
@@ -498,10 +574,41 @@ def _emit_tile(builder, rows, args, stored, taken, adds):
             code.store(builder.load(total), code.at(results[r], part * LANES * 4))
 
 
+def _emit_many_rows(builder, most, args, stored, taken):
+    """Any number of rows up to `most`: each sub-block is unpacked once, and multiplied with STEPS rows at a time; sums lie on the stack."""
+    x, xs, w, y, ys, count, n = args
+    code, where = Code(builder, 0, n), {name: taken.offset(name) for name in taken.fields}
+    x, w, y = (builder.inttoptr(address, BYTE.as_pointer()) for address in (x, w, y))
+    stack = cgutils.alloca_once(builder, ir.ArrayType(FLOATS, most))
+    sums = builder.bitcast(stack, BYTE.as_pointer())
+
+    def total(row):
+        return builder.bitcast(code.at(sums, row, 4 * LANES), FLOATS.as_pointer())
+
+    with code.loop(count, 1) as (row, _):
+        builder.store(code.floats(0), total(row))
+    for block, offset in _each_sub_block(code, w, n, stored, taken):
+        first, begin, codes = code.at(x, offset), code.number(0), [block.codes(group) for group in range(8)]
+        block = block._replace(codes=codes.__getitem__)
+        for step in STEPS:
+            rest = builder.sub(count, begin)
+            end = builder.add(begin, builder.and_(rest, code.number(-step)))
+            with cgutils.for_range_slice(builder, begin, end, code.number(step)) as (row, _):
+                rows = [builder.add(row, code.number(k)) for k in range(step)]
+                inputs = [code.at(first, builder.mul(xs, r)) for r in rows]
+                _add_products(code, [total(r) for r in rows], inputs, block, where)
+            begin = end
+    with code.loop(count, 1) as (row, _):
+        code.store(builder.load(total(row)), code.at(y, builder.mul(ys, row)))
+
+
 SIZES, BLOCK_SIZES = ((1, 2, 4, 6, 8, 11), (1, 4, 6, 8)) if LANES == 16 else ((1, 2, 4, 6), (1, 4, 6))
 """Rows of the tiles that are compiled, for numbers and for blocks. Fewer rows than a tile has cost what the tile costs: two and three rows of
 blocks are bound by memory like one, and a product of eight rows has no more work outside of its dot products than one of eleven."""
-number_tile, block_tile = tile_of(*SIZES), tile_of(*BLOCK_SIZES)
+STEPS, MANY = (4, 2, 1), 16
+"""Of sub-blocks with two runs, whose two sums a row do not fit the registers: rows that one is multiplied with at a time, and most rows that it is
+unpacked for."""
+number_tile, block_tile, run_tile = tile_of(*SIZES), tile_of(*BLOCK_SIZES), tile_of(1, most=MANY)
 FEW_SIZES = (1, 2, 4, 6, 8) if LANES == 16 else (1, 2, 4, 6)
 """Of products with what the caches hold: a tile of eleven rows makes 128 GFLOP/s there where one of eight makes 215 (Sapphire Rapids)."""
 cache_tile, adding_tile = tile_of(*FEW_SIZES), tile_of(*FEW_SIZES, adds=True)

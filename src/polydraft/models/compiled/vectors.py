@@ -23,6 +23,8 @@ __all__ = [
     "INTS",
     "LANES",
     "PANEL",
+    "WHOLE",
+    "WHOLE_BITS",
     "VectorCode",
     "aligned",
     "give_back",
@@ -42,6 +44,9 @@ _NORESERVE = 0x4000 if sys.platform == "linux" else 0  # `mmap` does not have it
 _MADVISE: Any = getattr(ctypes.CDLL(None), "madvise", None) if hasattr(mmap, "MADV_DONTNEED") else None
 BYTE, INT, FLOAT = ir.IntType(8), ir.IntType(32), ir.FloatType()
 INTS, FLOATS = ir.VectorType(INT, LANES), ir.VectorType(FLOAT, LANES)
+WHOLE = 1.5 * 2**23
+WHOLE_BITS = int(np.float32(WHOLE).view(np.int32))
+"""Added to a number below 2^22, its last bit is 1: the sum is rounded to a whole number, halves to even, and its bits are WHOLE_BITS plus that."""
 
 
 def instruction_set() -> str:
