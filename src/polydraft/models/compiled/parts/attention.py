@@ -30,7 +30,7 @@ from polydraft.numerics.compile_time import inner, unowned
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import exp, fma
 
-__all__ = ["Attention", "Place", "attend", "attend_code", "place_code", "place_heads"]
+__all__ = ["Attention", "Heads", "Place", "attend", "attend_code", "place_code", "place_heads"]
 
 
 @inner
@@ -68,6 +68,19 @@ _numeric = inner(_nrt=False, error_model="numpy")
 """For what cuts arrays out of others tile by tile: counting who owns them took three times what the arithmetic takes."""
 
 
+class Heads(NamedTuple):
+    """Rows first .. last-1, all of one slot, and `num_heads` heads of a group in a layer. window: tokens that a row attends to, itself included; 0 for all."""
+
+    layer: int
+    slot: int
+    group: int
+    window: int
+    first: int
+    last: int
+    num_heads: int
+    thread: int
+
+
 @_numeric
 def _window_start(row, window):
     """The first position that a row attends to."""
@@ -75,24 +88,25 @@ def _window_start(row, window):
 
 
 @_numeric
-def _take_queries(sizes, memory, work, first, last, offset, heads, thread):
-    """Queries of some rows and heads, scaled so that scores are in units of log2."""
-    D, apart, queries = sizes.width, 2 if sizes.gated else 1, work.queries[thread]
+def _take_queries(sizes, memory, work, heads, offset):
+    """Queries, scaled so that scores are in units of log2."""
+    D, apart, queries = sizes.width, 2 if sizes.gated else 1, work.queries[heads.thread]
     scale = sizes.attention_scale if sizes.attention_cap > NONE else sizes.attention_scale * _LOG2_E
-    for t in range(first, last):
-        for h in range(heads):
-            r, begin = (t - first) * heads + h, apart * (offset + h * D)
+    for t in range(heads.first, heads.last):
+        for h in range(heads.num_heads):
+            r, begin = (t - heads.first) * heads.num_heads + h, apart * (offset + h * D)
             for i in range(D):
                 queries[r, i] = work.qkv[t, begin + i] * scale
             if memory.together == BYTES_TOGETHER:
-                round_query(queries[r], work.words[thread, r], D)
+                round_query(queries[r], work.words[heads.thread, r], D)
 
 
 @_numeric
-def _score(sizes, memory, work, layer, slot, g, column, panels, rows, thread):
-    """Scores of rows over panels of columns from `column` on."""
+def _score(sizes, memory, work, heads, column, panels):
+    """Scores over panels of columns from `column` on."""
+    layer, slot, g, thread = heads.layer, heads.slot, heads.group, heads.thread
     keys, queries, scores, words = memory.keys[layer, slot, g], work.queries[thread], work.scores[thread], work.words[thread]
-    at, inputs = keys[column // PANEL].ctypes.data, queries.shape[1]
+    at, inputs, rows = keys[column // PANEL].ctypes.data, queries.shape[1], (heads.last - heads.first) * heads.num_heads
     if memory.together == BYTES_TOGETHER:
         scales = memory.scales[layer, slot, g]
         call_product(
@@ -148,10 +162,11 @@ def _soften(memory, work, scores, low, high, count, r, thread):
 
 
 @_numeric
-def _take_scales(memory, work, layer, slot, g, column, count, thread):
+def _take_scales(memory, work, heads, column, count):
     """Logarithms of the scales of values, and what divides by them."""
+    thread = heads.thread
     if memory.together == BYTES_TOGETHER:
-        logs, scales = work.path_logs[thread], memory.scales[layer, slot, g, memory.scales.shape[3] - 1]
+        logs, scales = work.path_logs[thread], memory.scales[heads.layer, heads.slot, heads.group, memory.scales.shape[3] - 1]
         for c in range(count):
             logs[c] = scales[column + c]
         powers(logs.ctypes.data, work.inverses[thread].ctypes.data, count)
@@ -168,29 +183,32 @@ def _add_values(memory, work, scores, values, stride, count, begin, rows, thread
 
 
 @_numeric
-def _attend_tiles(sizes, memory, work, layer, window, first, last, slot, g, heads, begin, end, is_chain, thread):
+def _attend_tiles(sizes, memory, work, heads, begin, end, is_chain):
     """Attend to columns begin .. end-1, a tile at a time. is_chain: whether all that a row attends to lies side by side."""
-    values, scores, rows = memory.values[layer, slot, g], work.scores[thread], (last - first) * heads
+    first, last, thread = heads.first, heads.last, heads.thread
+    values, scores = memory.values[heads.layer, heads.slot, heads.group], work.scores[thread]
+    rows = (last - first) * heads.num_heads
     word, tile = 4 * PANEL // memory.together, min(max(TILE, MOST_SCORES // rows // TILE * TILE), SPAN // TILE * TILE)
     for column in range(begin, end, tile):
         count = min(tile, (end - column + COLUMNS - 1) // COLUMNS * COLUMNS)
-        _score(sizes, memory, work, layer, slot, g, column, count // PANEL, rows, thread)
-        _take_scales(memory, work, layer, slot, g, column, count, thread)
+        _score(sizes, memory, work, heads, column, count // PANEL)
+        _take_scales(memory, work, heads, column, count)
         for t in range(first, last):
             row = work.rows[t]
-            low, high = _window_start(row, window) - column, row.length - column
+            low, high = _window_start(row, heads.window) - column, row.length - column
             if is_chain:
                 high += row.num_seen
-            for h in range(heads):
-                r = (t - first) * heads + h
+            for h in range(heads.num_heads):
+                r = (t - first) * heads.num_heads + h
                 _soften(memory, work, scores[r], low, high, count, r, thread)
         at = values.ctypes.data + word * column
         _add_values(memory, work, scores, at, word * values.shape[1] * memory.together, count, np.int64(0), rows, thread)
 
 
 @_numeric
-def _gather(memory, work, layer, slot, g, begin, row, seen, count, thread):
+def _gather(memory, work, heads, begin, row, seen, count):
     """Values of columns begin .. of committed tokens and then of those seen, side by side, and the logarithms of their scales."""
+    layer, slot, g, thread = heads.layer, heads.slot, heads.group, heads.thread
     together, size = memory.together, 32 // memory.together
     committed, mask = row.length - begin, np.uint32((1 << size) - 1) if size < 32 else np.uint32(0xFFFFFFFF)
     words, gathered = memory.values[layer, slot, g].view(np.uint32), work.path_values[thread]
@@ -215,57 +233,57 @@ def _gather(memory, work, layer, slot, g, begin, row, seen, count, thread):
 
 
 @_numeric
-def _attend_paths(sizes, memory, work, layer, window, first, last, slot, g, heads, begin, end, thread):
+def _attend_paths(sizes, memory, work, heads, begin, end):
     """Attend to the last committed columns, from `begin` on, and to each row's path in a tree, position by position as where it lies alone."""
-    panels, scores = (end - begin + PANEL - 1) // PANEL, work.scores[thread]
-    _score(sizes, memory, work, layer, slot, g, begin, panels, (last - first) * heads, thread)
-    path_scores, values = work.path_scores[thread], work.path_values[thread].ctypes.data
+    first, last, num_heads, thread = heads.first, heads.last, heads.num_heads, heads.thread
+    scores, path_scores, values = work.scores[thread], work.path_scores[thread], work.path_values[thread].ctypes.data
+    _score(sizes, memory, work, heads, begin, (end - begin + PANEL - 1) // PANEL)
     for t in range(first, last):
         row, seen = work.rows[t], work.seen_columns[t]
         committed = row.length - begin
         positions = committed + row.num_seen
         count = (positions + COLUMNS - 1) // COLUMNS * COLUMNS
-        _gather(memory, work, layer, slot, g, begin, row, seen, count, thread)
-        for h in range(heads):
-            r = (t - first) * heads + h
+        _gather(memory, work, heads, begin, row, seen, count)
+        for h in range(num_heads):
+            r = (t - first) * num_heads + h
             for j in range(positions):
                 path_scores[h, j] = scores[r, j if j < committed else seen[j - committed] - begin]
-            _soften(memory, work, path_scores[h], _window_start(row, window) - begin, positions, count, r, thread)
+            _soften(memory, work, path_scores[h], _window_start(row, heads.window) - begin, positions, count, r, thread)
         stride = 4 * PANEL * SPAN // memory.together
-        _add_values(memory, work, path_scores, values, stride, count, (t - first) * heads, heads, thread)
+        _add_values(memory, work, path_scores, values, stride, count, (t - first) * num_heads, num_heads, thread)
 
 
 @_numeric
-def attend(sizes, memory, work, layer, window, sinks, first, last, g, head, heads, thread):
-    """Rows first .. last-1, all of one slot: softmax(scale q . keys) values, so many heads of group g, from `head` on, tile by tile of columns.
+def attend(sizes, memory, work, heads, offset, sinks):
+    """softmax(scale q . keys) values, tile by tile of columns; those that no row attends to are left out.
 
-    window: tokens that a row attends to, itself included; 0 for all. Tiles of columns that no row attends to are left out.
-    sinks: [H] a score more in the softmax of each head, which has no value, or nothing.
+    offset: the first of the heads among all.  sinks: [H] a score more in the softmax of each head, which has no value, or nothing.
     """
-    slot, base, D, offset = work.rows[first].slot, work.rows[first].length, sizes.width, g * (sizes.heads // sizes.groups) + head
+    first, last, num_heads, thread = heads.first, heads.last, heads.num_heads, heads.thread
+    base, D = work.rows[first].length, sizes.width
     begin, end, is_chain = base, np.int64(0), True
     for t in range(first, last):
         row = work.rows[t]
-        begin = min(begin, _window_start(row, window))
+        begin = min(begin, _window_start(row, heads.window))
         for j in range(row.num_seen):
             end = max(end, work.seen_columns[t, j] + 1)
             is_chain = is_chain and work.seen_columns[t, j] == base + j
-    _take_queries(sizes, memory, work, first, last, offset * D, heads, thread)
+    _take_queries(sizes, memory, work, heads, offset * D)
     blend, totals, tops = work.blend[thread], work.totals[thread], work.tops[thread]
-    for r in range((last - first) * heads):
-        sink = sinks[offset + r % heads] * _LOG2_E if len(sinks) > 0 else LEAST_TOP
+    for r in range((last - first) * num_heads):
+        sink = sinks[offset + r % num_heads] * _LOG2_E if len(sinks) > 0 else LEAST_TOP
         tops[r] = np.ceil(sink)
         for k in range(LANES_OF_TOTAL):
             totals[r, k] = NONE
         for i in range(blend.shape[1]):
             blend[r, i] = NONE
     start, behind = begin // COLUMNS * COLUMNS, end if is_chain else base // COLUMNS * COLUMNS
-    _attend_tiles(sizes, memory, work, layer, window, first, last, slot, g, heads, start, behind, is_chain, thread)
+    _attend_tiles(sizes, memory, work, heads, start, behind, is_chain)
     if not is_chain:
-        _attend_paths(sizes, memory, work, layer, window, first, last, slot, g, heads, behind, end, thread)
+        _attend_paths(sizes, memory, work, heads, behind, end)
     for t in range(first, last):
-        for h in range(heads):
-            r, at, total = (t - first) * heads + h, (offset + h) * D, NONE
+        for h in range(num_heads):
+            r, at, total = (t - first) * num_heads + h, (offset + h) * D, NONE
             for k in range(LANES_OF_TOTAL):
                 total += totals[r, k]
             if len(sinks) > 0:
@@ -323,13 +341,14 @@ class Attention(NamedTuple):
 
 @unowned
 def _attend(a, begin, end, thread):
-    step, sizes = a.step[0], a.sizes
-    heads, pieces = sizes.heads // sizes.groups, step.pieces
+    step, sizes, work, runs = a.step[0], a.sizes, a.work, a.work.runs
+    num_heads, pieces, layer = sizes.heads // sizes.groups, step.pieces, step.index
     for unit in range(begin, end):
         run, g, piece = unit // pieces // sizes.groups, unit // pieces % sizes.groups, unit % pieces
-        head, last = piece * heads // pieces, (piece + 1) * heads // pieces
-        first, end_row, window = a.work.runs[run], a.work.runs[run + 1], a.windows[step.index]
-        attend(sizes, a.memory, a.work, step.index, window, a.sinks[step.index], first, end_row, g, head, last - head, thread)
+        head, behind = piece * num_heads // pieces, (piece + 1) * num_heads // pieces
+        slot, window = work.rows[runs[run]].slot, a.windows[layer]
+        heads = Heads(layer, slot, g, window, runs[run], runs[run + 1], behind - head, thread)
+        attend(sizes, a.memory, work, heads, g * num_heads + head, a.sinks[layer])
 
 
 @njit(cache=True)
