@@ -28,6 +28,7 @@ __all__ = [
     "log_of_negative",
     "partly_rotary",
     "rotary",
+    "routed_experts",
     "scaled",
 ]
 
@@ -106,6 +107,19 @@ EXPERTS = {
 def has(file: GgufHeader, tensor: str) -> bool:
     """Whether any block has a tensor."""
     return any(name.startswith("blk.") and name.split(".", 2)[2] == tensor for name in file.tensors)
+
+
+def routed_experts(file: GgufHeader) -> dict[str, Any]:
+    """How rows choose experts among groups of them, as DeepSeek V3 and those after it say it (arXiv 2412.19437, section 2.1.2)."""
+    return {
+        "moe_intermediate_size": file.count("expert_feed_forward_length"),
+        "n_routed_experts": file.count("expert_count"),
+        "num_experts_per_tok": file.count("expert_used_count"),
+        "n_group": file.count("expert_group_count", 1),
+        "topk_group": file.count("expert_group_used_count", 1),
+        "norm_topk_prob": bool(file.setting("expert_weights_norm", False)),
+        "routed_scaling_factor": file.number_or_none("expert_weights_scale") or 1.0,
+    }
 
 
 def layer_sizes(file: GgufHeader, key: str, otherwise: int | None = None) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polydraft.models.loading.conversions.base import Conversion, Source, rotary
+from polydraft.models.loading.conversions.base import Conversion, Source, rotary, routed_experts
 from polydraft.models.loading.gguf_header import GgufHeader
 
 MULTIPLIER = "rope.scaling.yarn_log_multiplier"
@@ -30,7 +30,7 @@ def settings(file: GgufHeader) -> dict[str, Any]:
         told = f"its deepseek2.expert_gating_func is {gate!r}; expected {SIGMOID} (sigmoid), which DeepSeek V3 has"
         raise file.refusal(told, "Give its safetensors folder, which runs through transformers")
     turned = file.count("rope.dimension_count")
-    return {
+    return routed_experts(file) | {
         "head_dim": turned,
         "num_key_value_heads": file.count("attention.head_count"),
         "q_lora_rank": file.number_or_none("attention.q_lora_rank"),
@@ -39,14 +39,7 @@ def settings(file: GgufHeader) -> dict[str, Any]:
         "qk_nope_head_dim": file.count("attention.key_length_mla") - turned,
         "v_head_dim": file.count("attention.value_length_mla"),
         "first_k_dense_replace": file.setting("leading_dense_block_count", 0),
-        "moe_intermediate_size": file.count("expert_feed_forward_length"),
-        "n_routed_experts": file.count("expert_count"),
         "n_shared_experts": file.setting("expert_shared_count", 0),
-        "num_experts_per_tok": file.count("expert_used_count"),
-        "n_group": file.count("expert_group_count", 1),
-        "topk_group": file.count("expert_group_used_count", 1),
-        "norm_topk_prob": bool(file.setting("expert_weights_norm", False)),
-        "routed_scaling_factor": file.number_or_none("expert_weights_scale") or 1.0,
     }
 
 

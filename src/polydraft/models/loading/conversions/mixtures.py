@@ -5,7 +5,7 @@ No key says whether the weights of the chosen experts are made to sum to 1: in Q
 
 from typing import Any
 
-from polydraft.models.loading.conversions.base import Conversion, has, partly_rotary
+from polydraft.models.loading.conversions.base import Conversion, has, partly_rotary, routed_experts
 from polydraft.models.loading.gguf_header import GgufHeader
 
 __all__ = ["GLM4_MOE", "MIXTRAL", "QWEN2_MOE", "QWEN3_MOE", "glm4_moe", "mixtral", "qwen2_moe", "qwen3_moe", "shared_experts"]
@@ -44,18 +44,11 @@ def qwen3_moe(file: GgufHeader) -> dict[str, Any]:
 
 
 def glm4_moe(file: GgufHeader) -> dict[str, Any]:
-    return {
+    return routed_experts(file) | {
         "attention_bias": has(file, "attn_q.bias"),
         "use_qk_norm": has(file, "attn_q_norm.weight"),
         "first_k_dense_replace": file.setting("leading_dense_block_count", 0),
-        "moe_intermediate_size": file.count("expert_feed_forward_length"),
-        "n_routed_experts": file.count("expert_count"),
         "n_shared_experts": file.count("expert_shared_count"),
-        "num_experts_per_tok": file.count("expert_used_count"),
-        "n_group": file.count("expert_group_count", 1),
-        "topk_group": file.count("expert_group_used_count", 1),
-        "norm_topk_prob": bool(file.setting("expert_weights_norm", False)),
-        "routed_scaling_factor": file.number_or_none("expert_weights_scale") or 1.0,
     }
 
 

@@ -14,6 +14,7 @@ from polydraft.models.loading.conversions.base import (
     largest,
     layer_sizes,
     log_of_negative,
+    routed_experts,
 )
 from polydraft.models.loading.gguf_header import GgufHeader
 
@@ -113,17 +114,10 @@ def nemotron(file: GgufHeader) -> dict[str, Any]:
 
 def nemotron_experts(file: GgufHeader) -> dict[str, Any]:
     """A sigmoid of scores, with a bias for the choice alone; experts may work on fewer numbers than a row has."""
-    return {
-        "n_routed_experts": file.count("expert_count"),
-        "num_experts_per_tok": file.count("expert_used_count"),
-        "moe_intermediate_size": file.count("expert_feed_forward_length"),
+    return routed_experts(file) | {
         "moe_shared_expert_intermediate_size": file.count("expert_shared_feed_forward_length"),
         "n_shared_experts": file.setting("expert_shared_count", 1),
         "moe_latent_size": file.number_or_none("moe_latent_size"),
-        "n_group": file.count("expert_group_count", 1),
-        "topk_group": file.count("expert_group_used_count", 1),
-        "norm_topk_prob": bool(file.setting("expert_weights_norm", False)),
-        "routed_scaling_factor": file.number_or_none("expert_weights_scale") or 1.0,
     }
 
 
