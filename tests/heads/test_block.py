@@ -29,7 +29,7 @@ CHAIN = [Budget.fixed(tree.chain(BLOCK))]
 
 @pytest.fixture(scope="module")
 def target():
-    return load.load_model(str(pair.target_folder()), max_num_seqs=2, max_model_len=256)
+    return load.load_model(str(pair.target_folder()), max_num_seqs=2, max_model_len=256, cache_dtype="float32")
 
 
 @pytest.fixture(scope="module")

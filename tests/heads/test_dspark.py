@@ -24,7 +24,7 @@ LAYERS, BLOCK, TEXT = (1, 2, 6), 3, 24
 
 @pytest.fixture(scope="module")
 def target():
-    return load.load_model(str(pair.target_folder()), max_num_seqs=2, max_model_len=128)
+    return load.load_model(str(pair.target_folder()), max_num_seqs=2, max_model_len=128, cache_dtype="float32")
 
 
 @pytest.fixture(scope="module")

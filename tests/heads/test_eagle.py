@@ -34,7 +34,7 @@ RECIPES = {"eagle": EagleRecipe, "mtp": MtpRecipe}
 
 @pytest.fixture(scope="module")
 def target():
-    return load.load_model(str(pair.target_folder()), max_num_seqs=2, max_model_len=256)
+    return load.load_model(str(pair.target_folder()), max_num_seqs=2, max_model_len=256, cache_dtype="float32")
 
 
 @pytest.fixture(scope="module", params=RECIPES)
@@ -128,7 +128,8 @@ def test_a_head_drafts_with_the_distributions_of_the_trained_one(head, folder, t
 
 def test_a_heads_bits_do_not_depend_on_the_targets_threads(folder, target):
     """A head runs on its target's threads."""
-    shared, ids = load.load_model(str(pair.target_folder()), max_num_seqs=2, max_model_len=256, threads=3), text(target, 40)
+    options = {"max_num_seqs": 2, "max_model_len": 256, "cache_dtype": "float32"}
+    shared, ids = load.load_model(str(pair.target_folder()), **options, threads=3), text(target, 40)
     drafters = [drafter_of(folder, each) for each in (target, shared)]
     assert [len(drafter.model.arrays.work.queries) for drafter in drafters] == [target.num_threads, 3]
     states = [begun(drafter, each, ids)[0] for drafter, each in zip(drafters, (target, shared), strict=True)]

@@ -13,6 +13,7 @@ from polydraft.errors import ModelLoadError
 from polydraft.heads.eagle.compiled import CompiledEagle
 from polydraft.heads.eagle.network import EagleCheckpoint, EagleModel
 from polydraft.methods.head_folders import kind_of
+from polydraft.models import load
 from tests.heads import oracle
 from tests.heads.oracle import SLOT
 
@@ -53,6 +54,22 @@ def test_drafts_are_the_references(kind, form):
             oracle.assert_close(logits_along(model, [entries[-1], *r["forced_tokens"][0].tolist()]), r["forced_logits"])
         model.commit([SLOT], Outcome.of(np.empty((1, 0), np.int64), np.array([0]), np.array([0])))
         assert model.lengths[SLOT] == start
+
+
+def test_the_kv_cache_of_a_head_has_the_targets_dtype_where_its_heads_can():
+    kind = "speculators-eagle3-norm"
+    checkpoint, exact = model_of(kind, "compiled")
+    states, first = oracle.states(kind, checkpoint.layers), next(oracle.rounds(kind))
+    target = load.load_model(str(oracle.target_folder(kind)), max_num_seqs=3, max_model_len=256, cache_dtype="bfloat16")
+    halved = CompiledEagle(checkpoint, target, quantization="float32")
+    assert (halved.cache_dtype, 2 * halved.bytes_per_token) == ("bfloat16", exact.bytes_per_token)
+    halved.give(SLOT, states[first["first"] : first["start"]])
+    halved.prefill([SLOT], [first["tokens"][:-1]])
+    logits = logits_along(halved, [first["tokens"][-1], *first["draft_tokens"][0].tolist()[:-1]])[..., :: oracle.COLUMN]
+    off = (logits.reshape(first["draft_logits"].shape) - first["draft_logits"]).abs().max() / first["draft_logits"].abs().max()
+    assert 0 < off < 0.02
+    target.cache_dtype = "q8_0"  # which heads of width 16 cannot have
+    assert CompiledEagle(checkpoint, target, quantization="float32").cache_dtype == "bfloat16"
 
 
 def changed(tmp_path, kind="speculators-eagle3-norm", tensors=(), **settings):

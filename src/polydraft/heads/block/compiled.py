@@ -21,7 +21,7 @@ from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.heads.layers import HeadLayers, ends_of, sizes_of
 from polydraft.heads.markov import place
 from polydraft.models.compiled.architectures.base import ATTENTION
-from polydraft.models.compiled.cache import COLUMNS, SlotMemory, new_memory, whole
+from polydraft.models.compiled.cache import COLUMNS, SlotMemory, fitting_dtype, new_memory, whole
 from polydraft.models.compiled.kernels import copy_row, rms_norm
 from polydraft.models.compiled.layers import ModelArrays, Weights, head_part, layer_parts, product, run_head, run_layer
 from polydraft.models.compiled.parts.attention import Place, attend_code, place_code
@@ -145,8 +145,9 @@ class CompiledBlock(DepthDistributions):
         stored = None if quantization == "float32" else quantization
         weights = packed_weights(files, columns, stored, length=target.max_model_len, ends=ends).weights
         fc, sizes = packed([tensors["fc.weight"].float()], kind), sizes_of(config, self.arrays.sizes.outputs)
-        memory = new_memory((layers, target.max_num_seqs, sizes.groups), sizes.width, columns, self._lengths)
-        self.cache_bytes += memory.keys.nbytes + memory.values.nbytes
+        self.cache_dtype = fitting_dtype(target.cache_dtype, sizes.width)
+        memory = new_memory((layers, target.max_num_seqs, sizes.groups), sizes.width, columns, self._lengths, self.cache_dtype)
+        self.cache_bytes += memory.keys.nbytes + memory.values.nbytes + memory.scales.nbytes
         self.weight_bytes = sum(x.nbytes for x in (weights.qkv, weights.out, weights.gate_up, weights.down, ends.head, fc))
         states = aligned(CHUNK, tensors["fc.weight"].shape[1])
         work, step = workspace(weights, sizes, target.num_threads, states.shape[1]), new_step()

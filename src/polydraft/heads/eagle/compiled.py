@@ -25,7 +25,7 @@ from polydraft.heads.compiled import HEADS, CompiledHead
 from polydraft.heads.eagle.network import EagleCheckpoint
 from polydraft.heads.layers import ends_of, sizes_of
 from polydraft.models.compiled.architectures.base import ATTENTION
-from polydraft.models.compiled.cache import COLUMNS, SlotMemory, forget, move_columns, new_memory, token_bytes
+from polydraft.models.compiled.cache import COLUMNS, SlotMemory, fitting_dtype, forget, move_columns, new_memory, token_bytes
 from polydraft.models.compiled.kernels import copy_row, norm_part, rms_norm
 from polydraft.models.compiled.layers import Weights, layer_parts, multiply_shared, product, run_layer
 from polydraft.models.compiled.parts.products import Rounding, rounding_code
@@ -141,7 +141,7 @@ def _program(layers: Sequence[Weights], sizes: Sizes, memory: SlotMemory, work: 
     step, parts = new_step(), list[list[tuple[Part, int]]]()
     for weights in layers:
         some = slice(len(parts), len(parts) + len(weights.windows))
-        own = memory._replace(keys=memory.keys[some], values=memory.values[some])
+        own = memory._replace(keys=memory.keys[some], values=memory.values[some], scales=memory.scales[some])
         parts += layer_parts(weights, sizes, {ATTENTION: own}, work, step)
     if pairs is not None:
         qkv = layers[0].qkv
@@ -175,11 +175,12 @@ class CompiledEagle(CompiledHead):
         self.device, self.dtype, cpu = torch.device("cpu"), torch.float32, torch.device("cpu")
         files = [files for files in (head.layer, head.further_layers) if files is not None]
         num_layers = sum(len(part.spec.windows) for part in files)
-        bytes_per_token = num_layers * token_bytes(sizes.groups, sizes.width)
+        self.cache_dtype = fitting_dtype(target.cache_dtype, sizes.width)
+        bytes_per_token = num_layers * token_bytes(sizes.groups, sizes.width, self.cache_dtype)
         columns = self.open_slots(
             target.max_model_len, slots, context=0, bytes_per_token=bytes_per_token, device=cpu, multiple=COLUMNS
         )
-        memory = new_memory((num_layers, slots, sizes.groups), sizes.width, columns, self._lengths)
+        memory = new_memory((num_layers, slots, sizes.groups), sizes.width, columns, self._lengths, self.cache_dtype)
         stored, length = None if quantization == "float32" else quantization, target.max_model_len
         layers = [packed_weights(part, columns, stored, length=length, ends=ends).weights for part in files]
         nothing = torch.zeros(0, 2 * h)

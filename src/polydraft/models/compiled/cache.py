@@ -28,6 +28,7 @@ __all__ = [
     "DEFAULT_CACHE_DTYPE",
     "SlotMemory",
     "check_cache_dtype",
+    "fitting_dtype",
     "forget",
     "keep_keys",
     "keep_values",
@@ -100,11 +101,21 @@ def check_cache_dtype(dtype: str, width: int | None = None) -> None:
     """
     if dtype not in CACHE_DTYPES:
         raise InvalidInputError(f"cache_dtype={dtype!r} was given; expected one of {', '.join(map(repr, CACHE_DTYPES))}.")
-    if dtype == "q8_0" and width is not None and width % TERMS:
+    if width is not None and fitting_dtype(dtype, width) != dtype:
         raise InvalidInputError(
             f"cache_dtype='q8_0' was given for heads of width {width}; expected a multiple of {TERMS}, the numbers that share a scale. "
             "Use cache_dtype='bfloat16'."
         )
+
+
+def fitting_dtype(dtype: str, width: int) -> str:
+    """This type, or bfloat16 where heads of a width cannot have it.
+
+    Example:
+        >>> fitting_dtype("q8_0", 64), fitting_dtype("q8_0", 80), fitting_dtype("float32", 80)
+        ('q8_0', 'bfloat16', 'float32')
+    """
+    return "bfloat16" if dtype == "q8_0" and width % TERMS else dtype
 
 
 def new_memory(each: tuple[int, int, int], width: int, columns: int, lengths: np.ndarray, dtype: str = "float32") -> SlotMemory:
