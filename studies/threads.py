@@ -4,7 +4,8 @@ All take turns, each for a moment: passes of one row and of several behind a con
 thread's seconds over those of so many threads in the same turn, the best turn's in brackets: other processes can only lessen it.
 Processor time over wall time tells whether the threads work at all, and a last column how many cores other processes had. `--neighbours`
 runs so many busy processes beside. `--serial` counts instead, in processor time of one thread, what each kind of part of a pass takes, and which of them
-one thread does while the others wait.
+one thread does while the others wait; behind a pass, a distribution of the target's or the draft model's, by temperature; and what two threads take for
+one another: joins of parts that are shared, and all that is no part's: 2 wall - processor time of one thread.
 """
 
 import os
@@ -30,7 +31,11 @@ from polydraft.models import load
 from polydraft.models.compiled import layers
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.program import FIXED, ROWS, RUNS, Part, Program, new_program
-from polydraft.numerics.threads import Pool, usable_cores
+from polydraft.numerics.compile_time import unowned
+from polydraft.numerics.compiled_code import njit
+from polydraft.numerics.threads import Pool, num_pieces, share, shared_code, sync, usable_cores
+from polydraft.sampling.processing import samplings_of
+from polydraft.sampling.truncation import soften_rows
 from studies.options import Quick
 
 __all__ = ["Sample", "busy_neighbours", "main", "measure", "on_threads", "table"]
@@ -116,8 +121,76 @@ def part_seconds(model: CompiledLlama, names: Sequence[str], rows: int, repetiti
     return times
 
 
-def parts_table(model: str, times: Mapping[int, Mapping[str, PartTime]]) -> Table:
-    """A row for each kind of part, columns by rows of a pass; what is cut into one unit is done by one thread."""
+@unowned
+def _nothing(arguments, begin, end, thread):
+    pass
+
+
+@njit(nogil=True)
+def _join(sync, threads, count):
+    """Share and join so many parts of nothing, as many units as a product has."""
+    units = 4 * threads
+    for _ in range(count):
+        share(sync, threads, shared_code(_nothing, (count,)), units, np.int64(1))
+
+
+def join_seconds(repetitions: int, count: int = 1000) -> float:
+    """Wall time of one part that two threads share and that does nothing, the smallest of some."""
+    times = list[float]()
+    with Pool(2):
+        for _ in range(repetitions + 1):
+            begin = perf_counter()
+            _join(sync, np.int64(2), np.int64(count))
+            times.append((perf_counter() - begin) / count)
+    return min(times[1:])
+
+
+def distribution_seconds(vocab_size: int, params: SamplingParams, repetitions: int) -> float:
+    """Processor time of the distribution of one row of logits on one thread, the smallest of some: the target's at a node, or a draft's."""
+    logits = np.random.default_rng(0).normal(size=(1, vocab_size)).astype(np.float32) * 4
+    out, samplings, times = np.empty_like(logits), samplings_of([params]), list[float]()
+    for _ in range(repetitions + 1):
+        begin = thread_time()
+        soften_rows(sync, logits, samplings, out)
+        times.append(thread_time() - begin)
+    return min(times[1:])
+
+
+SAMPLED = {
+    "T = 0": SamplingParams(temperature=0.0),
+    "T = 1": SamplingParams(temperature=1.0),
+    "T = 1, top-p .95": SamplingParams(temperature=1.0, top_p=0.95),
+}
+
+
+def behind_a_pass(vocab_size: int, repetitions: int) -> dict[str, PartTime]:
+    """Distributions of a row, by sampling parameters."""
+    pieces = num_pieces.py_func(vocab_size)
+    return {
+        f"distribution, {name}": PartTime(1, pieces, distribution_seconds(vocab_size, params, repetitions))
+        for name, params in SAMPLED.items()
+    }
+
+
+def between_threads(model: CompiledLlama, times: Mapping[str, PartTime], rows: int, repetitions: int) -> dict[str, PartTime]:
+    """What a pass of two threads takes beside its parts. seconds: of joins wall time, of all else that of both threads."""
+    chain, two, walls = TokenTree.chain(torch.arange(rows)[None]), on_threads(model, 2), list[float]()
+    for _ in range(repetitions + 1):
+        begin = perf_counter()
+        two.score([0], chain)
+        walls.append(perf_counter() - begin)
+    shared = sum(part.number for part in times.values() if part.units > 1)
+    rest = 2 * min(walls[1:]) - sum(part.seconds for part in times.values())
+    return {
+        "joins of two threads": PartTime(shared, 2, shared * join_seconds(repetitions)),
+        "waiting, joins, memory": PartTime(1, 2, max(rest, 0.0)),
+    }
+
+
+def parts_table(
+    model: str, times: Mapping[int, Mapping[str, PartTime]], others: Mapping[int, Mapping[str, PartTime]] | None = None
+) -> Table:
+    """A row for each kind of part, columns by rows of a pass; what is cut into one unit is done by one thread. others: what is no part of a pass."""
     rows = Table("part", "a pass", *(f"{n} rows: units, us" for n in times), title=model, box=None)
     for kind, first in next(iter(times.values())).items():
         rows.add_row(kind, str(first.number), *(f"{each[kind].units}, {1e6 * each[kind].seconds:.0f}" for each in times.values()))
@@ -126,6 +199,10 @@ def parts_table(model: str, times: Mapping[int, Mapping[str, PartTime]]) -> Tabl
         serial = sum(part.seconds for part in each.values() if part.units == 1)
         shares.append(f"{1e6 * serial:.0f} ({serial / sum(part.seconds for part in each.values()):.1%})")
     rows.add_row("on one thread", "", *shares)
+    others = others or {}
+    for name, first in next(iter(others.values()), dict[str, PartTime]()).items():
+        cells = (f"{each[name].units}, {1e6 * each[name].seconds:.0f}" for each in others.values())
+        rows.add_row(name, str(first.number), *cells)
     return rows
 
 
@@ -196,8 +273,10 @@ def _busy_seconds() -> float:
 
 @contextmanager
 def busy_neighbours(number: int) -> Iterator[None]:
-    """So many processes that want a core each."""
-    processes = [Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    """So many processes that want a core each, and keep to one where the system lets them: the last, the one before, ..."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    pinned = [f"import os; os.sched_setaffinity(0, [{cores[-1 - k % len(cores)]}])\n" if cores else "" for k in range(number)]
+    processes = [Popen([sys.executable, "-c", f"{code}while True: pass"]) for code in pinned]
     try:
         yield
     finally:
@@ -229,7 +308,10 @@ def count_parts(model: str, repetitions: int) -> Table:
         loaded = load.load_model(model, device="cpu", max_num_seqs=2, max_model_len=1024, threads=2)
     assert isinstance(loaded, CompiledLlama), "only compiled models have threads"
     loaded.prefill([0], [_ids(CONTEXT)])
-    return parts_table(Path(model).name, {n: part_seconds(loaded, names, n, repetitions) for n in (1, 4, SEVERAL)})
+    times = {n: part_seconds(loaded, names, n, repetitions) for n in (1, 4, SEVERAL)}
+    sampled = behind_a_pass(loaded.vocab_size, repetitions)
+    others = {n: sampled | between_threads(loaded, each, n, repetitions) for n, each in times.items()}
+    return parts_table(Path(model).name, times, others)
 
 
 def main(

@@ -11,6 +11,8 @@ from polydraft.models import load, pair
 from studies import threads
 from studies.threads import (
     Sample,
+    behind_a_pass,
+    between_threads,
     busy_neighbours,
     measure,
     named_parts,
@@ -53,8 +55,12 @@ def test_parts_of_a_pass_are_counted_by_kind_and_those_of_one_unit_are_what_one_
     chain, every = TokenTree.chain(torch.arange(3)[None]), np.ones(len(names), bool)
     assert torch.equal(only(model, every).score([0], chain).logits, model.score([0], chain).logits)
     console = Console(width=120, file=StringIO(), record=True)
-    console.print(parts_table("a model", times))
-    assert console.export_text().splitlines()[-1].split()[:3] == ["on", "one", "thread"]
+    others = {rows: behind_a_pass(model.vocab_size, 1) | between_threads(model, each, rows, 1) for rows, each in times.items()}
+    assert others[1]["distribution, T = 1"].seconds > 0 and others[1]["joins of two threads"].number < len(names)
+    console.print(parts_table("a model", times, others))
+    lines = console.export_text().splitlines()
+    assert lines[-1].split()[:3] == ["waiting,", "joins,", "memory"]
+    assert [line.split()[:3] for line in lines].index(["on", "one", "thread"]) == len(lines) - 1 - len(others[1])
 
 
 def test_a_gain_is_the_median_of_ratios_within_a_turn():
