@@ -13,11 +13,12 @@ from polydraft.core.confidence import BINS, IDENTITY
 from polydraft.core.geometry import chain, paths
 from polydraft.errors import IncompatibleError, InvalidInputError, UnknownNameError
 from polydraft.methods.registry import verifier
+from polydraft.policy import adaptive as adaptive_policy
 from polydraft.policy.acceptance import FIRST, NEXT, SPARE, UNKNOWN, Acceptance
 from polydraft.policy.adaptive import AdaptivePolicy, least_pause, takes_spares
 from polydraft.policy.costs import Costs
 from polydraft.policy.course import FIRST_PAUSE, LONGEST_PAUSE, LOOK, Event, Stage
-from polydraft.policy.marginal import Expected, depth_of, foreseen, gain, least_reach, speed_of
+from polydraft.policy.marginal import Expected, depth_of, fastest_share, foreseen, gain, least_reach, speed_of
 from polydraft.policy.profile import Profile
 from polydraft.testing import Grown, Tables, enumerate_drafts, measure
 from tests.engine.tables import TableModel, p_value, table_engine
@@ -267,13 +268,32 @@ def test_a_step_shorter_than_a_forward_pass_is_refused_with_both_times():
 
 
 def test_of_a_batch_the_drafts_that_survive_are_drawn_and_the_others_leave_them_the_rows():
-    prices = Costs.of({1: 1.0, 4: 1.2, 5: 1.25, 6: 1.3, 7: 1.9, 8: 2.5}, draft_start=0.05, draft_step=0.05)
+    prices = Costs.of({1: 1.0, 4: 1.2, 5: 1.25, 6: 1.3, 7: 1.35, 8: 2.5}, draft_start=0.05, draft_step=0.05)
     policy, batch = made(prices, rate=0.6), sequences(4)
     for s, sure in zip(batch, (True, False, True, False), strict=True):
         for step in range(30):
             policy.course(s).seen.observe([-1, 0], [1] if sure or step % 2 else [], [1.0, 0.9])
     depths = [budget.max_depth for budget in policy.budgets(batch)]
     assert depths[0] and depths[2] and not depths[1] and not depths[3]
+
+
+def test_rows_of_sequences_that_decode_plainly_make_those_of_drafts_dearer():
+    """A request that began alone goes on in a batch whose others are not drafted for: its drafts are of a pass of many rows."""
+    prices = Costs.of({1: 1.0, 4: 1.1, 8: 1.2, 9: 3.0}, draft_start=0.05, draft_step=0.05)
+    batch = sequences(8)
+    assert made(prices, 0.8).budgets(batch[:1])[0].max_depth > 1
+    for s in batch:
+        s.course, s.drafting = None, s is batch[0]
+    assert not any(budget.max_depth for budget in made(prices, 0.8).budgets(batch))
+
+
+def test_the_drafts_of_a_batch_are_ranked_once_a_step(monkeypatch):
+    """Ranked anew for every sequence, 64 of them took longer than a forward pass of a small model."""
+    counts = []
+    monkeypatch.setattr(adaptive_policy, "fastest_share", lambda *a: counts.append(len(a[0])) or fastest_share(*a))
+    policy = made(costs(0.001, 0.01))
+    budgets = policy.budgets(sequences(4))
+    assert counts == [4] and all(budget.max_depth for budget in budgets)
 
 
 def test_dear_drafts_are_short_and_cheap_ones_deep():

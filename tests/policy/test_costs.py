@@ -70,6 +70,15 @@ def test_live_costs_come_to_what_steps_take_and_one_stalled_step_is_no_news():
     assert live.costs.rows(1) < 1.1 * found.rows(1)
 
 
+def test_steps_of_a_batch_say_what_still_more_rows_cost():
+    """Else a batch that joins before anything was measured drafts, as if further rows were as cheap as those of one sequence."""
+    live = LiveCosts(Costs.assumed())
+    for rows, seconds in [(1, 1.0)] * 50 + [(64, 20.0)] * 150:
+        live.observe(rows, 0, scoring=seconds, drafting=0.0, rest=0.0)
+    assert live.costs.rows(64) == pytest.approx(20.0, rel=0.05)
+    assert live.costs.row(64) > 0.8 * (20.0 - 1.0) / 63
+
+
 @pytest.mark.parametrize("speed", [0.001, 1.0, 1000.0])
 def test_a_machine_of_another_speed_changes_no_decision_from_the_first_step_on(speed):
     """Costs of which only one kind of steps is seen keep their ratios; with a factor for each kind drafts would look dear, or free."""

@@ -9,6 +9,7 @@ their distribution.
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from math import inf
+from typing import NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor
@@ -73,6 +74,14 @@ def takes_spares(verifier: Method) -> bool:
     return DraftSampling.WITHOUT_REPLACEMENT in verifier.draft_sampling and TreeShape.GROWN in verifier.shapes
 
 
+class Share(NamedTuple):
+    """The drafts of a batch that make its fastest step. speed: tokens per second of it.  drafting: ids of their courses.  nodes: of them all."""
+
+    speed: float
+    drafting: frozenset[int]
+    nodes: float
+
+
 class AdaptivePolicy(Policy):
     """Drafts by the marginal rule; see the module.
 
@@ -95,6 +104,9 @@ class AdaptivePolicy(Policy):
         self.seen = {greedy: Acceptance(*profile.known(greedy), *SHARED) for greedy in (False, True)}
         self._kept = self.missing = False
         """Whether what steps have shown is kept, and whether costs are assumed that could be measured."""
+        self._share: Share | None = None
+        self._candidates = list[Course]()
+        """Of the present step, once a draft was weighed, and the sequences that do not pause at its begin."""
         self._num_tokens, self._batch = 0.0, 1
         """Of a sequence's text, on the mean, and sequences, of the present step."""
         self._rows, self._steps, self._drafting, self._alike, self._timed = 1, 0, 0, 0, 0
@@ -174,41 +186,37 @@ class AdaptivePolicy(Policy):
         """One each."""
         courses = [self.course(s) for s in sequences]
         self._num_tokens = sum(len(s.token_ids) for s in sequences) / max(len(sequences), 1)
+        self._batch, self._share = max(len(sequences), 1), None
+        self._candidates = [c for s, c in zip(sequences, courses, strict=True) if s.drafting and not c.paused]
         for s, course in zip(sequences, courses, strict=True):
-            course.asked = self._next(s, course, sequences, courses) if s.drafting else NOTHING
+            course.asked = self._next(s, course) if s.drafting else NOTHING
         return [course.asked for course in courses]
 
-    def _next(self, s: RunningSequence, course: Course, sequences: Seq[RunningSequence], courses: Seq[Course]) -> Budget:
+    def _next(self, s: RunningSequence, course: Course) -> Budget:
         if self._copies or self._copying:
             course.repeats.read(s.token_ids)
         if self._copies and course.repeats.doubles() and course.paused:
             course.meet(Event.OVER)  # what copies from the text has more to copy than ever
-        if (
-            self._copying
-            and course.weighed.speed
-            and course.repeats.length
-            and (copied := self._copied(s, course, len(sequences)))
-        ):
+        if self._copying and course.weighed.speed and course.repeats.length and (copied := self._copied(s, course)):
             return Budget.copying(copied)
         if course.rest():
             return NOTHING
-        if self._reads and s.state is None and not self.opens(s, max(self._expected, len(sequences))):
+        if self._reads and s.state is None and not self.opens(s, max(self._expected, self._batch)):
             course.meet(Event.CLOSED)
             return NOTHING
         if course.held and course.budget is not NOTHING and course.seen.steps >= SURE:
             course.held -= 1
             return course.budget
-        beside = () if course.costs else [c for t, c in zip(sequences, courses, strict=True) if c is not course and t.drafting]
-        course.budget = self._weighed(s, course, beside)
+        course.budget = self._weighed(s, course)
         return course.budget
 
-    def _costs(self, s: RunningSequence, course: Course, batch: int) -> Costs:
-        """Costs behind the texts of a batch, or behind this one's alone."""
-        return course.costs.behind(len(s.token_ids)) if course.costs else self.live.costs.behind(self._num_tokens, batch)
+    def _costs(self, s: RunningSequence, course: Course) -> Costs:
+        """Costs behind the texts of the batch, or behind this one's alone."""
+        return course.costs.behind(len(s.token_ids)) if course.costs else self.live.costs.behind(self._num_tokens, self._batch)
 
-    def _copied(self, s: RunningSequence, course: Course, batch: int) -> tuple[int, ...]:
+    def _copied(self, s: RunningSequence, course: Course) -> tuple[int, ...]:
         """What is copied from the text; nothing where the drafter's own drafts promise more."""
-        costs, (speed, rows, least) = self._costs(s, course, batch), course.weighed
+        costs, (speed, rows, least) = self._costs(s, course), course.weighed
         reading = speed * costs.draft_step * costs.row(1) / costs.rows(1)  # a draft model reads what it did not draft
         reach, value, count, tokens = 1.0, 0.0, 0, course.repeats.tokens(MOST_COPIED)
         for acceptance in course.repeats.acceptance(len(tokens)):
@@ -218,17 +226,28 @@ class AdaptivePolicy(Policy):
             value, count = value + reach * (1.0 - reading), count + 1
         return tokens[:count] if value - speed * (costs.rows(rows + count) - costs.rows(rows)) > max(least, 0.0) else ()
 
-    def _weighed(self, s: RunningSequence, course: Course, beside: Seq[Course]) -> Budget:
-        """The draft that the rule is for; nothing, and a pause, where the whole draft does not pay. beside: of the same batch."""
-        batch = 1 + len(beside)
-        costs = self._costs(s, course, batch)
-        ranked = sorted([course, *(c for c in beside if not c.paused)], key=lambda c: c.survival, reverse=True)
-        count, speed = fastest_share([c.seen.expected for c in ranked], batch, costs)
-        others = [c.seen.expected for c in ranked[:count] if c is not course]
-        rows, drafting = batch + sum(draft.nodes for draft in others), 1 + len(others)
-        rows += 0 if course.costs else self._riding
-        worth = gain(course.seen.expected, speed, rows, drafting, costs)
-        course.weighed = Weighed(speed, rows, worth if len(others) < count else min(worth, 0.0))
+    def _share_of(self, costs: Costs) -> Share:
+        """Which drafts of the batch survive most often and make the fastest step, beside the rows of those that decode plainly. Once a step."""
+        if self._share is None:
+            ranked = sorted(self._candidates, key=lambda course: course.survival, reverse=True)
+            count, speed = fastest_share([course.seen.expected for course in ranked], self._batch, costs)
+            nodes = sum(course.seen.expected.nodes for course in ranked[:count])
+            self._share = Share(speed, frozenset(map(id, ranked[:count])), nodes)
+        return self._share
+
+    def _weighed(self, s: RunningSequence, course: Course) -> Budget:
+        """The draft that the rule is for; nothing, and a pause, where the whole draft does not pay: in the batch or, with a seed, as if alone."""
+        costs, expected = self._costs(s, course), course.seen.expected
+        if course.costs:
+            count, speed = fastest_share([expected], 1, costs)
+            batch, rows, drafting, chosen = 1, 1.0, 1, count == 1
+        else:
+            share = self._share_of(costs)
+            batch, speed, chosen = self._batch, share.speed, id(course) in share.drafting
+            drafting = len(share.drafting) + (not chosen)
+            rows = batch + share.nodes - chosen * expected.nodes + self._riding
+        worth = gain(expected, speed, rows, drafting, costs)
+        course.weighed = Weighed(speed, rows, worth if chosen else min(worth, 0.0))
         if course.weighed.gain > 0:
             course.meet(Event.PAYS)
         elif course.looks and gain(CERTAIN, speed, rows, drafting, costs) > 0:
