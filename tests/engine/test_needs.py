@@ -6,17 +6,19 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from polydraft import Engine, SamplingParams
+from polydraft import Engine, Request, SamplingParams
 from polydraft.core import Budget, Needs
 from polydraft.decoding.guidance import Guidance
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
+from polydraft.engine import filling
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.torch.hf import HFTarget
 from polydraft.policy.fixed import Policy
 from tests.engine.tables import TableModel, p_value
 from tests.support.closeness import assert_close
+from tests.support.reading import read_counts
 from tests.support.tiny import llama_config
 
 BACKENDS = pytest.mark.parametrize("kind", [CompiledLlama, HFTarget])
@@ -136,6 +138,24 @@ def test_a_mixture_hands_states_to_the_source_that_needs_them():
         [[1, 2, 3, 1, 2]], SamplingParams(temperature=0.3, max_tokens=20, seed=3)
     )
     check_states(module(), drafter.last, 1)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@BACKENDS
+def test_a_text_whose_states_are_needed_is_read_in_pieces_beside_others(kind, mixed, monkeypatch):
+    monkeypatch.setattr(filling.Filling, "room", lambda self, *_: 8)
+    collector, target, prompt = Collector(), kind(module(), max_num_seqs=3), tuple(range(1, 31)) * 2
+    drafter = MixtureDrafter({"collector": collector, "ngram": NgramDrafter()}) if mixed else collector
+    engine = Engine.of(target, drafter=drafter, depth=3)
+    engine.add_request(Request("short", (7, 5), SamplingParams(temperature=0.3, max_tokens=100, ignore_eos=True), 3))
+    engine.step()
+    counts = read_counts(target, monkeypatch)
+    engine.add_request(Request("long", prompt, SamplingParams(temperature=0.3, max_tokens=8), 3, 0))
+    engine.add_request(Request("long", prompt, SamplingParams(temperature=0.3, max_tokens=8), 3, 1))
+    while engine.has_unfinished_requests:
+        engine.step()
+    assert max(counts) <= 8 and sum(counts) == 2 * (len(prompt) - 1)
+    check_states(module(), collector.last, 3)
 
 
 @pytest.mark.parametrize(

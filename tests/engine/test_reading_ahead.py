@@ -2,9 +2,14 @@
 
 from dataclasses import replace
 
-from polydraft import Engine, Request, SamplingParams
+import pytest
+
+from polydraft import Engine, FixedPolicy, Request, SamplingParams
+from polydraft.core import Budget
+from polydraft.core.geometry import chain
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine import drafter_state
+from tests.support.reading import read_counts
 
 PROMPT = "def add(a, b):\n" + "    # a line that says little\n" * 24
 LONG = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
@@ -13,15 +18,7 @@ LONG = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 def noted(engine, monkeypatch):
     """Tokens that the draft model reads from now on, by call."""
     assert isinstance(engine.drafter, ModelDrafter)
-    counts, model = [], engine.drafter.model
-    prefill = model.prefill
-
-    def read(slots, token_ids, **options):
-        counts.append(sum(map(len, token_ids)))
-        return prefill(slots, token_ids, **options)
-
-    monkeypatch.setattr(model, "prefill", read)
-    return counts
+    return read_counts(engine.drafter.model, monkeypatch)
 
 
 def answered(engine, params):
@@ -72,3 +69,29 @@ def test_a_neighbour_goes_on_while_a_text_waits_for_its_drafts(monkeypatch):
         engine.step()
         between.append(len(neighbour.token_ids))
     assert max(counts) <= 16 and len(counts) > 4 and len(set(between)) > len(counts) / 2
+
+
+class Pausing(FixedPolicy):
+    """Drafts at first, and again behind a long pause."""
+
+    def budgets(self, sequences):
+        return [Budget.fixed((-1,)) if 20 < len(s.token_ids) < 160 else self.budget for s in sequences]
+
+
+@pytest.mark.parametrize("params", [LONG, replace(LONG, temperature=1.0, seed=5)], ids=["greedy", "seeded"])
+def test_what_was_emitted_without_drafts_is_read_in_pieces_before_the_next_one(monkeypatch, params):
+    def answer(engine):
+        sample = engine.add_request(Request("long", (5, 6, 7), replace(params, max_tokens=200), 5))
+        while engine.has_unfinished_requests:
+            engine.step()
+        return sample
+
+    options = {"drafter": "model", "policy": Pausing(Budget.fixed(chain(3))), "max_num_seqs": 2}
+    whole = answer(Engine.embedded(**options))
+    monkeypatch.setattr(drafter_state, "PIECE", 40)
+    monkeypatch.setattr(drafter_state, "FIRST", 32)
+    engine = Engine.embedded(**options)
+    counts = noted(engine, monkeypatch)
+    sample = answer(engine)
+    assert sample.token_ids == whole.token_ids and sample.stats.drafted_tokens > 0
+    assert max(counts) <= 40 and sum(counts) > 100

@@ -15,6 +15,11 @@ from safetensors.torch import load_file, save_file
 from polydraft import Engine, FixedPolicy
 from polydraft.core import Budget, Request, SamplingParams
 from polydraft.core import geometry as tree
+from polydraft.drafters.base import as_one_round
+from polydraft.drafters.mixture import MixtureDrafter
+from polydraft.drafters.model.paths_of_models import SeveralDrafter
+from polydraft.drafters.text.ngram import NgramDrafter
+from polydraft.engine import filling
 from polydraft.engine.arrivals import Arrivals
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.checkpoint import head_config
@@ -27,6 +32,7 @@ from polydraft.heads.recipe import Material
 from polydraft.methods.head_folders import kind_of
 from polydraft.models import load, pair
 from tests.support.damage import cut, flipped, mutated_json, read_apart
+from tests.support.reading import read_counts
 
 LAYERS = (1, 2, 4)
 RECIPES = {"eagle": EagleRecipe, "mtp": MtpRecipe}
@@ -351,6 +357,23 @@ def test_a_head_that_reads_in_pieces_or_kept_a_beginning_drafts_as_one_that_read
     assert other.held(parted) == 29
 
 
+@both_forms
+def test_a_head_that_reads_in_pieces_what_it_was_told_drafts_the_same(folder, target, form):
+    ids, drafter = text(target, 90), drafter_of(folder, target, form=form)
+    scores = target.prefill([0], [ids[:-1]], hidden=drafter.needs.hidden)
+    target.release([0])
+    (state,) = drafter.start([Request("a", (ids[0],), SamplingParams(), seed=3)])
+    outcome, told = as_one_round([ids[0]], [ids[1:]])
+    (state,) = drafter.observe([state], outcome, replace(told, hidden=scores.hidden))
+    whole = drafter.propose([state], [Budget.fixed(tree.chain(3))])
+    assert drafter.num_pending(state) == 89
+    pieces = drafter.catch_up(drafter.catch_up(state, 30), 40)
+    draft = drafter.propose([pieces], [Budget.fixed(tree.chain(3))])
+    assert drafter.num_pending(pieces) == 19 and torch.equal(draft.tree.tokens, whole.tree.tokens)
+    torch.testing.assert_close(draft.probs, whole.probs, atol=2e-5, rtol=1e-3)
+    drafter.release([pieces])
+
+
 def test_an_engine_with_a_head_keeps_beginnings_and_says_the_same(folder, target):
     ids, greedy = text(target, 60), SamplingParams(temperature=0, max_tokens=8)
     kept = Engine.of(target, drafter=drafter_of(folder, target), depth=3, keep_prefixes=True)
@@ -374,24 +397,58 @@ def test_an_engine_with_a_head_keeps_beginnings_and_says_the_same(folder, target
 
 
 @dataclass(frozen=True)
-class Alone(FixedPolicy):
-    """Drafts that pay for one sequence."""
+class Few(FixedPolicy):
+    """Drafts that pay for so many sequences."""
+
+    most: int = 1
 
     def expect(self, num_sequences, riding):
         """Nothing is learnt from it."""
 
     def opens(self, s, num_sequences, *, again=False):
-        return num_sequences == 1
+        return num_sequences <= self.most
 
 
 def test_a_head_reads_no_prompt_in_a_batch_where_drafts_do_not_pay_and_drafts_when_it_is_alone_again(folder, target):
     prompts, greedy = [text(target, 20 + n) for n in range(2)], SamplingParams(temperature=0, max_tokens=4)
-    engine = Engine.of(target, drafter=drafter_of(folder, target), policy=Alone(Budget.fixed(tree.chain(2))))
+    engine = Engine.of(target, drafter=drafter_of(folder, target), policy=Few(Budget.fixed(tree.chain(2))))
     engine._arrivals = Arrivals(count().__next__)  # a step takes a second, after which who left is not expected back
     results = engine.generate(prompts, [greedy.with_(max_tokens=24), greedy])
     assert results[0].stats.drafted_tokens > 0 == results[1].stats.drafted_tokens
     expected = Engine.of(target, drafter=None).generate(prompts, [greedy.with_(max_tokens=24), greedy])
     assert [result.token_ids for result in results] == [result.token_ids for result in expected]
+
+
+@only_eagle
+@pytest.mark.parametrize("source", ["head", "several", "mixture"])
+def test_a_head_that_begins_late_reads_its_text_in_pieces_beside_others(folder, recipe, monkeypatch, source):
+    monkeypatch.setattr(filling.Filling, "room", lambda self, *_: 40)
+    for name, value in {"ALONE_FIRST": 40, "ALONE_LEAST": 40, "ALONE_SECONDS": 0.0}.items():
+        monkeypatch.setattr(filling, name, value)
+    model = load.load_model(str(pair.target_folder()), max_num_seqs=4, max_model_len=256)
+    head, budget = drafter_of(folder, model), Budget.fixed(tree.chain(2))
+    drafter = head
+    if source == "several":
+        drafter = SeveralDrafter([load.load_model(str(pair.draft_folder()), max_num_seqs=4, max_model_len=256)], head=head)
+    elif source == "mixture":
+        drafter, budget = MixtureDrafter({"head": head, "ngram": NgramDrafter()}), Budget.grown(2, 2)
+    engine = Engine.of(model, drafter=drafter, policy=Few(budget, most=2))
+    engine._arrivals = Arrivals(count().__next__)
+    prompts, greedy = [text(model, 150 + n) for n in range(4)], SamplingParams(temperature=0, max_tokens=4)
+    samples = [
+        engine.add_request(Request(str(n), tuple(ids), greedy.with_(max_tokens=30 if n < 2 else 4), n))
+        for n, ids in enumerate(prompts)
+    ]
+    while engine.num_running != 2 or engine.num_waiting:
+        engine.step()
+    counts, head_counts = (read_counts(each, monkeypatch) for each in (model, head.model))
+    while engine.has_unfinished_requests:
+        engine.step()
+    assert max(counts) <= 40 and sum(counts) > 300 and max(head_counts) <= 41 and sum(head_counts) > 280
+    assert all(sample.stats.drafted_tokens for sample in samples[:2])
+    plain = Engine.of(load.load_model(str(pair.target_folder()), max_num_seqs=4, max_model_len=256), drafter=None)
+    expected = plain.generate(prompts[:2], greedy.with_(max_tokens=30))
+    assert [sample.token_ids for sample in samples[:2]] == [result.token_ids for result in expected]
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])

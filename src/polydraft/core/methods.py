@@ -86,6 +86,8 @@ class Offers:
     read_ahead: `read_ahead(token_ids, count)`, of one whose model reads a long prompt in pieces, between which others are served: read at most so many
         more tokens of a text, for `start` to find; whether that would read no more than as many.
     num_unread: of a text, the tokens that `start` would read.
+    num_pending: of a state, the tokens that the next draft would read, as they were emitted while nothing was drafted.
+    catch_up: `catch_up(state, count) -> state`, of one whose model reads many of them in pieces: behind so many, fewer than there are.
     report: of a state, what became of the work for its request; it goes into `RequestStats.drafter_counts` after every step.
     learn_output: told each finished output once, with what was emitted and nothing else.
     credit: of a state that knows more than the drafter's name, the sources of the tokens that were accepted in the last step.
@@ -105,6 +107,8 @@ class Offers:
     aux: Callable[[Sequence[Any]], AuxRows | None] | None = None
     read_ahead: Callable[[Sequence[int], int], bool] | None = None
     num_unread: Callable[[Sequence[int]], int] = len
+    num_pending: Callable[[Any], int] | None = None
+    catch_up: Callable[[Any, int], Any] | None = None
     report: Callable[[Any], Mapping[str, float]] | None = None
     learn_output: Callable[[Sequence[int]], None] | None = None
     credit: Callable[[Any], Sequence[str]] | None = None

@@ -140,20 +140,44 @@ class MixtureDrafter:
     @property
     def offers(self) -> Offers:
         """See `core.Drafter`."""
-        return Offers(read=self.read, aux=self.aux, learn_output=self.learn_output, credit=attrgetter("credit"))
+        reading = [source.offers for source in self.sources if source.needs.hidden]
+        pieces = {"held": self.held} if reading and all(offers.held is not None for offers in reading) else {}
+        pending = {"num_pending": self.num_pending, "catch_up": self.catch_up}
+        return Offers(
+            read=self.read, aux=self.aux, learn_output=self.learn_output, credit=attrgetter("credit"), **pieces, **pending
+        )
 
     def start(self, requests: Sequence[Request]) -> list[MixtureState]:
         """Start every source."""
         members = start_each((source, requests) for source in self.sources)
         return [MixtureState(list(r.prompt_token_ids), [m[b] for m in members], self._credit()) for b, r in enumerate(requests)]
 
-    def read(self, states: Sequence[MixtureState], scores: Scores) -> list[MixtureState]:
+    def held(self, state: MixtureState) -> int:
+        """What all that need hidden states have kept."""
+        reading = [(source.offers.held, member) for source, member in zip(self.sources, state.members, strict=True)]
+        return min(held(member) for held, member in reading if held is not None)
+
+    def read(self, states: Sequence[MixtureState], scores: Scores, start: int = 0) -> list[MixtureState]:
         """Tell the sources that need hidden states."""
+        place = (start,) if start else ()
         for i, source in enumerate(self.sources):
             if source.needs.hidden and (read := source.offers.read) is not None:
-                for state, member in zip(states, read([state.members[i] for state in states], scores), strict=True):
+                for state, member in zip(states, read([state.members[i] for state in states], scores, *place), strict=True):
                     state.members[i] = member
         return list(states)
+
+    def num_pending(self, state: MixtureState) -> int:
+        """Of the source that has most to read."""
+        members = zip(self.sources, state.members, strict=True)
+        return max((pending(member) for source, member in members if (pending := source.offers.num_pending)), default=0)
+
+    def catch_up(self, state: MixtureState, count: int) -> MixtureState:
+        """Every source that has more to read."""
+        for i, source in enumerate(self.sources):
+            offers, member = source.offers, state.members[i]
+            if offers.num_pending is not None and offers.catch_up is not None and offers.num_pending(member) > count:
+                state.members[i] = offers.catch_up(member, count)
+        return state
 
     def _credit(self) -> Credit:
         return Credit(len(self.sources), self.decay) if self.credit is None else self.credit

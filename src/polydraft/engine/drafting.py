@@ -13,6 +13,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import replace
+from time import perf_counter
 from typing import TypeVar
 
 import torch
@@ -28,7 +29,8 @@ from polydraft.core.methods import Drafter, Verifier
 from polydraft.core.outcomes import Outcome
 from polydraft.core.targets import AuxRows, Scores, Target
 from polydraft.drafters.base import as_one_round
-from polydraft.engine.drafter_state import begin_one, release, switch_off
+from polydraft.engine import drafter_state
+from polydraft.engine.drafter_state import Pace, begin_one, release, switch_off
 from polydraft.engine.reading import states_of
 from polydraft.engine.sequence import Sequence
 from polydraft.engine.speculation import Speculation
@@ -80,7 +82,7 @@ def propose(
         rest = [sequences[b] for b in others], [budgets[b] for b in others], roots[others]
         return Draft.scatter([copying, others], [copied, propose(target, drafter, verifier, *rest, vocab_size)])
     begun = [b for b, s in enumerate(sequences) if s.drafting and s.state is not None]
-    _catch_up(target, drafter, [sequences[b] for b in begun if sequences[b].num_read < len(sequences[b].token_ids)])
+    _tell_missed(target, drafter, [sequences[b] for b in begun if sequences[b].num_read < len(sequences[b].token_ids)])
     live = [b for b in begun if sequences[b].drafting]
     if not live:
         return Draft.bare(roots)
@@ -107,6 +109,33 @@ def propose(
     return Draft.scatter([live, idle], [draft, Draft.bare(roots[idle])]) if idle else draft
 
 
+def catch_up(
+    target: Target, drafter: Drafter, sequences: Seq[Sequence], pace: Pace | None, *, beside: bool = False
+) -> list[Sequence]:
+    """Of sequences that are to draft, those whose drafter has much to read of what was emitted without it.
+
+    A piece of one text is read a round, see `drafter_state.begin`; without a pace a text that its drafts decide is left to be read at once.
+    """
+    begun = [s for s in sequences if s.drafting and s.state is not None]
+    _tell_missed(target, drafter, [s for s in begun if s.num_read < len(s.token_ids)])
+    behind, count, is_spent = list[Sequence](), pace.count(beside) if pace else drafter_state.PIECE, False
+    for s in [s for s in begun if s.state is not None and not (pace is None and s.follows_drafts)]:
+        offers = s.speculation.offers
+        if offers.num_pending is None or offers.catch_up is None or offers.num_pending(s.state) <= drafter_state.FIRST:
+            continue
+        if not is_spent:
+            start, piece, is_spent = perf_counter(), min(count, offers.num_pending(s.state) - 1), True
+            try:
+                s.state = offers.catch_up(s.state, piece)
+            except Exception as error:
+                switch_off(drafter, s, error)
+                continue
+            if pace:
+                pace.learn(piece, perf_counter() - start)
+        behind.append(s)
+    return behind
+
+
 def _copied(sequences: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
     """The chains that sequences copy, as far as the forms of their outputs allow them."""
     tree = chains([[s.token_ids[-1], *budget.copied] for s, budget in zip(sequences, budgets, strict=True)])
@@ -114,7 +143,7 @@ def _copied(sequences: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
     return pruned(copied, [s.token_ids for s in sequences], [s.request.params for s in sequences])
 
 
-def _catch_up(target: Target, drafter: Drafter, behind: Seq[Sequence]) -> None:
+def _tell_missed(target: Target, drafter: Drafter, behind: Seq[Sequence]) -> None:
     """Tell the drafter all that these sequences emitted since it was last told, as one round whose draft was right."""
     if not behind:
         return

@@ -138,10 +138,10 @@ class Filling:
         room, whole, riding = self.room(len(new)), list[Sequence](), dict[Sequence, int]()
         groups: dict[object, list[Sequence]] = {}
         for number, s in enumerate(sorted(new, key=lambda s: s.due)):
-            groups.setdefault((s.context, None if s.state is None else number), []).append(s)
+            groups.setdefault((s.context, None if reading.reader(s) is None else number), []).append(s)
         for equal in groups.values():
             first, tokens_left = equal[0], self._left(equal[0])
-            if tokens_left == 0 or not reading.reads_on(first) or (tokens_left <= room and not self.rides):
+            if tokens_left == 0 or (tokens_left <= room and not self.rides):
                 whole += equal
                 self._num_read += tokens_left
                 room -= tokens_left
@@ -159,8 +159,9 @@ class Filling:
         room = ALONE_FIRST if not self._alone else max(1, int(ALONE_SECONDS / self._alone) // ALONE_LEAST) * ALONE_LEAST
         whole = list[Sequence]()
         for s in sorted(new, key=lambda s: s.due):
-            tokens_left = 0 if any(s.context == other.context for other in whole) else self._left(s)
-            if tokens_left > room and reading.reads_on(s):
+            is_read = reading.reader(s) is None and any(s.context == other.context for other in whole)
+            tokens_left = 0 if is_read else self._left(s)
+            if tokens_left > room:
                 if not whole:
                     self._alone = self._read_alone(s, room)
                 break

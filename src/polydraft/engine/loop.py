@@ -294,7 +294,8 @@ class Loop:
             try:
                 self._leaving.preempt()
                 self._expected = self._arrivals.expect(len(roster.running) + min(len(roster.waiting), self.num_free))
-                self._opening.resume(roster.running, self._expected)
+                for s in self._opening.resume(roster.running, self._expected):
+                    self._filling.join(s)
                 riding, took = self._admit(), list[RoundTime]()
                 for chosen, group in alike([s for s in roster.running if not s.filling]):
                     took.append(self._round(chosen, group, {} if took else riding))

@@ -49,8 +49,10 @@ class Opening:
             s.drafting = policy.opens(s, expected)
             s.postponed = 0 if s.drafting else expected
 
-    def resume(self, running: Seq[Sequence], expected: int) -> None:
-        """Draft for what began before its drafts were compiled, and for what joined a batch twice as large, where it pays to read it once more."""
+    def resume(self, running: Seq[Sequence], expected: int) -> list[Sequence]:
+        """Draft for what began before its drafts were compiled, and for what joined a batch twice as large, where it pays to read it once more:
+        those are returned."""
+        resumed = list[Sequence]()
         for s in [s for s in running if s.held and not s.filling and not self._compiles(s)]:
             reads_states = s.speculation.drafter is not None and s.speculation.drafter.needs.hidden
             s.drafting, s.held, s.postponed = not reads_states, False, 2 * expected if reads_states else 0
@@ -58,3 +60,5 @@ class Opening:
             policy, s.postponed = s.speculation.policy, expected
             if policy.opens(s, expected, again=True):
                 reading.resume(self._target, s)
+                resumed.append(s)
+        return resumed

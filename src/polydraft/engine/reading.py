@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
+import torch
+
 from polydraft.core.batch import select
 from polydraft.core.methods import Drafter
 from polydraft.core.targets import Mixing, Scores, Target
@@ -11,7 +13,7 @@ from polydraft.core.trees import TokenTree
 from polydraft.engine.drafter_state import begin_one, switch_off
 from polydraft.engine.sequence import Sequence
 
-__all__ = ["fill", "join", "read_on", "reads_on", "resume", "score_mixed", "states_of"]
+__all__ = ["fill", "join", "read_on", "reader", "resume", "score_mixed", "states_of"]
 
 
 def join(target: Target, drafter: Drafter | None, s: Sequence) -> None:
@@ -28,24 +30,22 @@ def join(target: Target, drafter: Drafter | None, s: Sequence) -> None:
 
 
 def resume(target: Target, s: Sequence) -> None:
-    """Begin to draft for a sequence that was read without: the hidden states of its text are computed once more."""
-    drafter, s.drafting, s.postponed = s.speculation.drafter, True, 0
-    assert drafter is not None and s.slot is not None
-    target.release([s.slot])
-    (states,) = states_of(target, drafter, [s], [s.token_ids[:-1]])
-    begin_one(drafter, s, len(s.token_ids), states)
+    """Begin to draft for a sequence that was read without: its text is read once more for the hidden states, in pieces as that of a new one."""
+    s.drafting, s.postponed, s.filling = True, 0, True
+    if not target.rolls_back and s.slot is not None:
+        target.release([s.slot])
+    join(target, s.speculation.drafter, s)
 
 
-def reads_on(s: Sequence) -> bool:
-    """Whether a new sequence may be read in pieces."""
+def reader(s: Sequence) -> Drafter | None:
+    """The drafter that is told the hidden states of a new sequence."""
     drafter = s.speculation.drafter
-    return drafter is None or not s.drafting or not drafter.needs.hidden or s.speculation.offers.held is not None
+    return drafter if drafter is not None and s.drafting and drafter.needs.hidden else None
 
 
 def read_on(target: Target, s: Sequence, count: int) -> None:
     """Append the next so many tokens of a new sequence to its cache, and tell the drafter their states where it needs them."""
-    drafter = s.speculation.drafter if s.state is not None else None
-    held = _held(target, s)
+    drafter, held = reader(s), _held(target, s)
     (states,) = states_of(target, drafter, [s], [s.token_ids[held : held + count]])
     _show(drafter, s, states, held)
 
@@ -56,7 +56,7 @@ def score_mixed(
     """Score a tree for some sequences in the same pass that reads the next so many tokens of new ones, whose drafters are told their states."""
     held = {s: int(target.lengths[s.slot]) for s in riding}
     pieces = {s.slot: s.token_ids[held[s] : held[s] + count] for s, count in riding.items() if s.slot is not None}
-    drafters = {s: s.speculation.drafter if s.state is not None else None for s in riding}
+    drafters = {s: reader(s) for s in riding}
     layers = sorted({*hidden, *(layer for drafter in drafters.values() if drafter is not None for layer in drafter.needs.hidden)})
     scores, read = target.score_mixed([s.slot for s in sequences if s.slot is not None], tree, pieces, hidden=layers)
     for b, (s, count) in enumerate(riding.items()):
@@ -71,11 +71,24 @@ def _held(target: Target, s: Sequence) -> int:
 
 def _show(drafter: Drafter | None, s: Sequence, states: Scores, start: int) -> None:
     offers = s.speculation.offers
-    if drafter is not None and offers.read is not None and offers.held is not None:
+    if drafter is None:
+        return
+    if s.state is None:
+        s.unread.append((states.hidden, 0))
+    elif offers.read is not None and offers.held is not None:
         try:
             (s.state,) = offers.read([s.state], states, start)
         except Exception as error:
             switch_off(drafter, s, error)
+
+
+def _gathered(s: Sequence) -> Scores | None:
+    """Hidden states that a drafter was not told yet, of the whole text but its last token."""
+    if not s.unread:
+        return None
+    hidden = {layer: torch.cat([states[layer] for states, _ in s.unread], 1) for layer in s.unread[0][0]}
+    s.unread.clear()
+    return Scores(TokenTree.roots(torch.tensor(s.token_ids[-1:])), torch.empty(1, 1, 0), hidden)
 
 
 def fill(target: Target, drafter: Drafter | None, sequences: Seq[Sequence]) -> None:
@@ -104,10 +117,10 @@ def fill(target: Target, drafter: Drafter | None, sequences: Seq[Sequence]) -> N
     if drafter is not None and drafter.needs.each_round:
         state_of = {s.slot: state for s, state in zip(read, states, strict=True)}
         for s in sequences:
-            if s.state is not None and s.slot in state_of:
+            if s.drafting and drafter.needs.hidden and s.slot in state_of:
                 _show(drafter, s, state_of[s.slot], held[s])
-            elif s.drafting and s.state is None:
-                begin_one(drafter, s, len(s.token_ids), state_of.get(s.slot))
+            if s.drafting and s.state is None:
+                begin_one(drafter, s, len(s.token_ids), _gathered(s))
 
 
 def _first_of_each(sequences: Seq[Sequence]) -> list[Sequence]:

@@ -48,12 +48,12 @@ class Second:
         return [*s.second_ids, *s.token_ids[s.num_prompt_tokens :]]
 
     def fill(self, sequences: Seq[Sequence]) -> None:
-        """Fill the slots with all tokens but the last."""
-        behind = [
-            (s.second_slot, ids[:-1]) for s in sequences if len(ids := self._token_ids(s)) > 1 and s.second_slot is not None
-        ]
+        """Fill the slots with all tokens but the last, those left out that they hold."""
+        slots = [(s, s.second_slot) for s in sequences if s.second_slot is not None]
+        unread = {slot: self._token_ids(s)[int(self.model.lengths[slot]) : -1] for s, slot in slots}
+        behind = {slot: ids for slot, ids in unread.items() if ids}
         if behind:
-            self.model.prefill([slot for slot, _ in behind], [ids for _, ids in behind])
+            self.model.prefill(list(behind), list(behind.values()))
 
     def score(
         self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, *, hidden: Seq[int] = (), aux: AuxRows | None = None

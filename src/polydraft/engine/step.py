@@ -25,6 +25,7 @@ from polydraft.core.budget import Budget, TreeShape
 from polydraft.core.decodings import Decoding
 from polydraft.core.drafts import Draft
 from polydraft.core.geometry import Dedup, chain, dedup
+from polydraft.core.methods import Drafter
 from polydraft.core.outcomes import Outcome
 from polydraft.core.targets import AuxRows, Mixing, Scores, Target
 from polydraft.core.trees import NoiseKey, TokenTree
@@ -104,9 +105,9 @@ class Stepper:
         watch, drafter = Stopwatch(self.clock), self.speculation.drafter
         with watch.phase("drafting"):
             budgets = self._budgets(sequences)
-        if budgets and drafter is not None and any(s.drafting and s.state is None for s in sequences):
+        if budgets and drafter is not None:
             with watch.phase("prefill"):
-                late = drafter_state.begin(drafter, sequences, self.pace, beside=beside)
+                budgets, late = self._caught_up(drafter, sequences, budgets, beside)
             if len(late) == len(sequences):
                 with watch.phase("scoring"):
                     self._read(riding or {})
@@ -140,6 +141,19 @@ class Stepper:
             self.speculation.policy.learn(done.sequences, done.draft, lambda: done.probs, done.outcome)
             self._record(done)
         return replace(done, num_scored=num_scored, seconds=watch.stop())
+
+    def _caught_up(
+        self, drafter: Drafter, sequences: Seq[Sequence], budgets: Seq[Budget], beside: bool
+    ) -> tuple[list[Budget], list[Sequence]]:
+        """Budgets, none for a text of which the drafter has read a piece and no more, and the sequences that wait for that."""
+        late, behind = list[Sequence](), list[Sequence]()
+        if any(s.drafting and s.state is None for s in sequences):
+            late = drafter_state.begin(drafter, sequences, self.pace, beside=beside)
+        if self.speculation.offers.catch_up is not None:
+            asked = [s for s, budget in zip(sequences, budgets, strict=True) if budget.max_depth and not budget.copied]
+            behind = drafting.catch_up(self.target, drafter, asked, self.pace, beside=beside)
+        left = [budget.within(0) if s in behind else budget for s, budget in zip(sequences, budgets, strict=True)]
+        return left, [*late, *(s for s in behind if s.follows_drafts)]
 
     def _without_rows(self) -> Round:
         """A round of no sequence."""

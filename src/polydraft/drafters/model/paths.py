@@ -139,6 +139,8 @@ class ModelDrafter:
             spares=self.spares,
             read_ahead=self.read_ahead,
             num_unread=self.num_unread,
+            num_pending=self.num_pending,
+            catch_up=self.catch_up,
         )
 
     @classmethod
@@ -190,6 +192,16 @@ class ModelDrafter:
     def num_unread(self, token_ids: Sequence[int]) -> int:
         """See `core.Offers`."""
         return len(token_ids) - self.slots.num_kept(self._shared(tuple(token_ids)))
+
+    def num_pending(self, state: ModelState) -> int:
+        """See `core.Offers`."""
+        return len(state.pending)
+
+    def catch_up(self, state: ModelState, count: int) -> ModelState:
+        """See `core.Offers`."""
+        self._rewind([state])
+        self.model.prefill([state.slot], [state.pending[:count]])
+        return replace(state, pending=state.pending[count:])
 
     def release(self, states: Sequence[ModelState]) -> None:
         """Give the slots back; each keeps what it has read for texts that begin alike."""

@@ -92,7 +92,8 @@ class SeveralDrafter:
     @property
     def offers(self) -> Offers:
         """See `core.Drafter`."""
-        return Offers(read=self.read)
+        held = None if self.members[0].offers.held is None else self.held
+        return Offers(read=self.read, held=held, num_pending=self.num_pending, catch_up=self.catch_up)
 
     @classmethod
     def build(cls, parts: Parts, *, models: Sequence[Target | str] = (), head: str | None = None) -> "SeveralDrafter":
@@ -114,12 +115,28 @@ class SeveralDrafter:
         started = start_each((m, [_own(r, j) for r in requests]) for j, m in enumerate(self.members))
         return list(zip(*started, strict=True))
 
-    def read(self, states: Sequence[State], scores: Scores) -> list[State]:
+    def held(self, state: State) -> int:
+        """Of the head."""
+        held = self.members[0].offers.held
+        assert held is not None
+        return held(state[0])
+
+    def read(self, states: Sequence[State], scores: Scores, start: int = 0) -> list[State]:
         """Tell the head the target's states."""
-        read, head_states = self.members[0].offers.read, [s[0] for s in states]
-        if read is not None:
-            head_states = read(head_states, scores)
+        read = self.members[0].offers.read
+        if read is None:
+            return list(states)
+        head_states = read([s[0] for s in states], scores, start)
         return [(first, *rest) for first, (_, *rest) in zip(head_states, states, strict=True)]
+
+    def num_pending(self, state: State) -> int:
+        """Of the member that has most to read."""
+        return max(member.num_pending(own) for member, own in zip(self.members, state, strict=True))
+
+    def catch_up(self, state: State, count: int) -> State:
+        """Every member that has more to read."""
+        pairs = zip(self.members, state, strict=True)
+        return tuple(member.catch_up(own, count) if member.num_pending(own) > count else own for member, own in pairs)
 
     def release(self, states: Sequence[State]) -> None:
         """Give the slots back."""

@@ -82,6 +82,10 @@ class EagleDrafter(HeadDrafter):
             new.append(replace(s, pending=ids, states=known_states))
         return new
 
+    def catch_up(self, state: Any, count: int) -> Any:
+        """See `core.Offers`."""
+        return replace(super().catch_up(state, count), states=state.states[count:])
+
     def _cached(self, state: ModelState) -> int:
         return max(len(state.context) - 1 - len(state.pending), 0)
 
