@@ -7,8 +7,9 @@ temperature 0   each token is the most likely one, or its margin, the logits by 
 temperature T   X_j = f(x_j) - sum_y p_j(y) f(y) for the token x_j at position j and the exact distribution p_j there has mean 0 for any f:
                 f = p/max p, the indicator of the best token, and the token's place in the cumulative distribution. All lie in [0, 1], so
                 |mean| is a lower bound of the total variation distance. Position 1 comes from reading the prompt; drafts show behind it.
-log-probabilities, where a server sends them, say how exact its arithmetic is. Half of what they differ from ours on average, about the total
-                variation distance that comes of it, is allowed everywhere, up to `MOST_NOISE`.
+log-probabilities, where a server sends them, have a verdict of their own, as a server may report them from something else than what it samples
+                from. Where they are the model's they say how exact its arithmetic is: half of what they differ from ours on average, about the
+                total variation distance that comes of it, is allowed everywhere, up to `MOST_NOISE`.
 """
 
 import math
@@ -34,8 +35,8 @@ STATISTICS = ("sharp", "best", "place")
 UNTOLD_NOISE, MOST_NOISE = 0.04, 0.1
 """Mean difference of log-probabilities that is taken for arithmetic where a server sends none, and at most; llama.cpp's eight-bit activations on
 four-bit weights of a model of 135M come to 0.06."""
-OTHER_MODEL = 0.25
-"""One that says that another model is served."""
+NOT_THE_MODELS = 0.25
+"""One that no arithmetic explains: log-probabilities of something else."""
 MARGIN_PER_NOISE, SMALLEST_MARGIN = 8.0, 0.05
 """Logits that a token of temperature 0 may be below the best, by the mean difference of log-probabilities, and always."""
 
@@ -55,7 +56,8 @@ class Difference:
 class Audit:
     """What was found. findings: above temperature 0.  differences: at temperature 0, one a text.  ties: tokens within the margin that is allowed.
 
-    noise: mean absolute difference of log-probabilities, None where the server sends none.  guessed: texts whose ids had to be guessed.
+    noise: mean absolute difference of log-probabilities, None where the server sends none.  off: share of tokens whose own differs by more than
+    `NOT_THE_MODELS`.  guessed: texts whose ids had to be guessed.
     allowed: deviation that is taken for arithmetic.
     """
 
@@ -65,6 +67,7 @@ class Audit:
     tokens: int
     ties: int
     noise: float | None
+    off: float
     margin: float
     guessed: int
     greedy: bool
@@ -86,12 +89,12 @@ class Audit:
         return self.allowed + max((f.detectable(IMPLAUSIBLE / 2 / len(together)) for f in together), default=1.0)
 
     @property
-    def verdict(self) -> tuple[str, str]:
-        """ "passed", "failed" or "inconclusive", and why in one sentence."""
-        if self.noise is not None and self.noise > OTHER_MODEL:
-            return "failed", f"log-probabilities differ by {self.noise:.2g} on average: the server has another model"
+    def tokens_verdict(self) -> tuple[str, str]:
+        """Of what the server samples: "passed", "failed" or "inconclusive", and why in one sentence."""
+        if self.differences:
+            return "failed", f"{len(self.differences)} of {self.texts} texts leave the model's most likely tokens"
         if self.p_value <= IMPLAUSIBLE:
-            return "failed", "what the server samples does not follow the model's distribution"
+            return "failed", f"sampled tokens do not follow the model's distribution, p = {self.p_value:.2g}"
         if self.p_value <= DOUBTFUL:
             return "inconclusive", f"the worst p-value is between {IMPLAUSIBLE:g} and {DOUBTFUL:g}: more rounds decide"
         if not self.greedy and self.detectable > SMALLEST:
@@ -102,11 +105,34 @@ class Audit:
                 "inconclusive",
                 f"{self.tokens} tokens find a deviation of {self.detectable:.2g} with probability {POWER:g}; about {enough} find one of {SMALLEST:g}",
             )
-        return "passed", "nothing beyond chance and the server's arithmetic"
+        return "passed", f"tokens are the model's: nothing beyond chance and the server's arithmetic, p = {self.p_value:.2g}"
+
+    @property
+    def logprobs_verdict(self) -> tuple[str, str]:
+        """Of the log-probabilities that the server reports: "passed", "failed" or "not sent", and why."""
+        if self.noise is None:
+            return "not sent", "the server sends no log-probabilities"
+        if self.noise > NOT_THE_MODELS:
+            return "failed", f"reported log-probabilities are not the model's: {self.noise:.2g} off on average, and beyond {NOT_THE_MODELS:g} at {self.off:.0%} of the tokens"  # fmt: skip
+        return "passed", f"reported log-probabilities are the model's, {self.noise:.2g} off on average"
+
+    @property
+    def verdict(self) -> tuple[str, str]:
+        """Of both together: "passed", "failed" or "inconclusive", and what differs."""
+        (tokens, why), (logprobs, _) = self.tokens_verdict, self.logprobs_verdict
+        if logprobs != "failed":
+            return tokens, why
+        if tokens == "failed":
+            return "failed", "tokens and reported log-probabilities both differ, as those of another model do"
+        return "failed", f"reported log-probabilities differ, tokens {'do not' if tokens == 'passed' else 'show nothing so far'}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         status, reason = self.verdict
+        verdicts = {
+            f"{name}_verdict": {"status": verdict[0], "reason": verdict[1]}
+            for name, verdict in (("tokens", self.tokens_verdict), ("logprobs", self.logprobs_verdict))
+        }
         tests = [{"what": f.what, "count": f.count, "effect": f.effect, "p_value": f.p_value} for f in self.findings]
         reported = {
             "texts": self.texts,
@@ -117,12 +143,14 @@ class Audit:
         }
         reported |= {
             "logprob_difference": self.noise,
+            "logprobs_off": self.off,
             "p_value": self.p_value,
             "detectable": None if self.greedy else self.detectable,
         }
         return {
             "status": status,
             "reason": reason,
+            **verdicts,
             **reported,
             "differences": [vars(d) for d in self.differences],
             "tests": tests,
@@ -169,9 +197,9 @@ def audit(
             judged.append(_judged(judge, text, temperature, eos_token_ids, rng))
         if progress is not None:
             progress(len(texts), num_texts)
-    off = [np.abs(judgement.off) for judgement in judged if judgement.off is not None]
-    noise = float(np.concatenate(off).mean()) if off else None
-    arithmetic = min(UNTOLD_NOISE if noise is None else noise, MOST_NOISE)
+    off = np.concatenate([np.empty(0), *(np.abs(judgement.off) for judgement in judged if judgement.off is not None)])
+    noise = float(off.mean()) if len(off) else None
+    arithmetic = UNTOLD_NOISE if noise is None or noise > NOT_THE_MODELS else min(noise, MOST_NOISE)
     margin, allowed = max(SMALLEST_MARGIN, MARGIN_PER_NOISE * arithmetic), arithmetic / 2
     firsts = (
         [
@@ -189,9 +217,8 @@ def audit(
     ties = sum(int(((judgement.margins > 0) & (judgement.margins <= margin)).sum()) for _, judgement, _ in firsts)
     findings = _findings([judgement.values for judgement in judged], allowed) if temperature else []
     count = sum(len(judgement.margins) for judgement in judged)
-    return Audit(
-        findings, differences, len(texts), count, ties, noise, margin, sum(t.guessed for t in texts), not temperature, allowed
-    )
+    share, guessed = float((off > NOT_THE_MODELS).mean()) if len(off) else 0.0, sum(text.guessed for text in texts)
+    return Audit(findings, differences, len(texts), count, ties, noise, share, margin, guessed, not temperature, allowed)
 
 
 @torch.inference_mode()

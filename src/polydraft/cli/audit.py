@@ -67,7 +67,6 @@ def _show(found: "Audit", name: str, temperature: float, tokenizer: Any) -> None
             highlight=False,
         )
     status, reason = found.verdict
-    said = "sends no log-probabilities" if found.noise is None else f"log-probabilities differ by {found.noise:.2g} on average"
     power = (
         f"with probability {POWER:g} a deviation of {found.detectable:.2g} would have been found"
         if found.findings
@@ -76,5 +75,7 @@ def _show(found: "Audit", name: str, temperature: float, tokenizer: Any) -> None
     guessed = f" Token ids of {found.guessed} texts were guessed." if found.guessed else ""
     console.print(
         f"\n{status if status == 'passed' else status.upper()}: {reason}. {name} at temperature {temperature:g}: {found.tokens} tokens of {found.texts} texts, "
-        f"worst p-value {found.p_value:.3g} after correction for {max(len(found.findings), 1)} tests; {power}. The server {said}.{guessed}"
+        f"worst p-value {found.p_value:.3g} after correction for {max(len(found.findings), 1)} tests; {power}.{guessed}"
     )
+    for what, (verdict, why) in (("tokens", found.tokens_verdict), ("log-probabilities", found.logprobs_verdict)):
+        console.print(f"  {what:<17} {verdict}: {why}", highlight=False)
