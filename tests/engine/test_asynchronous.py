@@ -39,6 +39,19 @@ def test_many_coroutines_get_what_each_gets_alone():
     assert not engine._outbox.streams and not any(engine.target.texts)
 
 
+def test_what_chats_and_grammars_need_is_there_before_the_first_request(monkeypatch):
+    monkeypatch.setattr(asynchronous, "UNASKED_SECONDS", 0.01)
+    prepared, done = list[str](), threading.Event()
+    monkeypatch.setattr(EngineClass, "prepare_chats", lambda self: prepared.append("chats"))
+    monkeypatch.setattr(EngineClass, "prepare_grammars", lambda self: prepared.append("grammars") or done.set())
+
+    async def main():
+        async with AsyncEngine(tables()):
+            return await asyncio.to_thread(done.wait, 20)
+
+    assert asyncio.run(main()) and prepared[:2] == ["chats", "grammars"]
+
+
 class Gated(TableModel):
     """Passes wait for the gate, and are counted."""
 

@@ -7,6 +7,7 @@ from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import pair
+from polydraft.models.tokens.chat_template import _compiled
 
 TEMPLATE = (
     "{% for m in messages %}"
@@ -56,6 +57,14 @@ def test_the_history_is_part_of_the_next_prompt(engine):
 def test_messages_that_cannot_be_answered_are_refused(engine, messages, said):
     with pytest.raises(InvalidInputError, match=said):
         engine.encode_chat(messages)
+
+
+def test_a_template_is_a_program_before_a_conversation_waits_for_it(engine):
+    _compiled.cache_clear()
+    engine.prepare_chats()
+    before = _compiled.cache_info().misses
+    engine.encode_chat(HELLO)
+    assert before == 1 == _compiled.cache_info().misses
 
 
 def test_what_the_template_refuses_is_told_with_its_words(engine):

@@ -5,7 +5,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import count
@@ -366,6 +366,11 @@ class Engine(PrefixKeeping):
     def forget(self, request_id: str) -> None:
         """Give no more outputs to the inbox of a request; it runs on."""
         self._outbox.streams.pop(request_id, None)
+
+    def prepare_chats(self) -> None:
+        """Make the program of the chat template, where there is one, before a conversation waits for it."""
+        with suppress(Exception):  # a conversation that is asked for says what is wrong
+            self.encode_chat([{"role": "user", "content": "x"}])
 
     def encode_chat(
         self,

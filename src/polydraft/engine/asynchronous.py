@@ -37,6 +37,8 @@ COMPILERS = 2
 """Threads that compile grammars; one grammar may take seconds, and another request's shall not wait for it."""
 MOST_COMPILING = 64
 """Requests whose grammars are compiled or wait for that, at most."""
+UNASKED_SECONDS = 1.0
+"""Without a first request, behind which what grammars need is made: the first request of an agent has tools."""
 CLOSED = "the engine takes no more requests: it was closed, or never entered. Use `async with`."
 
 
@@ -282,9 +284,10 @@ class AsyncEngine:
     def _run(self) -> None:
         answered = False
         try:
+            self.engine.prepare_chats()
             while not self._closing or self.engine.has_unfinished_requests:
                 self.engine.measure(lambda: self._closing)
-                if answered and not self._closing:
+                if not self._closing and (answered or not self._asked.wait(UNASKED_SECONDS)):
                     self.engine.prepare_grammars()
                 self._asked.wait(None if self._closing else self._prefixes.write_if_due())
                 self._asked.clear()
