@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 from polydraft.cli.agents import AGENTS
@@ -96,7 +97,7 @@ def main() -> None:
     if not given.only:
         page = given.page.read_text()
         before, rest = page.split(BEGIN)
-        given.page.write_text(before + BEGIN + "\n" + table(runs) + "\n" + END + rest.split(END)[1])
+        given.page.write_text(before + BEGIN + f"\nRun on {date.today()}.\n\n" + table(runs) + "\n" + END + rest.split(END)[1])
 
 
 def run_one(name: str, tools: Path) -> Run:

@@ -37,6 +37,7 @@ def test_a_model_without_marks_says_so(served):
         found = served.post(path, **body)
         assert found.status_code == 400 and "'small' was not trained to fill in" in found.text
     assert served.post("/v1/completions", **{**ASK, "prompt": PREFIX, "suffix": ""}).status_code == 200
+    assert "insert" not in served.post("/api/show", model="small").json()["capabilities"]
 
 
 @pytest.fixture
@@ -51,6 +52,10 @@ def marked(served, monkeypatch):
 def plain(served, ids, marks):
     found = served.post("/v1/completions", **ASK, prompt=ids, stop_token_ids=marks).json()
     return found["choices"][0]["text"], found["usage"]["prompt_tokens"]
+
+
+def test_a_model_with_marks_says_so_to_ollamas_clients(served, marked):
+    assert "insert" in served.post("/api/show", model="small").json()["capabilities"]
 
 
 def test_a_suffix_and_a_fill_in_request_are_written_with_the_marks(served, marked):

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from pydantic import Field
 
 from polydraft.server.bodies import Body
+from polydraft.server.fill_in import fill_form
 from polydraft.server.pool import ModelPool
 from polydraft.server.service import Service
 
@@ -89,7 +90,12 @@ def _shown(service: Service | None) -> dict[str, Any]:
         return {"template": "", "parameters": "", "capabilities": ["completion"], "model_info": {}}
     engine, template = service.engine.engine, service.template(tools=True)
     target = engine.target
-    can = {"tools": bool(template), "thinking": "<think>" in template, "embedding": bool(target.offers.hidden)}
+    can = {
+        "insert": fill_form(engine.tokenizer) is not None,
+        "tools": bool(template),
+        "thinking": "<think>" in template,
+        "embedding": bool(target.offers.hidden),
+    }
     return {
         "template": template,
         "parameters": "\n".join(f"{name} {value}" for name, value in engine.sampling_defaults.items()),
