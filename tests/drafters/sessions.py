@@ -77,7 +77,7 @@ def peagle(folder, V):
 
 def settled(folder, V):
     """Every pass waits for all that it may take, so that drafts do not depend on the clock."""
-    return {"lead_cap": 8, "least": 8}
+    return {"lead_cap": 8, "min_lead": 8}
 
 
 def mask_queries(folder, V):
