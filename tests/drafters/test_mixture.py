@@ -8,7 +8,7 @@ import torch
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import Budget, Outcome, Scores, TokenTree
-from polydraft.drafters.credit import Credit
+from polydraft.drafters.credit import CANDIDATE, Credit
 from polydraft.drafters.grown_tree import end_ids
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.model.paths import ModelDrafter
@@ -25,9 +25,8 @@ TABLE = trigram_table([[0, 1, 2, 3, 0, 1, 2, 4]], 5)
 
 
 def nodes(*rows):
-    """Candidates (token, parent, source, score) as arrays."""
-    columns = list(zip(*rows, strict=True))
-    return (*(np.array(c, np.int64) for c in columns[:3]), np.array(columns[3], np.float64))
+    """Candidates (token, parent, source, score)."""
+    return np.array(list(rows), CANDIDATE)
 
 
 def taken(credit, given, budget):
@@ -67,7 +66,7 @@ def test_the_estimate_is_the_measured_share_of_right_nodes():
     assert credit.estimate(0, depth=1, score=0.5) == pytest.approx(0.75, abs=0.01)
     assert credit.estimate(1, depth=1, score=0.5) == pytest.approx(0.25, abs=0.01)
     assert credit.estimate(0, depth=2, score=0.5) == pytest.approx(0.0, abs=0.01)
-    assert credit.cells[1].sum() == 4000 + 3000 + 4000, "a node is tried only where its parent was right"
+    assert credit.counts.tried.sum() == 4000 + 3000 + 4000, "a node is tried only where its parent was right"
 
 
 def test_a_source_that_fails_gives_way_to_one_that_does_not():
@@ -96,7 +95,7 @@ def test_the_choice_of_this_round_does_not_know_its_outcome():
         drafts.append(draft.tree.tokens.tolist())
         nothing = Outcome(torch.full((1, 0), -1), torch.tensor([0]), torch.tensor([token]))
         (state,) = drafter.observe(states, nothing, Scores(draft.tree, torch.zeros(1, draft.tree.num_nodes, 5)))
-        drafts.append(state.learnt.cells.tolist())
+        drafts.append([counts.tolist() for counts in state.learnt.counts])
     assert drafts[0] == drafts[2]
     assert drafts[1] != drafts[3]
 
@@ -181,7 +180,7 @@ def test_a_shared_credit_teaches_the_next_request_and_a_private_one_does_not():
         drafter = mixture(credit=shared)
         play(drafter, drafter.start(requests([0, 1, 2, 0, 1])), [[0, 1, 2, 0, 1]], target, [Budget.grown(4, 2, 2)], 5)
         (fresh,) = drafter.start(requests([1, 2]))
-        assert (fresh.learnt.cells.sum() > 0) == (shared is not None)
+        assert (fresh.learnt.counts.tried.sum() > 0) == (shared is not None)
 
 
 def test_threads_share_a_credit_without_losing_a_round():
@@ -196,7 +195,7 @@ def test_threads_share_a_credit_without_losing_a_round():
         w.start()
     for w in workers:
         w.join()
-    assert (credit.cells[0].sum(), credit.cells[1].sum()) == (2000, 4000)
+    assert (credit.counts.right.sum(), credit.counts.tried.sum()) == (2000, 4000)
 
 
 def test_a_head_of_the_target_is_a_source_like_others(tmp_path):

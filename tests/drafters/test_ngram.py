@@ -184,7 +184,7 @@ def test_a_round_reads_nothing_of_the_text_but_the_places_of_its_suffixes(length
     drafter = NgramDrafter()
     (whole,), (spoilt,) = started(drafter, text), started(drafter, text)
     read = {at + k for _, at in whole.places() for k in range(-4, WIDE.max_depth)} | set(range(length - 4, length))
-    spoilt.arrays[0][sorted(set(range(length)) - read)] = -1
+    spoilt.arrays.text[sorted(set(range(length)) - read)] = -1
     assert len(read) < 500 == max(500, len(read))
     assert paths_of(drafter, spoilt, WIDE) == paths_of(drafter, whole, WIDE) != []
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from polydraft import Engine
 from polydraft.core import Budget
-from polydraft.drafters.grown_tree import GrownTree
+from polydraft.drafters.grown_tree import GrownTree, Limits
 from polydraft.drafters.text.index_file import fingerprint
 from polydraft.drafters.text.retrieval import RetrievalDrafter
-from polydraft.drafters.text.suffix_array import PROBES, draft, find, new_candidates
+from polydraft.drafters.text.suffix_array import PROBES, Candidates, draft, find, new_candidates
 from polydraft.drafters.text.text_index import TextIndex
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
@@ -106,22 +106,16 @@ def test_frequent_children_are_found_among_a_thousand():
 
 
 def test_a_trie_has_room_where_every_place_has_a_child_of_its_own():
-    """Run as Python, where writing behind an array raises: twice `PROBES` less one places of an interval are looked at in its worst case."""
+    """Twice `PROBES` less one places of an interval are looked at in its worst case; nothing is written behind an array."""
     wide = range(2 * PROBES - 1)
-    index = TextIndex.build([[1, 2, 10 + a, 100 + b] for a in range(PROBES) for b in wide], 200)
+    index = TextIndex.build([[1, 2, 10 + a, 100 + b] for a in range(PROBES) for b in wide], 200).arrays
     for most in (1, 2, 8):
-        trial = GrownTree.rooted(2, Budget.grown(most, 6, 30))
-        limits = (most, 6, 30)
-        draft.py_func(
-            trial.arrays,
-            index.arrays,
-            *find(index.arrays, np.array([1, 2]), 0),
-            2,
-            (most, 0.0, 0.0),
-            limits,
-            new_candidates(limits),
-        )
+        trial, limits = GrownTree.rooted(2, Budget.grown(most, 6, 30)), Limits(most, 6, 30)
+        longer = [np.full(len(x) + 9, -7, x.dtype) for x in new_candidates(limits)]
+        low, high = find(index, np.array([1, 2]), 0)
+        draft(trial.arrays, index, low, high, 2, (most, 0.0, 0.0), limits, Candidates(*(x[:-9] for x in longer)))
         assert trial.size == most + 1
+        assert all((x[-9:] == -7).all() for x in longer)
 
 
 def test_a_match_at_the_end_of_a_document_drafts_nothing():

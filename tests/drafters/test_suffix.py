@@ -47,7 +47,7 @@ def assert_counts(index, depth, texts, absent=()):
 def check(index):
     """Look at the whole order: the suffixes are there once each, sorted by `depth` tokens, and the intervals of pending ends are theirs."""
     text, order, _, pending, about = index.arrays
-    length, num_sorted, num_pending, depth, separator = about.tolist()
+    length, num_sorted, num_pending, depth, separator = about[0].tolist()
     ends = np.append(np.flatnonzero(text[:length] == separator) + 1, length)
     suffixes = [text[at : min(at + depth, ends[ends > at][0])].tolist() for at in order[:num_sorted].tolist()]
     assert sorted(order[:num_sorted].tolist()) == list(range(length - num_pending)), "a suffix that is missing, or there twice"
@@ -150,7 +150,7 @@ def test_damage_is_noticed():
     index = GrowingText()
     index.extend([1, 2, 3, 1, 2, 4, 1, 2])
     check(index)
-    order = index.arrays[1]
+    order = index.arrays.order
     order[:2] = order[1::-1].copy()
     with pytest.raises(AssertionError, match="out of order"):
         check(index)

@@ -9,7 +9,7 @@ import pytest
 from polydraft.core import Budget
 from polydraft.drafters.grown_tree import GrownTree
 from polydraft.drafters.text.trigram import TrigramDrafter, TrigramStore, TrigramTable
-from polydraft.drafters.text.trigram_search import AGE, PARENT, TOKEN, VISITS, explore, with_flat_rows
+from polydraft.drafters.text.trigram_search import explore, with_flat_rows
 from polydraft.drafters.text.trigram_search import search as searched
 from tests.drafters.sessions import requests, trigram_table
 
@@ -23,14 +23,14 @@ def drafted(drafter, state, budget):
 
 def search(table, tokens=(0, 1), iterations=150, c1=32.0, c2=8.0, levels=3, seed=0):
     """Visits by path, those met first among equals."""
-    nodes, _, size = searched(
+    nodes, size = searched(
         table.arrays, with_flat_rows(TrigramStore(1).arrays), *tokens, levels, iterations, explore(iterations, c1, c2), seed, 0, 9
     )
     paths = [()]
-    for token, parent in nodes[[TOKEN, PARENT], 1:size].T.tolist():
+    for token, parent in nodes[["token", "parent"]][1:size].tolist():
         paths.append((*paths[parent], token))
-    order = sorted(range(1, size), key=lambda n: (-nodes[VISITS, n], nodes[AGE, n]))
-    return {paths[n]: int(nodes[VISITS, n]) for n in order}
+    order = sorted(range(1, size), key=lambda n: (-nodes["visits"][n], nodes["age"][n]))
+    return {paths[n]: int(nodes["visits"][n]) for n in order}
 
 
 def naive_search(table, a, b, levels, iterations, c1, c2, uniform):

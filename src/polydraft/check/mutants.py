@@ -140,7 +140,7 @@ WALKS = {
         "extra token may be a drafted one", "chain", 1,
         (Edit(MATCH, "p[tokens[b, m]] = 0.0", "p[tokens[b, m]] *= 1.0"),),
     ),
-    "race": ("one vector of clocks for all positions", "coupled", 2, (Edit(RACE, "position[b] + depth)", "position[b])"),)),
+    "race": ("one vector of clocks for all positions", "coupled", 2, (Edit(RACE, "batch.position[b] + depth)", "batch.position[b])"),)),
     "list_race": (
         "all paths in play everywhere", "listed", 2,
         (Edit(RACE, "active = self.active(draft.tree)", "active = np.ones_like(self.active(draft.tree))"),),

@@ -8,11 +8,12 @@ v              value of a node: the product along its path of the best source's 
 
 import threading
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from polydraft.core import Budget
-from polydraft.drafters.grown_tree import GrownTree, add_best, is_full, limits, new_cells, plant
+from polydraft.drafters.grown_tree import GrownTree, add_best, is_full, limits, new_tree, plant
 from polydraft.errors import InvalidInputError
 from polydraft.numerics.compiled_code import njit
 
@@ -21,6 +22,17 @@ GRADE_ENDS = np.array([0.05, 0.12, 0.25, 0.4, 0.6, 0.8, 0.95])
 PRIOR_WEIGHT = 4.0
 PRIOR_RATIO = 0.6
 AGREEMENT = 0.5
+CANDIDATE = np.dtype([*((name, np.int64) for name in ("token", "parent", "source")), ("score", np.float64)])
+"""A proposed node; its parent is a candidate before it, or -1 for the root."""
+
+
+class Counts(NamedTuple):
+    """Decayed sums over nodes whose parent was right. right, tried: [sources, DEPTHS, GRADES].  total_right, expected: [sources]."""
+
+    right: np.ndarray
+    tried: np.ndarray
+    total_right: np.ndarray
+    expected: np.ndarray
 
 
 class Credit:
@@ -42,31 +54,31 @@ class Credit:
         if not 0 < decay <= 1:
             raise InvalidInputError(f"decay={decay} was given; expected 0 < decay <= 1.")
         self.decay, self.lock = decay, threading.RLock()
-        self.cells = np.zeros((2, num_sources, DEPTHS, GRADES))  # right, tried
-        self.totals = np.zeros((2, num_sources))  # right, expected
+        cells = num_sources, DEPTHS, GRADES
+        self.counts = Counts(np.zeros(cells), np.zeros(cells), np.zeros(num_sources), np.zeros(num_sources))
 
     def estimate(self, source: int, *, depth: int, score: float) -> float:
         """Chance that a node of this source is right if its parent is. depth: from 1."""
-        return float(_estimate(self.cells, self.totals, source, depth, score))
+        return float(_estimate(self.counts, source, depth, score))
 
     def learn(self, source: int, *, depth: int, score: float, right: bool) -> None:
         """One node whose parent was right."""
         with self.lock:
-            _learn(self.cells, self.totals, source, depth, score, right)
+            _learn(self.counts, source, depth, score, right)
 
-    def learn_round(self, nodes: tuple[np.ndarray, ...], emitted: Sequence[int]) -> None:
-        """All nodes that were proposed before these tokens came out."""
+    def learn_round(self, candidates: np.ndarray, emitted: Sequence[int]) -> None:
+        """All nodes that were proposed before these tokens came out. candidates: of CANDIDATE."""
         with self.lock:
-            _learn_round(self.cells, self.totals, self.decay, *nodes, np.array(emitted, np.int64))
+            _learn_round(self.counts, self.decay, candidates, np.array(emitted, np.int64))
 
-    def choose(self, root: int, nodes: tuple[np.ndarray, ...], budget: Budget, eos: np.ndarray) -> tuple[GrownTree, np.ndarray]:
+    def choose(self, root: int, candidates: np.ndarray, budget: Budget, eos: np.ndarray) -> tuple[GrownTree, np.ndarray]:
         """The tree of the most valuable nodes, scored by their values, and [N] the source that each owes its estimate to.
 
-        nodes: (token, parent, source, score) of candidates, those of each source after their parents; parent -1 is the root.
+        candidates: of CANDIDATE, those of each source after their parents.
         """
-        tree, sources = (new_cells(budget), eos), np.full(budget.max_nodes + 1, -1)
+        tree, sources = new_tree(budget, eos), np.full(budget.max_nodes + 1, -1)
         with self.lock:
-            _choose(tree, sources, root, self.cells, self.totals, *nodes, limits(budget))
+            _choose(tree, sources, root, self.counts, candidates, limits(budget))
         return GrownTree(tree), sources
 
 
@@ -79,64 +91,68 @@ def _grade(score):
 
 
 @njit(cache=True)
-def _estimate(cells, totals, s, depth, score):
+def _estimate(counts, s, depth, score):
     d, g = min(depth, DEPTHS) - 1, _grade(score)
-    ratio = (totals[0, s] + PRIOR_WEIGHT * PRIOR_RATIO) / (totals[1, s] + PRIOR_WEIGHT)
+    ratio = (counts.total_right[s] + PRIOR_WEIGHT * PRIOR_RATIO) / (counts.expected[s] + PRIOR_WEIGHT)
     prior = min(max(score * ratio, 0.005), 0.98)
-    return (cells[0, s, d, g] + PRIOR_WEIGHT * prior) / (cells[1, s, d, g] + PRIOR_WEIGHT)
+    return (counts.right[s, d, g] + PRIOR_WEIGHT * prior) / (counts.tried[s, d, g] + PRIOR_WEIGHT)
 
 
 @njit(cache=True)
-def _learn(cells, totals, s, depth, score, right):
+def _learn(counts, s, depth, score, right):
     d, g = min(depth, DEPTHS) - 1, _grade(score)
-    cells[1, s, d, g] += 1
-    totals[1, s] += score
+    counts.tried[s, d, g] += 1
+    counts.expected[s] += score
     if right:
-        cells[0, s, d, g] += 1
-        totals[0, s] += 1
+        counts.right[s, d, g] += 1
+        counts.total_right[s] += 1
 
 
 @njit(cache=True)
-def _learn_round(cells, totals, decay, token, parent, source, score, emitted):
-    cells *= decay
-    totals *= decay
-    level = np.full(len(token), -1, np.int64)  # depth of the nodes whose path is what was emitted
-    for i in range(len(token)):
-        above = 0 if parent[i] < 0 else level[parent[i]]
+def _learn_round(counts, decay, candidates, emitted):
+    counts.right[:] *= decay
+    counts.tried[:] *= decay
+    counts.total_right[:] *= decay
+    counts.expected[:] *= decay
+    level = np.full(len(candidates), -1, np.int64)  # depth of the nodes whose path is what was emitted
+    for i in range(len(candidates)):
+        node = candidates[i]
+        above = 0 if node.parent < 0 else level[node.parent]
         if 0 <= above < len(emitted):
-            right = token[i] == emitted[above]
-            _learn(cells, totals, source[i], above + 1, score[i], right)
+            right = node.token == emitted[above]
+            _learn(counts, node.source, above + 1, node.score, right)
             if right:
                 level[i] = above + 1
 
 
 @njit(cache=True)
-def _choose(tree, sources, root, cells, totals, token, parent, source, score, limits):
+def _choose(tree, sources, root, counts, candidates, limits):
     plant(tree, root, limits)
     # merge equal prefixes
-    count = len(token)
+    count = len(candidates)
     merged = np.empty(count, np.int64)  # merged node of each candidate
     word, above, depth = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
     best, misses, owner = np.empty(count), np.empty(count), np.empty(count, np.int64)
     size = 0
     for i in range(count):
-        up = -1 if parent[i] < 0 else merged[parent[i]]
+        node = candidates[i]
+        up = -1 if node.parent < 0 else merged[node.parent]
         level = 1 if up < 0 else depth[up] + 1
-        p = _estimate(cells, totals, source[i], level, score[i])
+        p = _estimate(counts, node.source, level, node.score)
         n = size
-        if source[i] > 0:  # the first source's nodes are distinct
+        if node.source > 0:  # the first source's nodes are distinct
             for m in range(up + 1, size):
-                if above[m] == up and word[m] == token[i]:
+                if above[m] == up and word[m] == node.token:
                     n = m
                     break
         if n == size:
             size += 1
-            word[n], above[n], depth[n] = token[i], up, level
-            best[n], misses[n], owner[n] = p, 1.0, source[i]
+            word[n], above[n], depth[n] = node.token, up, level
+            best[n], misses[n], owner[n] = p, 1.0, node.source
         else:
             misses[n] *= (1 - min(p, best[n])) ** AGREEMENT
             if p > best[n]:
-                best[n], owner[n] = p, source[i]
+                best[n], owner[n] = p, node.source
         merged[i] = n
     value, parents = np.empty(size), np.empty(size, np.int64)
     for n in range(size):
@@ -144,10 +160,10 @@ def _choose(tree, sources, root, cells, totals, token, parent, source, score, li
         parents[n] = 0 if above[n] < 0 else -1
     # take them, most valuable first
     while not is_full(tree):
-        added, node = add_best(tree, parents, value, word, value, size)
+        added, place = add_best(tree, parents, value, word, value, size)
         if added < 0:
             break
-        sources[node] = owner[added]
+        sources[place] = owner[added]
         for n in range(added + 1, size):
             if above[n] == added:
-                parents[n] = node
+                parents[n] = place

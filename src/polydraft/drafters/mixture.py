@@ -24,8 +24,8 @@ import numpy as np
 
 from polydraft.core import AuxRows, Budget, Draft, Drafter, DraftSampling, Offers, Outcome, Request, Scores, TreeShape
 from polydraft.drafters.base import Parts, release_each, start_each, teach_each
-from polydraft.drafters.credit import Credit
-from polydraft.drafters.grown_tree import PARENT, SCORE, TOKEN, GrownTree, end_ids, point_mass
+from polydraft.drafters.credit import CANDIDATE, Credit
+from polydraft.drafters.grown_tree import NODE, GrownTree, end_ids, point_mass
 from polydraft.drafters.text.base import TextDrafter
 from polydraft.drafters.text.text_index import TextIndex
 from polydraft.errors import InvalidInputError
@@ -40,14 +40,14 @@ MOST_SOURCES = 8
 class MixtureState:
     """One request: the sources' states, what it has learnt, and what was proposed last.
 
-    proposed: (nodes of all sources as `Credit.choose` takes them, the tree of those taken, the source of each of its nodes).
+    proposed: (candidates of all sources as `Credit.choose` takes them, the tree of those taken, the source of each of its nodes).
     length: of the text that it was proposed for.  credit: sources of the last round's accepted tokens.
     """
 
     tokens: list[int]
     members: list[Any]
     learnt: Credit
-    proposed: tuple[tuple[np.ndarray, ...], GrownTree, np.ndarray] | None = None
+    proposed: tuple[np.ndarray, GrownTree, np.ndarray] | None = None
     length: int = -1
     credit: list[str] = field(default_factory=list[str])
 
@@ -190,31 +190,29 @@ class MixtureDrafter:
         """Tell every source that learns from it."""
         teach_each(self.sources, token_ids)
 
-    def _trees(self, i: int, states: Sequence[MixtureState], budgets: Sequence[Budget]) -> list[tuple[np.ndarray, int]]:
-        """(cells, size) of the tree that source i proposes for each row, as in a `GrownTree`."""
+    def _trees(self, i: int, states: Sequence[MixtureState], budgets: Sequence[Budget]) -> list[np.ndarray]:
+        """Nodes of the tree that source i proposes for each row, the root first: of `grown_tree.NODE`, depth and is_inner aside."""
         source, members = self.sources[i], [state.members[i] for state in states]
         if isinstance(source, TextDrafter):
             grown = [source.continuations(member, budget) for member, budget in zip(members, budgets, strict=True)]
-            return [(g.arrays[0], g.size) for g in grown]
+            return [g.nodes for g in grown]
         draft = source.propose(members, budgets)
         trees, q, rows = [], draft.probs, draft.rows.tolist()
         for b, size in enumerate(draft.tree.is_node.sum(1).tolist()):
-            cells = np.empty((6, size), np.int64)
-            cells[TOKEN], cells[PARENT] = draft.tree.tokens[b, :size].numpy(), draft.tree.parents[b, :size].numpy()
-            drawn = zip(rows[b], cells[TOKEN].tolist(), strict=False)
-            cells[SCORE].view(np.float64)[:] = [1.0 if q is None or row < 0 else float(q[b, row, t]) for row, t in drawn]
-            trees.append((cells, size))
+            nodes = np.empty(size, NODE)
+            nodes["token"], nodes["parent"] = draft.tree.tokens[b, :size].numpy(), draft.tree.parents[b, :size].numpy()
+            drawn = zip(rows[b], nodes["token"].tolist(), strict=False)
+            nodes["score"] = [1.0 if q is None or row < 0 else float(q[b, row, t]) for row, t in drawn]
+            trees.append(nodes)
         return trees
 
     def propose(self, states: Sequence[MixtureState], budgets: Sequence[Budget]) -> Draft:
         """The most valuable nodes of all sources for each row."""
         trees, drafts = [self._trees(i, states, budgets) for i in range(len(self.sources))], []
         for state, budget, own_trees in zip(states, budgets, zip(*trees, strict=True), strict=True):
-            count = sum([size - 1 for _, size in own_trees])
-            nodes, score, at = np.empty((3, count), np.int64), np.empty(count), 0
-            for i, (cells, size) in enumerate(own_trees):
-                at = _append(nodes, score, at, i, cells, size)
-            candidates = nodes[0], nodes[1], nodes[2], score
+            candidates, size = np.empty(sum([len(nodes) - 1 for nodes in own_trees]), CANDIDATE), 0
+            for i, nodes in enumerate(own_trees):
+                size = _append(candidates, size, i, nodes)
             grown, sources = state.learnt.choose(state.tokens[-1], candidates, budget, self._eos)
             state.proposed, state.length = (candidates, grown, sources), len(state.tokens)
             drafts.append(grown)
@@ -249,10 +247,10 @@ class MixtureDrafter:
 
 
 @njit(cache=True)
-def _append(nodes, score, at, source, cells, size):
-    """Put the nodes of a tree, less its root, behind `at` candidates; returns how many there are now."""
-    scores = cells[SCORE].view(np.float64)
-    for n in range(1, size):
-        i, above = at + n - 1, cells[PARENT, n]
-        nodes[0, i], nodes[1, i], nodes[2, i], score[i] = cells[TOKEN, n], at + above - 1 if above else -1, source, scores[n]
-    return at + size - 1
+def _append(candidates, size, source, nodes):
+    """Put the nodes of a tree, less its root, behind so many candidates; returns how many there are now."""
+    for n in range(1, len(nodes)):
+        node, candidate = nodes[n], candidates[size + n - 1]
+        candidate.token, candidate.parent = node.token, size + node.parent - 1 if node.parent else -1
+        candidate.source, candidate.score = source, node.score
+    return size + len(nodes) - 1

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeGuard
 from polydraft.core import BlockCopying, EncoderDecoder, Target
 from polydraft.errors import InvalidInputError
 
-__all__ = ["PrefixCache", "can_keep", "shares"]
+__all__ = ["PrefixCache", "StoredBlock", "can_keep", "shares"]
 
 
 def can_keep(model: Target | None) -> TypeGuard[BlockCopying]:
@@ -32,8 +32,12 @@ def shares(capacity_bytes: int, target: Target, draft_model: BlockCopying) -> tu
 ROOT = 0
 """Parent of a text's first block."""
 
-Key = tuple[int, tuple[object, ...]]
-"""Parent's number and the tokens."""
+
+class Key(NamedTuple):
+    """A block's parent, by number, and its own tokens."""
+
+    parent: int
+    tokens: tuple[object, ...]
 
 
 class CacheBlock(NamedTuple):
@@ -44,6 +48,15 @@ class CacheBlock(NamedTuple):
     entries: Any
     states: Any
     num_bytes: int
+
+
+class StoredBlock(NamedTuple):
+    """A block outside of its cache. parent: its place among the others, or -1.  entries, states: as of `CacheBlock`."""
+
+    parent: int
+    tokens: tuple[object, ...]
+    entries: Any
+    states: Any
 
 
 class PrefixCache:
@@ -90,7 +103,7 @@ class PrefixCache:
                 return
             while self.num_bytes + num_bytes > self.capacity_bytes:
                 self._evict(size)
-            key = parent, tuple(token_ids[i * size : (i + 1) * size])
+            key = Key(parent, tuple(token_ids[i * size : (i + 1) * size]))
             self._blocks[key] = CacheBlock(next(self._numbers), self.model.read_block(slot, i * size), states, num_bytes)
             self.num_bytes += num_bytes
             parent = self._blocks[key].number
@@ -102,7 +115,7 @@ class PrefixCache:
         size, path = self.model.block_tokens, self._resumable(token_ids)
         first = int(self.model.lengths[slot]) // size
         self.model.cut(slot, first * size)
-        self.model.reads(slot, list[Any](token for key in path[first:] for token in key[1]))
+        self.model.reads(slot, list[Any](token for key in path[first:] for token in key.tokens))
         for key in path[first:]:
             block = self._blocks[key]
             self.model.write_block(slot, block.entries)
@@ -123,12 +136,15 @@ class PrefixCache:
             path.pop()
         return path
 
-    def contents(self) -> list[tuple[int, tuple[object, ...], Any, Any]]:
-        """All blocks, the most recently used first and so each behind its parent: the parent's place in this list or -1, tokens, entries, states."""
+    def contents(self) -> list[StoredBlock]:
+        """All blocks, the most recently used first and so each behind its parent."""
         places = {block.number: place for place, block in enumerate(reversed(self._blocks.values()))}
-        return [(places.get(key[0], -1), key[1], block.entries, block.states) for key, block in reversed(self._blocks.items())]
+        return [
+            StoredBlock(places.get(key.parent, -1), key.tokens, block.entries, block.states)
+            for key, block in reversed(self._blocks.items())
+        ]
 
-    def restore(self, blocks: Sequence[tuple[int, tuple[object, ...], Any, Any]]) -> int:
+    def restore(self, blocks: Sequence[StoredBlock]) -> int:
         """Hold what `contents` of a cache of this model gave, as far as the capacity goes; what is here already goes. How many blocks those are."""
         numbers, restored, self.num_bytes = list[int](), list[tuple[Key, CacheBlock]](), 0
         for parent, tokens, entries, states in blocks:
@@ -137,7 +153,7 @@ class PrefixCache:
                 break
             self.num_bytes += num_bytes
             numbers.append(next(self._numbers))
-            key = ROOT if parent < 0 else numbers[parent], tokens
+            key = Key(ROOT if parent < 0 else numbers[parent], tokens)
             restored.append((key, CacheBlock(numbers[-1], entries, states, num_bytes)))
         self._blocks = OrderedDict(reversed(restored))
         return len(restored)
@@ -149,7 +165,7 @@ class PrefixCache:
     def _path(self, token_ids: Sequence[object]) -> Iterator[Key]:
         size, parent = self.model.block_tokens, ROOT
         for start in range(0, len(token_ids) - size + 1, size) if self._blocks else ():
-            key = parent, tuple(token_ids[start : start + size])
+            key = Key(parent, tuple(token_ids[start : start + size]))
             if (block := self._blocks.get(key)) is None:
                 return
             parent = block.number

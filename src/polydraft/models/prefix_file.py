@@ -25,7 +25,7 @@ from polydraft.core import Target
 from polydraft.errors import CapacityError, InvalidInputError
 from polydraft.files.atomic import replacing
 from polydraft.files.schema import Items, Number, Record, String, fault, read_json
-from polydraft.models.prefix_cache import PrefixCache
+from polydraft.models.prefix_cache import PrefixCache, StoredBlock
 from polydraft.models.slots import Slots
 from polydraft.numerics.processor import processor
 
@@ -60,15 +60,11 @@ class Part:
     @property
     def num_bytes(self) -> int:
         """In the file."""
-        each = 8 * (2 + self.block_tokens) + _bytes_of_form(self.arrays)
-        return self.blocks * each + self.with_states * _bytes_of_form(self.states)
+        block_bytes = 8 * (2 + self.block_tokens) + _bytes_of_form(self.arrays)
+        return self.blocks * block_bytes + self.with_states * _bytes_of_form(self.states)
 
 
-Block = tuple[int, Any, Any, Any]
-"""The parent's place or -1, tokens, entries, states."""
-
-
-Contents = Mapping[str, tuple[PrefixCache, Sequence[Block]]]
+Contents = Mapping[str, tuple[PrefixCache, Sequence[StoredBlock]]]
 """Of each role's cache, what it held at one time."""
 
 
@@ -149,9 +145,9 @@ def check_prefix_file(path: str | os.PathLike[str]) -> None:
                 )
 
 
-def _part(role: str, cache: PrefixCache, blocks: Sequence[Block]) -> Part:
-    stated = [states for _, _, _, states in blocks if states is not None]
-    forms = _form(blocks[0][2]), len(stated), _form(stated[0]) if stated else []
+def _part(role: str, cache: PrefixCache, blocks: Sequence[StoredBlock]) -> Part:
+    stated = [block.states for block in blocks if block.states is not None]
+    forms = _form(blocks[0].entries), len(stated), _form(stated[0]) if stated else []
     return Part(role, _identity(cache.model), len(blocks), cache.model.block_tokens, *forms)
 
 
@@ -170,12 +166,12 @@ def _identity(model: Target) -> str:
     return " ".join(map(str, (type(model).__name__, model.weight_format, model.activations, __version__, processor())))
 
 
-def _data(blocks: Sequence[Block]) -> Iterator[bytes]:
-    yield np.array([parent for parent, *_ in blocks], np.int64).tobytes()
-    yield np.array([states is not None for *_, states in blocks], np.int64).tobytes()
-    yield np.array([tokens for _, tokens, _, _ in blocks], np.int64).tobytes()
-    for _, _, entries, states in blocks:
-        for array in (*entries, *(states or ())):
+def _data(blocks: Sequence[StoredBlock]) -> Iterator[bytes]:
+    yield np.array([block.parent for block in blocks], np.int64).tobytes()
+    yield np.array([block.states is not None for block in blocks], np.int64).tobytes()
+    yield np.array([block.tokens for block in blocks], np.int64).tobytes()
+    for block in blocks:
+        for array in (*block.entries, *(block.states or ())):
             yield _bytes_of(array)
 
 
@@ -222,15 +218,16 @@ def _restore(file: BinaryIO, part: Part, caches: Mapping[str, tuple[Slots, Prefi
     entries, states = _computed(slots, model, tokens[0].tolist())
     if [_form(entries), _form(states)] != [list(part.arrays), list(part.states if part.with_states else _form(states))]:
         raise _UnusableError("its entries have another form than this model's")
-    blocks, num_bytes = list[Block](), 0
+    blocks, num_bytes = list[StoredBlock](), 0
     for parent, has_states, text in zip(parents.tolist(), stated.tolist(), map(tuple, tokens.tolist()), strict=True):
         num_bytes += cache.bytes_of(states if has_states else None)
         if blocks and num_bytes > cache.capacity_bytes:
             break
-        held = type(entries)(_read(file, array) for array in entries)
-        blocks.append((parent, text, held, tuple(_read(file, array) for array in states) if has_states else None))
-    _, _, *first = blocks[0]  # a block without a parent, as none is before it
-    pairs = [*zip(entries, first[0], strict=True), *zip(states, first[1] or (), strict=False)]
+        block_entries = type(entries)(_read(file, array) for array in entries)
+        block_states = tuple(_read(file, array) for array in states) if has_states else None
+        blocks.append(StoredBlock(parent, text, block_entries, block_states))
+    first = blocks[0]  # a block without a parent, as none is before it
+    pairs = [*zip(entries, first.entries, strict=True), *zip(states, first.states or (), strict=False)]
     if not all(_alike(computed, read) for computed, read in pairs):
         raise _UnusableError("these weights compute other entries")
     return part.block_tokens * cache.restore(blocks)

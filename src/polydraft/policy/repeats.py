@@ -12,7 +12,6 @@ import numpy as np
 from polydraft.core import Request
 from polydraft.drafters.text.base import predicted_text
 from polydraft.drafters.text.ngram import MOST_PLACES
-from polydraft.drafters.text.suffix_array import LENGTH as END
 from polydraft.drafters.text.suffix_array import GrowingText, extend, latest_places
 from polydraft.numerics.compiled_code import njit
 
@@ -99,7 +98,7 @@ def _lane(length, place, predicted):
 @njit(cache=True)
 def _look_up(index, match, predicted):
     """The longest match of the latest places, or the latest one in the prediction."""
-    text, end, places = index[0], index[4][END], np.empty(MOST_PLACES, np.int64)
+    text, end, places = index.text, index.about[0].length, np.empty(MOST_PLACES, np.int64)
     match[:] = 0
     for place in places[: latest_places(index, GRAM, places)]:
         length = GRAM
@@ -116,7 +115,7 @@ def _look_up(index, match, predicted):
 def _read(index, tokens, match, counts, predicted):
     for i in range(len(tokens)):
         if match[LENGTH]:
-            right = index[0][match[PLACE]] == tokens[i]
+            right = index.text[match[PLACE]] == tokens[i]
             lane = _lane(match[LENGTH], match[PLACE], predicted)
             counts[0, lane] += 1.0
             counts[1, lane] += right

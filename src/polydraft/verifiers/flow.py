@@ -31,12 +31,7 @@ from polydraft.verifiers.block import tries as one_draw
 from polydraft.verifiers.lift.contexts import Contexts, Decision
 from polydraft.verifiers.lift.draws import without_repeats
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, reweight
-from polydraft.verifiers.walks.flow import walk
-
-STEPS = 4
-"""Of the scaling; two lose 0.1 to 0.4% of the tokens."""
-SMALLEST, LARGEST = 1e-12, 1e4
-"""Of a."""
+from polydraft.verifiers.walks.flow import LARGEST, SMALLEST, STEPS, walk
 
 
 def pieces(q: Float[Tensor, "M V"], k: int) -> tuple[Float[Tensor, "M P"], Int[Tensor, "M P k"]]:
@@ -148,10 +143,10 @@ def weights(mass: Float[Tensor, "M n"]) -> Float[Tensor, "M n"]:
 
 def tries(at: Contexts) -> Decision:
     """One draw is block verification; several, all contexts that have as many at a time."""
-    one, (w, p, q, tokens, *_) = one_draw(at._replace(tokens=at.tokens[:, :1])), at
+    single, (w, p, q, tokens, *_) = one_draw(at._replace(tokens=at.tokens[:, :1])), at
     assert q is not None
     into, turns = torch.zeros_like(tokens, dtype=p.dtype), torch.full_like(tokens, -1)
-    into[:, :1], turns[:, :1], stops, rest = one.weights, one.turns, one.stops.clone(), one.rest.clone()
+    into[:, :1], turns[:, :1], stops, rest = single.weights, single.turns, single.stops.clone(), single.rest.clone()
     counts = (tokens >= 0).sum(1) * (w != 0.0)
     for k in range(2, tokens.shape[1] + 1):
         i = (counts == k).nonzero()[:, 0]

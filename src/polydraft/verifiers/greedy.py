@@ -17,14 +17,14 @@ from polydraft.verifiers.walks.rows import compiled
 
 
 @compiled
-def _walk(trees):
-    sync, logits, _, _, _, first, tokens, parents, _, _, _, node, token = trees
+def _walk(batch, first):
+    node, token = batch.node, batch.token
     for b in range(len(node)):
         n, following = 0, 0
         while following >= 0:
             n = following
-            token[b] = largest(sync, logits[b, n])
-            following = child(first[b], tokens[b], parents[b], n, token[b])
+            token[b] = largest(batch.sync, batch.logits[b, n])
+            following = child(first[b], batch.tokens[b], batch.parents[b], n, token[b])
         node[b] = n
 
 
@@ -38,7 +38,7 @@ def walk(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, samplings:
         >>> walk(chain, torch.tensor([[[0.0, 2.0, 1.0]]]), NoiseKey.of([0], [0], [1])).token.tolist()
         [1]
     """
-    done = arrays(draft, logits, key)
+    batch = arrays(draft, logits, key)
     with ROWS:
-        _walk(done._replace(draft_probs=done.logits[:, :0], rows=tree.first_copies(draft.tree).numpy()))
-    return outcome(draft, done)
+        _walk(batch, tree.first_copies(draft.tree).numpy())
+    return outcome(batch)

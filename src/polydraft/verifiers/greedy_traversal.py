@@ -23,8 +23,6 @@ never of draws not yet looked at.
 Traps: merged duplicates, sorted siblings, a trunk token counted once for each path.
 """
 
-import math
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -34,14 +32,7 @@ from polydraft.methods.papers import method
 from polydraft.verifiers.lift.contexts import Contexts, Decision
 from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, Tries
 from polydraft.verifiers.residual import normalise_or
-from polydraft.verifiers.walks.greedy_traversal import walk
-
-PER_OCTAVE, HALF, GATE = 16.0, 128, 0.2
-"""Buckets of an octave, buckets on either side of p = q, and the acceptance that is missing, over n, below which all tokens share one."""
-BUCKETS = 2 * HALF + 1
-
-_FRACTION_BITS, _SQRT_HALF = 23, 0x3F3504F3
-_LOG2 = tuple(2.0 / math.log(2.0) / k for k in (1, 3, 5, 7))  # log2(m) = sum of these times s^k, s = (m - 1)/(m + 1)
+from polydraft.verifiers.walks.greedy_traversal import BUCKETS, FRACTION_BITS, GATE, HALF, LOG2, PER_OCTAVE, SQRT_HALF, walk
 
 
 def buckets(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], n: Int[Tensor, " M"]) -> Int[Tensor, "M V"]:
@@ -55,11 +46,11 @@ def buckets(p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], n: Int[Tensor, " M
         [[144, 112, 128]]
     """
     ratio = torch.where(p * q > 0, p.float() / q.float(), 0.0)
-    exponent = (ratio.view(torch.int32) - _SQRT_HALF) >> _FRACTION_BITS
-    mantissa = (ratio.view(torch.int32) - (exponent << _FRACTION_BITS)).view(torch.float32)
+    exponent = (ratio.view(torch.int32) - SQRT_HALF) >> FRACTION_BITS
+    mantissa = (ratio.view(torch.int32) - (exponent << FRACTION_BITS)).view(torch.float32)
     s = (mantissa - 1) / (mantissa + 1)
     z = s * s
-    octaves = exponent + s * (_LOG2[0] + z * (_LOG2[1] + z * (_LOG2[2] + z * _LOG2[3])))
+    octaves = exponent + s * (LOG2[0] + z * (LOG2[1] + z * (LOG2[2] + z * LOG2[3])))
     order = (PER_OCTAVE * octaves + 0.5).floor().clamp(-HALF, HALF).long() + HALF
     closed = (n == 1) | (torch.minimum(p, q).sum(-1) > 1 - GATE / n.to(p.dtype))
     return torch.where(closed[:, None], 0, order)

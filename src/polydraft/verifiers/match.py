@@ -40,15 +40,17 @@ def emitted_probs(
 
 
 @compiled
-def _walk(trees):
-    """Stop node and extra token of every batch row. Nodes are looked at as they are numbered, up to the one where the stop's uniform falls; p is
+def _walk(batch, first):
+    """Stop node and extra token of every batch row. first: copies of each node.  Nodes are looked at as they are numbered, up to the one where the stop's uniform falls; p is
     made at those of them that have children, and at the last."""
-    sync, logits, samplings, ids, _, first, tokens, parents, seed, sample, position, node, token = trees
+    sync, logits, samplings, ids = batch.sync, batch.logits, batch.samplings, batch.ids
+    tokens, parents, node = batch.tokens, batch.parents, batch.node
     N, V = logits.shape[1:]
     p, reach = np.empty(V, np.float32), np.empty(N)
     for b in range(len(node)):
         reach[:], reach[0] = 0.0, 1.0
-        n, latest, below, until, mass = -1, -1, 0.0, uniform_at(seed[b], sample[b], position[b], STOP, 0), 1.0
+        seed, sample, position = batch.seed[b], batch.sample[b], batch.position[b]
+        n, latest, below, until, mass = -1, -1, 0.0, uniform_at(seed, sample, position, STOP, 0), 1.0
         for u in range(N):
             if reach[u] == 0.0:
                 continue
@@ -75,7 +77,7 @@ def _walk(trees):
         for m in range(1, N):
             if parents[b, m] >= 0 and first[b, parents[b, m]] == n:
                 p[tokens[b, m]] = 0.0
-        token[b] = drawn(p, seed[b], sample[b], position[b], EXTRA) if mass > 0.0 else -1
+        batch.token[b] = drawn(p, seed, sample, position, EXTRA) if mass > 0.0 else -1
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,10 @@ class Match(PerNode):
         self, draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, samplings: np.ndarray | None = None
     ) -> Outcome | None:
         """See `core.Walking`."""
-        done = arrays(draft, logits, key, samplings)
-        first = tree.first_copies(draft.tree).numpy()
+        batch = arrays(draft, logits, key, samplings)
         with ROWS:
-            _walk(done._replace(draft_probs=done.logits[:, :0], rows=first))
-        return outcome(draft, done)
+            _walk(batch, tree.first_copies(draft.tree).numpy())
+        return outcome(batch)
 
 
 match = Match(method("match", "Sample and match", "2305.09781", DraftSampling), emitted_probs)

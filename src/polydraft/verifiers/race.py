@@ -100,20 +100,20 @@ def follow(drafted: TokenTree, picks: Int[Tensor, "B N"]) -> Int[Tensor, " B"]:
 
 
 @njit(cache=True, error_model="numpy")
-def _walk(trees, active):
+def _walk(batch, first, active):
     """The race at the nodes that the walk visits, with masses for rates: the pick needs no normaliser."""
-    sync, logits, samplings, ids, _, first, tokens, parents, seed, sample, position, node, token = trees
+    sync, logits, node = batch.sync, batch.logits, batch.node
     rates = np.empty(logits.shape[2], np.float32)
     for b in range(len(node)):
         n, following, depth, pick = 0, 0, 0, -1
         while following >= 0:
             n = following
-            if not soften(sync, logits[b, n], samplings[b], rates, ids) > 0.0:
+            if not soften(sync, logits[b, n], batch.samplings[b], rates, batch.ids) > 0.0:
                 n = -1
                 break
-            pick = _first_arrival(sync, rates, active[b, n], seed[b], sample[b], position[b] + depth)
-            following, depth = child(first[b], tokens[b], parents[b], n, pick), depth + 1
-        node[b], token[b] = n, pick
+            pick = _first_arrival(sync, rates, active[b, n], batch.seed[b], batch.sample[b], batch.position[b] + depth)
+            following, depth = child(first[b], batch.tokens[b], batch.parents[b], n, pick), depth + 1
+        node[b], batch.token[b] = n, pick
 
 
 @dataclass(frozen=True)
@@ -149,12 +149,11 @@ class Race:
         """See `core.Walking`."""
         if draft.noise is None:
             return None
-        done = arrays(draft, logits, draft.noise, samplings)
-        first = tree.first_copies(draft.tree).numpy()
+        batch = arrays(draft, logits, draft.noise, samplings)
         active = self.active(draft.tree)
         with ROWS:
-            _walk(done._replace(draft_probs=done.logits[:, :0], rows=first), active)
-        return outcome(draft, done)
+            _walk(batch, tree.first_copies(draft.tree).numpy(), active)
+        return outcome(batch)
 
 
 def _the_same(drafted: TokenTree) -> Bool[np.ndarray, "B N 1"]:

@@ -20,15 +20,13 @@ import torch
 from jaxtyping import Float
 
 from polydraft.core import Budget, Draft, Proposing, SamplingParams, Scores, Target, TokenTree, TreeShape
-from polydraft.drafters.model.by_depth import ModelState
+from polydraft.drafters.model.by_depth import CachedNodes, ModelState
 from polydraft.models.compiled.stops import stops_asked
-from polydraft.models.compiled.trees import advance, draft_of, join, retreat
+from polydraft.models.compiled.trees import NODE, advance, draft_of, join, retreat
 from polydraft.sampling import processing as sampling
 
 _ALL = np.empty(0, np.int64)
 """Distributions through `score` are of all tokens."""
-Rows = tuple[list[int], list[int]]
-"""Tokens and parents."""
 COLD = 0.4
 """Temperature of the distribution for a greedy request. At 0 it leaves a chain, and at 1 it does not know how much surer than the draft's second choice the first is to
 be the target's: on the embedded pair trees of 12 nodes and depth 8 then yield 6.5 tokens per step instead of 7.4 (11 texts; 0.35 and 0.5 within 2%)."""
@@ -36,8 +34,8 @@ be the target's: on the embedded pair trees of 12 nodes and depth 8 then yield 6
 
 def grow(
     model: Target, states: Sequence[ModelState], budgets: Sequence[Budget], stop_ids: Sequence[int] = (), *, compiled: bool = True
-) -> tuple[Draft, list[TokenTree]]:
-    """The draft of a batch, and for each row the tree of what the model's cache now holds behind the committed tokens, none where nothing was asked for.
+) -> tuple[Draft, list[CachedNodes]]:
+    """The draft of a batch, and for each row what the model's cache now holds behind the committed tokens, no node where nothing was asked for.
 
     budgets: of which the contexts leave room for the depths.  stop_ids: what `min_tokens` masks.  One pass a depth for the whole batch.
     compiled: by the model's `propose_tree` where it offers one, which is one call: penalties are left out of the distribution, the tree fits a little less.
@@ -49,13 +47,7 @@ def grow(
     else:
         tree, confidence, scored = _by_depth(model, states, budgets, stop_ids)
     draft = replace(Draft.point_mass(tree, TreeShape.GROWN), confidence=torch.from_numpy(confidence))
-    return draft, [_inner(*x) for x in scored]
-
-
-def _inner(tokens: list[int], parents: list[int]) -> TokenTree:
-    """The scored rows as inner nodes: each has a child without a token, which tells that its own row is in the cache."""
-    count = len(tokens)
-    return TokenTree.of(np.array([tokens + [-1] * count], np.int64), np.array([[*parents, *range(count)]], np.int64))
+    return draft, [CachedNodes(tokens, parents, leaves=True) for tokens, parents in scored]
 
 
 class _Tree:
@@ -63,8 +55,7 @@ class _Tree:
 
     def __init__(self, root: int, budget: Budget) -> None:
         self.budget, self.tokens, self.parents = budget, [root], [-1]
-        self.values, self.confidences = np.empty(budget.max_nodes), np.empty(budget.max_nodes)
-        self.cells, self.size, self.depth = np.empty((3, budget.max_nodes), np.int64), 0, 0
+        self.nodes, self.size, self.depth = np.empty(budget.max_nodes, NODE), 0, 0
         least, acceptance, *_ = stops_asked((budget.stop,), 1)
         self.least, self.acceptance = least[0], acceptance[0] if budget.stop else np.empty(0)
         self.begin, self.weights = 0, np.ones(1)
@@ -72,19 +63,18 @@ class _Tree:
     def deepen(self, draft_probs: Float[np.ndarray, "F V"]) -> None:
         """Take the children of the frontier, then choose the next one."""
         for f, weight in enumerate(self.weights.tolist()):
-            candidates = self.values, self.confidences, self.cells
-            self.size = join(
-                draft_probs[f], _ALL, weight, self.begin + f, self.budget.least, self.acceptance, *candidates, self.size
-            )
+            row, least = self.begin + f, self.budget.least
+            self.size = join(draft_probs[f], _ALL, weight, row, least, self.acceptance, self.nodes, self.size)
         chosen, begin = np.empty(self.budget.max_nodes, np.int64), self.begin
         self.begin = len(self.tokens)
-        chosen = chosen[: advance(self.cells, self.size, begin, self.begin, self.budget.width, chosen)]
+        chosen = chosen[: advance(self.nodes, self.size, begin, self.begin, self.budget.width, chosen)]
         self.depth += 1
-        if len(self.least) and self.values[chosen].sum() < self.least[min(self.depth, len(self.least)) - 1]:
-            chosen = chosen[: retreat(self.cells, self.size, self.begin)]
-        self.weights = self.values[chosen]
-        self.tokens += self.cells[0, chosen].tolist()
-        self.parents += self.cells[1, chosen].tolist()
+        if len(self.least) and self.nodes[chosen]["value"].sum() < self.least[min(self.depth, len(self.least)) - 1]:
+            chosen = chosen[: retreat(self.nodes, self.size, self.begin)]
+        frontier = self.nodes[chosen]
+        self.weights = frontier["value"]
+        self.tokens += frontier["token"].tolist()
+        self.parents += frontier["parent"].tolist()
 
     def fill(self, count: int) -> None:
         """Copies of the last frontier node up to this many: rows of a batch are scored together, and nothing reads a copy."""
@@ -95,7 +85,7 @@ class _Tree:
 
 def _by_depth(
     model: Target, states: Sequence[ModelState], budgets: Sequence[Budget], stop_ids: Sequence[int]
-) -> tuple[TokenTree, np.ndarray, list[Rows]]:
+) -> tuple[TokenTree, np.ndarray, list[tuple[list[int], list[int]]]]:
     grown = [_Tree(s.context[-1], g) for s, g in zip(states, budgets, strict=True)]
     live = [b for b, g in enumerate(budgets) if g.chain_length > 0]
     behind = [states[b] for b in live if len(states[b].pending) > 1]
@@ -117,7 +107,7 @@ def _by_depth(
     parents, confidence = np.full_like(tokens, -1), np.ones(tokens.shape)
     for b, g in enumerate(grown):
         tokens[b, 0] = g.tokens[0]
-        draft_of(g.confidences, g.cells, g.size, len(g.tokens), tokens[b], parents[b], confidence[b])
+        draft_of(g.nodes, g.size, len(g.tokens), tokens[b], parents[b], confidence[b])
     return TokenTree.of(tokens, parents), confidence, [(g.tokens[: g.begin], g.parents[: g.begin]) for g in grown]
 
 

@@ -6,6 +6,7 @@ A model that drafts some of the tokens only may have none that a request allows.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +34,31 @@ class ModelState:
     slot: int
     context: tuple[int, ...]
     pending: tuple[int, ...]
+
+
+class CachedNodes(NamedTuple):
+    """A proposal of which a model's cache holds the nodes that have children, and the leaves where they were scored, too."""
+
+    tokens: list[int]
+    parents: list[int]
+    leaves: bool = False
+
+    def path(self, emitted: Sequence[int]) -> list[int]:
+        """Cached nodes on the emitted path, each at its first copy. emitted: the last token is the next root and is never among them.
+
+        Example:
+            >>> tree = [5, 7, 7, 9], [-1, 0, 0, 2]
+            >>> CachedNodes(*tree).path([7, 9, 8]), CachedNodes(*tree, leaves=True).path([7, 9, 8])
+            ([1], [1, 3])
+        """
+        path, here = list[int](), {0}  # the copies of one node
+        for token in emitted[:-1]:
+            below = [n for n in range(1, len(self.tokens)) if self.parents[n] in here and self.tokens[n] == token]
+            here = set(below)
+            if not below or not (self.leaves or any(parent in here for parent in self.parents)):
+                break
+            path.append(below[0])
+        return path
 
 
 class Growth:

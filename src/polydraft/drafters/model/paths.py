@@ -34,7 +34,7 @@ from polydraft.core.targets import EncoderDecoder, Needs, Proposing, Scores, Tar
 from polydraft.core.trees import NoiseKey, TokenTree
 from polydraft.drafters.base import Parts, read_source
 from polydraft.drafters.model.best_first import grow
-from polydraft.drafters.model.by_depth import Growth, ModelState
+from polydraft.drafters.model.by_depth import CachedNodes, Growth, ModelState
 from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
 from polydraft.methods.papers import method
 from polydraft.models.compiled.proposals import Keys, Proposal
@@ -99,8 +99,8 @@ class ModelDrafter:
         self._stop_ids = tuple(stop_ids)
         self.slots = Slots(model) if slots is None else slots
         """Equal for those that share them."""
-        self._proposed: dict[int, tuple[TokenTree, int]] = {}
-        """By slot: tree and row that the cache holds behind committed tokens."""
+        self._proposed: dict[int, CachedNodes] = {}
+        """By slot: what the cache holds behind committed tokens."""
         offered = kind in ("paths", "chain", "without_replacement", "coupled", "systematic")
         self._propose_paths: ProposePaths | None = None
         if offered and isinstance(model, Proposing):
@@ -259,7 +259,7 @@ class ModelDrafter:
         self._rewind(states)
         if grows:
             draft, scored = grow(self.model, states, budgets, self._stop_ids, compiled=not bound)
-            self._proposed |= {s.slot: (tree, 0) for s, tree in zip(states, scored, strict=True) if tree.num_nodes}
+            self._proposed |= {s.slot: nodes for s, nodes in zip(states, scored, strict=True) if nodes.tokens}
             return draft
         keys = [s.request.seed for s in states], [s.request.sample for s in states], [len(s.context) for s in states]
         if max(g.max_depth for g in budgets) == 0:
@@ -267,7 +267,7 @@ class ModelDrafter:
         draft, cached = self._drawn(states, budgets, keys, None if bound else self._propose_paths)
         for b, s in enumerate(states):
             if budgets[b].max_depth:
-                self._proposed[s.slot] = cached, b
+                self._proposed[s.slot] = CachedNodes(cached.lists[0][b], cached.lists[1][b])
         return draft
 
     def _bound(self, params: SamplingParams) -> bool:
@@ -342,9 +342,9 @@ class ModelDrafter:
             if proposed is None:
                 pending = s.pending + tuple(emitted)
             else:
-                fed = _fed_path(*proposed, emitted)
-                self.model.commit([s.slot], Outcome.of_paths([fed]))
-                pending = tokens[len(s.context) + len(fed) :]
+                path = proposed.path(emitted)
+                self.model.commit([s.slot], Outcome.of_paths([path]))
+                pending = tokens[len(s.context) + len(path) :]
             new.append(ModelState(s.request, s.slot, tokens, pending))
         return new
 
@@ -426,19 +426,3 @@ def _packed(proposal: Proposal) -> tuple[TokenTree, Tensor, Tensor | None]:
 def shape_of(fixed: Sequence[Budget]) -> TreeShape:
     """Of a batch's budgets."""
     return fixed[0].shape if len(fixed) == 1 else TreeShape.of_batch(g.shape for g in fixed)
-
-
-def _fed_path(tree: TokenTree, b: int, emitted: Sequence[int]) -> list[int]:
-    """Nodes of a proposal on the emitted path whose rows are in the cache: those that have children, each at its first copy.
-
-    b: row of the tree.  emitted: the last token is the next root and is never among them.
-    """
-    tokens, parents = tree.lists[0][b], tree.lists[1][b]
-    path, here = list[int](), {0}  # the copies of one node
-    for token in emitted[:-1]:
-        below = [n for n in range(1, len(tokens)) if parents[n] in here and tokens[n] == token]
-        here = set(below)
-        if not any(parent in here for parent in parents):
-            break
-        path.append(below[0])
-    return path

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from polydraft.core import Budget, Offers, Outcome, Request, Scores
-from polydraft.drafters.grown_tree import GrownTree, add_node, is_full, limits, new_cells, plant
+from polydraft.drafters.grown_tree import GrownTree, add_node, is_full, limits, new_tree, plant
 from polydraft.drafters.text.base import LEAD, TextDrafter, text_method
-from polydraft.drafters.text.suffix_array import LENGTH, GrowingText, latest_places
+from polydraft.drafters.text.suffix_array import GrowingText, latest_places
 from polydraft.errors import InvalidInputError
 from polydraft.numerics.compiled_code import njit
 
@@ -53,7 +53,7 @@ class NgramState(GrowingText):
 
 @njit(cache=True)
 def _grow(tree, index, lengths, limits):
-    text, length = index[0], index[4][LENGTH]
+    text, length = index.text, index.about[0].length
     plant(tree, text[length - 1], limits)
     places, (low, high) = np.empty(MOST_PLACES, np.int64), lengths
     for n in range(high, low - 1, -1):
@@ -118,6 +118,6 @@ class NgramDrafter(TextDrafter[NgramState]):
 
     def continuations(self, state: NgramState, budget: Budget) -> GrownTree:
         """See the class; an unknown suffix has none."""
-        tree = new_cells(budget), self._eos
+        tree = new_tree(budget, self._eos)
         _grow(tree, state.arrays, (self.min_ngram, self.max_ngram), limits(budget))
         return GrownTree(tree)

@@ -22,7 +22,7 @@ import numpy as np
 
 from polydraft.core import Budget, Request
 from polydraft.drafters.base import Parts
-from polydraft.drafters.grown_tree import GrownTree, copy_onto, is_full, limits, new_cells, new_trial, num_paths, plant
+from polydraft.drafters.grown_tree import GrownTree, copy_onto, is_full, limits, new_tree, new_trial, num_paths, plant
 from polydraft.drafters.text.base import TextDrafter, TextState, text_method
 from polydraft.drafters.text.suffix_array import draft, find, new_candidates
 from polydraft.drafters.text.text_index import TextIndex
@@ -52,9 +52,9 @@ def _grow(tree, index, text, most, least, limits):
     trial, candidates = new_trial(tree), new_candidates(limits)
     while m >= least:
         begin, end = find(index, text, len(text) - m)
-        draft(trial, index, begin, end, m, (limits[0], 0.0, 0.0), limits, candidates)
+        draft(trial, index, begin, end, m, (limits.max_nodes, 0.0, 0.0), limits, candidates)
         copy_onto(tree, trial)
-        if m == 1 or is_full(tree) or num_paths(tree) >= limits[2]:
+        if m == 1 or is_full(tree) or num_paths(tree) >= limits.width:
             break
         m = (m + 1) // 2
 
@@ -106,6 +106,6 @@ class RetrievalDrafter(TextDrafter[TextState]):
 
     def continuations(self, state: TextState, budget: Budget) -> GrownTree:
         """Continuations of the longest match, then of shorter ones; the share of the occurrences is the score."""
-        tree, text = (new_cells(budget), self._eos), np.array(state.tokens[-self.max_match :])
+        tree, text = new_tree(budget, self._eos), np.array(state.tokens[-self.max_match :])
         _grow(tree, self.index.arrays, text, self.max_match, self.min_match, limits(budget))
         return GrownTree(tree)

@@ -28,12 +28,10 @@ import numpy as np
 
 from polydraft.core import Budget, Offers, Request
 from polydraft.drafters.base import Parts
-from polydraft.drafters.grown_tree import GrownTree, copy_onto, is_full, limits, new_cells, new_trial, num_paths, plant
+from polydraft.drafters.grown_tree import GrownTree, copy_onto, copy_tree, is_full, limits, new_tree, new_trial, num_paths, plant
 from polydraft.drafters.text import index_file
 from polydraft.drafters.text.base import TextDrafter, text_method
 from polydraft.drafters.text.suffix_array import (
-    DEPTH,
-    LENGTH,
     NO_SEPARATOR,
     NO_TABLE,
     GrowingText,
@@ -96,14 +94,14 @@ class SuffixStore:
         new = GrowingText(self.depth)
         new.extend([*tokens[-self.max_tokens :], NO_SEPARATOR])  # behind which no end is pending
         with self.lock:
-            text, order = self.arrays[:2]
-            others, text = new.arrays[1][: new.num_tokens] + np.uint32(len(text)), np.append(text, new.tokens)
+            text, order = self.arrays.text, self.arrays.order
+            others, text = new.arrays.order[: new.num_tokens] + np.uint32(len(text)), np.append(text, new.tokens)
             cut = self._cut(text)
             self._hold(text[cut:], merge(text, order, others, cut, self.depth))
 
     def texts(self) -> list[np.ndarray]:
         """The finished texts, oldest first."""
-        text = self.arrays[0]
+        text = self.arrays.text
         return [part[:-1] for part in np.split(text, np.flatnonzero(text == NO_SEPARATOR) + 1)[:-1]]
 
     def count(self, tokens: Tokens) -> int:
@@ -213,7 +211,7 @@ class SuffixDrafter(TextDrafter[GrowingText]):
 
     def continuations(self, state: GrowingText, budget: Budget) -> GrownTree:
         """The better draft of both sources, with the estimates n(sc)/n(s) * |s|/(|s| + 1) as scores."""
-        tree, store = (new_cells(budget), self._eos), None if self.store is None else self.store.arrays
+        tree, store = new_tree(budget, self._eos), None if self.store is None else self.store.arrays
         _grow(tree, state.arrays, store, self._reach, limits(budget))
         return GrownTree(tree)
 
@@ -221,7 +219,7 @@ class SuffixDrafter(TextDrafter[GrowingText]):
 @njit(cache=True)
 def _grow(tree, own, store, reach, limits):
     """Grow the better draft: that of the request's own text, or of the store's, if there is one."""
-    plant(tree, own[0][own[4][LENGTH] - 1], limits)
+    plant(tree, own.text[own.about[0].length - 1], limits)
     if is_full(tree):
         return
     best_draft, trial, candidates = new_trial(tree), new_trial(tree), new_candidates(limits)
@@ -235,7 +233,7 @@ def _grow(tree, own, store, reach, limits):
     if best:
         copy_onto(tree, best_draft)
     for m in range(best - 1, 0, -1):
-        if is_full(tree) or (num_paths(tree) == limits[2] and m < best // 2):
+        if is_full(tree) or (num_paths(tree) == limits.width and m < best // 2):
             break
         if _is_new(index, matches, m):
             _draft(trial, index, matches, m, reach, limits, candidates)
@@ -245,8 +243,7 @@ def _grow(tree, own, store, reach, limits):
 @njit(cache=True)
 def _best_match(best_draft, trial, index, matches, reach, limits, candidates, score):
     """(m, score) of the match that promises most, and more than `score`, and its draft; 0 if there is none."""
-    max_nodes, max_depth, _ = limits
-    longest, ahead, best = index[4][DEPTH], min(max_nodes, max_depth), 0
+    longest, ahead, best = index.about[0].depth, min(limits.max_nodes, limits.max_depth), 0
     most = min(len(matches), max(longest - ahead, longest // 2))
     for m in range(most, 0, -1):
         bound = 0.0
@@ -258,7 +255,7 @@ def _best_match(best_draft, trial, index, matches, reach, limits, candidates, sc
             promised = _draft(trial, index, matches, m, reach, limits, candidates)
             if promised > score:
                 best, score = m, promised
-                best_draft[0][:] = trial[0]
+                copy_tree(best_draft, trial)
     return best, score
 
 
@@ -272,11 +269,11 @@ def _is_new(index, matches, m):
 @njit(cache=True)
 def _most(m, reach):
     """Most nodes of a draft from a match of m tokens."""
-    return int(reach[0] * m + reach[1])
+    return int(reach.factor * m + reach.offset)
 
 
 @njit(cache=True)
 def _draft(trial, index, matches, m, reach, limits, candidates):
     """Draft from a match of m tokens; returns the sum of the nodes' path probabilities."""
     low, high = matches[m - 1]
-    return draft(trial, index, low, high, m, (_most(m, reach), 1.0, reach[2]), limits, candidates)
+    return draft(trial, index, low, high, m, (_most(m, reach), 1.0, reach.min_prob), limits, candidates)

@@ -11,17 +11,17 @@ Texts are sorted whole by libdivsufsort (Mori; bound by `pydivsufsort`).
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from polydraft.drafters.grown_tree import DEPTH as LEVEL
-from polydraft.drafters.grown_tree import add_best, is_full, plant
+from polydraft.drafters.grown_tree import Limits, add_best, is_full, plant
 from polydraft.errors import InvalidInputError
 from polydraft.numerics.compiled_code import njit
 
 Tokens = Sequence[int] | np.ndarray
-LENGTH, SORTED, PENDING, DEPTH, SEPARATOR = range(5)
-"""What is known of the whole: tokens, suffixes in the order, pending ends, the depth, the id that ends a text."""
+ABOUT = np.dtype([(name, np.int64) for name in ("length", "num_sorted", "num_pending", "depth", "separator")])
+"""Of the whole: tokens, suffixes in the order, pending ends, the depth, the id that ends a text."""
 PROBES = 32
 """Places of an interval that are looked at for its children: at least so many where there are as many, and less than twice as many."""
 NO_SEPARATOR = np.iinfo(np.int32).max
@@ -33,6 +33,33 @@ FEW = 512
 """Tokens that are appended one by one; more are sorted together with the text."""
 
 
+class Suffixes(NamedTuple):
+    """Texts as compiled functions read them; those of a growing one have room for more.
+
+    text: tokens.  order: places of suffixes.  first: [V + 1] where the suffixes that begin with a token begin in the order, or empty.
+    pending: [depth, 2] low and high of each interval.  about: [1] of ABOUT.
+    """
+
+    text: np.ndarray
+    order: np.ndarray
+    first: np.ndarray
+    pending: np.ndarray
+    about: np.ndarray
+
+
+class Candidates(NamedTuple):
+    """Tokens that may be drafted next. parents: nodes that they would hang on.  low, high, latest: their intervals, and the latest place there.
+    shares: of the occurrences above.  masses: of the path."""
+
+    parents: np.ndarray
+    tokens: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    latest: np.ndarray
+    shares: np.ndarray
+    masses: np.ndarray
+
+
 def sort_suffixes(text: np.ndarray) -> np.ndarray:
     """[T] uint32: a suffix that ends comes before those that go on."""
     if not len(text):
@@ -42,9 +69,10 @@ def sort_suffixes(text: np.ndarray) -> np.ndarray:
     return divsufsort(text).astype(np.uint32)
 
 
-def suffixes(text: np.ndarray, order: np.ndarray, first: np.ndarray, depth: int, separator: int) -> tuple[np.ndarray, ...]:
-    """Finished texts as compiled functions read them. first: [V + 1] where the suffixes that begin with a token begin in the order."""
-    return text, order, first, np.empty((0, 2), np.int64), np.array([len(text), len(text), 0, depth, separator])
+def suffixes(text: np.ndarray, order: np.ndarray, first: np.ndarray, depth: int, separator: int) -> Suffixes:
+    """Of finished texts."""
+    about = np.array([(len(text), len(text), 0, depth, separator)], ABOUT)
+    return Suffixes(text, order, first, np.empty((0, 2), np.int64), about)
 
 
 # Looking up
@@ -81,8 +109,8 @@ def narrow(text, order, length, low, high, offset, token):
 @njit(cache=True)
 def find(index, tokens, begin):
     """The interval of the string tokens[begin:]."""
-    text, order, first, _, about = index
-    low, high, num_matched = np.int64(0), about[SORTED], 0
+    first, about = index.first, index.about[0]
+    low, high, num_matched = np.int64(0), about.num_sorted, 0
     if len(first):
         token, num_matched = tokens[begin], 1
         if token >= len(first) - 1:
@@ -91,24 +119,24 @@ def find(index, tokens, begin):
     for k in range(num_matched, len(tokens) - begin):
         if low == high:
             break
-        low, high = narrow(text, order, about[LENGTH], low, high, k, np.int64(tokens[begin + k]))
+        low, high = narrow(index.text, index.order, about.length, low, high, k, np.int64(tokens[begin + k]))
     return low, high
 
 
 @njit(cache=True)
-def _pending_in(pending, about, low, high, length):
+def _pending_in(index, low, high, length):
     """(number, latest place) of the pending ends of at least `length` tokens that begin like an interval of so many."""
-    number, latest = 0, np.int64(-1)
-    for i in range(about[PENDING] - length + 1):
-        if low <= pending[i, 0] < high:
-            number, latest = number + 1, about[LENGTH] - about[PENDING] + i
+    number, latest, about = 0, np.int64(-1), index.about[0]
+    for i in range(about.num_pending - length + 1):
+        if low <= index.pending[i, 0] < high:
+            number, latest = number + 1, about.length - about.num_pending + i
     return number, latest
 
 
 @njit(cache=True)
 def occurrences(index, low, high, length):
     """How often the string of an interval occurs with at least `length` tokens from its begin on."""
-    return high - low + _pending_in(index[3], index[4], low, high, length)[0]
+    return high - low + _pending_in(index, low, high, length)[0]
 
 
 @njit(cache=True)
@@ -121,20 +149,20 @@ def count(index, tokens):
 @njit(cache=True)
 def matches_of(index):
     """[L, 2] intervals of the last m tokens of the growing text in row m - 1: all lengths that occurred before."""
-    return index[3][: index[4][PENDING]][::-1]
+    return index.pending[: index.about[0].num_pending][::-1]
 
 
 @njit(cache=True)
 def latest_places(index, n, places):
     """Fill in where the last n tokens of the growing text went on before, the latest places first; returns how many."""
-    _, order, _, pending, about = index
-    longer, number = about[PENDING] - n, 0
+    order, pending, about = index.order, index.pending, index.about[0]
+    longer, number = about.num_pending - n, 0
     if longer < 0:
         return 0
     low, high = pending[longer]
     for i in range(longer - 1, -1, -1):
         if number < len(places) and low <= pending[i, 0] < high:
-            places[number] = about[LENGTH] - about[PENDING] + i + n
+            places[number] = about.length - about.num_pending + i + n
             number += 1
     for i in range(low, high):
         place, at = np.int64(order[i]) + n, number
@@ -154,8 +182,8 @@ def latest_places(index, n, places):
 @njit(cache=True)
 def matches_in(index, own):
     """[L, 2] the intervals in other texts of the end of a growing one, as `matches_of` gives them."""
-    end, depth = own[4][LENGTH], index[4][DEPTH]
-    tokens = own[0][max(0, end - depth + 1) : end]
+    end, depth = own.about[0].length, index.about[0].depth
+    tokens = own.text[max(0, end - depth + 1) : end]
     intervals = np.empty((len(tokens), 2), np.int64)
     for m in range(1, len(tokens) + 1):
         low, high = find(index, tokens, len(tokens) - m)
@@ -171,8 +199,9 @@ def matches_in(index, own):
 @njit(cache=True)
 def new_candidates(limits):
     """Room for the candidates of drafts within limits; what does not fit is too unlikely to matter."""
-    room = 2 * PROBES + 11 * limits[0]
-    return np.empty((5, room), np.int64), np.empty((2, room))
+    room = 2 * PROBES + 11 * limits.max_nodes
+    places, chances = np.empty((5, room), np.int64), np.empty((2, room))
+    return Candidates(places[0], places[1], places[2], places[3], places[4], chances[0], chances[1])
 
 
 @njit(cache=True, error_model="numpy")
@@ -182,54 +211,62 @@ def draft(trial, index, low, high, m, how, limits, candidates):
     how: (most nodes, smoothing, min_prob). A node's score is n(sc)/n(s) * |s|/(|s| + smoothing), s the match and the path above it;
     the product along its path is at least min_prob where the path forks. Of equally frequent children the latest one comes first.
     """
-    (max_nodes, max_depth, width), (most, smoothing, min_prob) = limits, how
-    plant(trial, 0, (min(max_nodes, most), max_depth, width))
-    cells, chances = candidates
-    parents, share, mass = cells[0], chances[0], chances[1]
+    most, smoothing, min_prob = how
+    plant(trial, 0, Limits(min(limits.max_nodes, most), limits.max_depth, limits.width))
+    parents, masses = candidates.parents, candidates.masses
     size, node, path_mass, total_mass = 0, 0, 1.0, 0.0
     while not is_full(trial):
-        level = trial[0][LEVEL, node]
-        if level < max_depth and m + level < index[4][DEPTH]:
+        level = trial.nodes[node].depth
+        if level < limits.max_depth and m + level < index.about[0].depth:
             begin = size
-            size = _add_children(index, low, high, m + level, smoothing, min_prob / path_mass, cells, share, size)
+            size = _add_children(index, low, high, m + level, smoothing, min_prob / path_mass, candidates, size)
             for i in range(begin, size):
-                parents[i], mass[i] = node, path_mass * share[i]
-        best, node = add_best(trial, parents, mass, cells[1], share, size)
+                parents[i], masses[i] = node, path_mass * candidates.shares[i]
+        best, node = add_best(trial, parents, masses, candidates.tokens, candidates.shares, size)
         if best < 0:
             break
-        low, high, path_mass = cells[2, best], cells[3, best], mass[best]
+        low, high, path_mass = candidates.low[best], candidates.high[best], masses[best]
         total_mass += path_mass
     return total_mass
 
 
 @njit(cache=True, error_model="numpy")
-def _add_children(index, low, high, offset, smoothing, least, cells, share, begin):
+def _add_children(index, low, high, offset, smoothing, least, candidates, begin):
     """Put the tokens that follow an interval of `offset` tokens, and are at least so probable, behind `begin` candidates."""
-    text, order, _, pending, about = index
-    length, trust = about[LENGTH], offset / (offset + smoothing)
-    continued = _pending_in(pending, about, low, high, offset + 1)[0]
+    text, order, about, children = index.text, index.order, index.about[0], candidates
+    length, trust, shares = about.length, offset / (offset + smoothing), children.shares
+    continued = _pending_in(index, low, high, offset + 1)[0]
     total = high - low + continued
     step = max(1, (high - low) // PROBES, min(high - low, int(least * total / trust) - continued))
     size, child, probe = begin, low, low
-    while probe < high and high - child >= step and size < len(share):
+    while probe < high and high - child >= step and size < len(shares):
         token, end = _token(text, order, length, probe, offset), high
         if _token(text, order, length, high - 1, offset) != token:
             end = _edge(text, order, length, probe + 1, high - 1, offset, token + 1)
         child = _edge(text, order, length, child, probe, offset, token)
-        if token >= 0 and token != about[SEPARATOR]:
-            number, latest = _pending_in(pending, about, child, end, offset + 1)
+        if token >= 0 and token != about.separator:
+            number, latest = _pending_in(index, child, end, offset + 1)
             number += end - child
             if number == total or trust * number >= least * total:
                 if smoothing > 0 and latest < 0 and end - child <= PROBES and number < total:
                     for i in range(child, end):
                         latest = max(latest, np.int64(order[i]))
                 at, chance = size, trust * number / total
-                while at > begin and (share[at - 1] < chance or (share[at - 1] == chance and cells[4, at - 1] < latest)):
-                    for row in range(1, 5):
-                        cells[row, at] = cells[row, at - 1]
-                    share[at] = share[at - 1]
+                while at > begin and (shares[at - 1] < chance or (shares[at - 1] == chance and children.latest[at - 1] < latest)):
+                    children.tokens[at], children.low[at], children.high[at] = (
+                        children.tokens[at - 1],
+                        children.low[at - 1],
+                        children.high[at - 1],
+                    )
+                    children.latest[at], shares[at] = children.latest[at - 1], shares[at - 1]
                     at -= 1
-                cells[1, at], cells[2, at], cells[3, at], cells[4, at], share[at] = token, child, end, latest, chance
+                children.tokens[at], children.low[at], children.high[at], children.latest[at], shares[at] = (
+                    token,
+                    child,
+                    end,
+                    latest,
+                    chance,
+                )
                 size += 1
         child, probe = end, max(end, probe + step)
     return size
@@ -241,56 +278,56 @@ def _add_children(index, low, high, offset, smoothing, least, cells, share, begi
 @njit(cache=True)
 def extend(index, tokens):
     """Append to a growing text with room for it; returns the least token, and does nothing if that is negative."""
-    text, order, _, pending, about = index
+    text, order, pending, about = index.text, index.order, index.pending, index.about[0]
     least = np.int64(0)
     for token in tokens:
         least = min(least, np.int64(token))
     if least < 0:
         return least
     for token in tokens:
-        text[about[LENGTH]] = token
-        about[LENGTH] += 1
-        num, entered = about[PENDING] + 1, 0
-        pending[num - 1, 0], pending[num - 1, 1] = 0, about[SORTED]
+        text[about.length] = token
+        about.length += 1
+        num, entered = about.num_pending + 1, 0
+        pending[num - 1, 0], pending[num - 1, 1] = 0, about.num_sorted
         for j in range(num):
             m, low = num - 1 - j, pending[j, 0]
-            begin, end = narrow(text, order, about[LENGTH], low, pending[j, 1], m, np.int64(token))
-            if begin < end and m + 1 < about[DEPTH]:
+            begin, end = narrow(text, order, about.length, low, pending[j, 1], m, np.int64(token))
+            if begin < end and m + 1 < about.depth:
                 pending[j - entered, 0], pending[j - entered, 1] = begin, end
                 continue
             entered += 1  # longer ends have entered too
-            for i in range(about[SORTED], begin, -1):
+            for i in range(about.num_sorted, begin, -1):
                 order[i] = order[i - 1]
-            order[begin] = about[LENGTH] - 1 - m
-            about[SORTED] += 1
+            order[begin] = about.length - 1 - m
+            about.num_sorted += 1
             for i in range(j + 1, num):
                 within = pending[i, 0] <= low < pending[i, 1]
                 pending[i, 0] += not within and begin <= pending[i, 0]
                 pending[i, 1] += within or begin < pending[i, 1]
-        about[PENDING] = num - entered
+        about.num_pending = num - entered
     return least
 
 
 @njit(cache=True)
 def settle(index):
     """Take the pending ends out of the order of all suffixes of a growing text."""
-    text, order, _, pending, about = index
-    length, longest = about[LENGTH], 0
-    tokens = text[max(0, length - about[DEPTH] + 1) : length]
-    about[SORTED], about[PENDING] = length, 0
+    text, order, pending, about = index.text, index.order, index.pending, index.about[0]
+    length, longest = about.length, 0
+    tokens = text[max(0, length - about.depth + 1) : length]
+    about.num_sorted, about.num_pending = length, 0
     while longest < len(tokens):
         low, high = find(index, tokens, len(tokens) - longest - 1)
         if high - low < 2:
             break
         longest += 1
-    about[SORTED] = 0
+    about.num_sorted = 0
     for i in range(length):
         if order[i] < length - longest:
-            order[about[SORTED]] = order[i]
-            about[SORTED] += 1
+            order[about.num_sorted] = order[i]
+            about.num_sorted += 1
     for i in range(longest):
         pending[i, 0], pending[i, 1] = find(index, tokens, len(tokens) - longest + i)
-    about[PENDING] = longest
+    about.num_pending = longest
 
 
 @njit(cache=True)
@@ -343,13 +380,14 @@ class GrowingText:
 
     def __init__(self, depth: int = 64) -> None:
         check_depth(depth)
-        text, order = np.empty(ROOM, np.int32), np.empty(ROOM, np.uint32)
-        about = np.array([0, 0, 0, depth, NO_SEPARATOR])
-        self.arrays = text, order, NO_TABLE, np.empty((depth, 2), np.int64), about
+        about = np.array([(0, 0, 0, depth, NO_SEPARATOR)], ABOUT)
+        self.arrays = Suffixes(
+            np.empty(ROOM, np.int32), np.empty(ROOM, np.uint32), NO_TABLE, np.empty((depth, 2), np.int64), about
+        )
 
     @property
     def num_tokens(self) -> int:
-        return self.arrays[4].item(LENGTH)
+        return self.arrays.about["length"].item()
 
     @property
     def num_bytes(self) -> int:
@@ -358,14 +396,14 @@ class GrowingText:
     @property
     def tokens(self) -> np.ndarray:
         """[T] a view of the text."""
-        return self.arrays[0][: self.num_tokens]
+        return self.arrays.text[: self.num_tokens]
 
     def reserve(self, num_further: int) -> None:
         """Make room for so many further tokens."""
-        length, (text, order, *others) = self.num_tokens, self.arrays
-        if length + num_further > len(text):
+        length, arrays = self.num_tokens, self.arrays
+        if length + num_further > len(arrays.text):
             room = 1 << (length + num_further - 1).bit_length()
-            self.arrays = np.resize(text, room), np.resize(order, room), *others
+            self.arrays = arrays._replace(text=np.resize(arrays.text, room), order=np.resize(arrays.order, room))
 
     def extend(self, tokens: Tokens) -> None:
         """Append to the text, whose order is made anew for many tokens.
@@ -378,10 +416,9 @@ class GrowingText:
         if len(new) <= FEW:
             least = extend(self.arrays, new)
         elif (least := new.min()) >= 0:
-            text, order, _, _, about = self.arrays
-            text[about[LENGTH] : about[LENGTH] + len(new)] = new
-            about[LENGTH] += len(new)
-            order[: about[LENGTH]] = sort_suffixes(self.tokens)
+            self.arrays.text[self.num_tokens : self.num_tokens + len(new)] = new
+            self.arrays.about["length"] += len(new)
+            self.arrays.order[: self.num_tokens] = sort_suffixes(self.tokens)
             settle(self.arrays)
         if least < 0:
             raise InvalidInputError(f"token id {least} was given; expected ids >= 0. Use the target's own tokenizer.")

@@ -1,19 +1,33 @@
 """One bounded table of what was learnt: a row of entries for each key, for ADED's updates and the phrases of Lookahead and Ouroboros.
 
 A full table gives the row of the key least recently used to a new one; a full row gives the place of its last entry.
-For compiled functions it is a tuple of arrays: keys [R], links [3, R] (older, newer, next in the bucket), buckets (a power of two),
-about [3] (used, oldest, newest), and rows [R, 1 + width * words] of int32, each the number of its entries, then those, the foremost first.
 """
 
 import threading
+from typing import NamedTuple
 
 import numpy as np
 
 from polydraft.errors import InvalidInputError
 from polydraft.numerics.compiled_code import njit
 
-KEYS, LINKS, BUCKETS, ABOUT, ROWS = range(5)
-USED, OLDEST, NEWEST = range(3)
+LINK = np.dtype([("older", np.int32), ("newer", np.int32), ("next", np.int32)])
+"""Of a row: its neighbours by age, and the next one in its bucket; -1 for none."""
+ABOUT = np.dtype([("used", np.int64), ("oldest", np.int64), ("newest", np.int64)])
+
+
+class TableArrays(NamedTuple):
+    """A table of R rows for compiled functions.
+
+    keys: [R].  links: [R] of LINK.  buckets: the first row of each, a power of two.  about: [1] of ABOUT.
+    rows: [R, 1 + width * words] of int32, each the number of its entries, then those, the foremost first.
+    """
+
+    keys: np.ndarray
+    links: np.ndarray
+    buckets: np.ndarray
+    about: np.ndarray
+    rows: np.ndarray
 
 
 class Table:
@@ -29,7 +43,7 @@ class Table:
         >>> table = Table(max_keys=2, width=2, words=1)
         >>> for key, entry in ((7, 1), (7, 2), (8, 3), (7, 4), (9, 5)):
         ...     row = claim(table.arrays, key)
-        ...     lift(table.arrays[ROWS], row, 1, seat(table.arrays[ROWS], row, 1, (entry,), 1), 0)
+        ...     lift(table.arrays.rows, row, 1, seat(table.arrays.rows, row, 1, (entry,), 1), 0)
         >>> table.entries(7).tolist(), table.entries(8).tolist(), table.entries(9).tolist()
         ([[4], [2]], [], [[5]])
     """
@@ -41,17 +55,17 @@ class Table:
             )
         self.width, self.words, self.lock = width, words, threading.RLock()
         buckets = np.full(1 << (max_keys - 1).bit_length(), -1, np.int32)
-        links, about = np.full((3, max_keys), -1, np.int32), np.array([0, -1, -1], np.int64)
+        links, about = np.full(max_keys, -1, LINK), np.array([(0, -1, -1)], ABOUT)
         rows = np.zeros((max_keys, 1 + width * words), np.int32)
-        self.arrays = np.zeros(max_keys, np.int64), links, buckets, about, rows
+        self.arrays = TableArrays(np.zeros(max_keys, np.int64), links, buckets, about, rows)
 
     @property
     def num_keys(self) -> int:
-        return self.arrays[ABOUT].item(USED)
+        return self.arrays.about["used"].item()
 
     @property
     def num_entries(self) -> int:
-        return int(self.arrays[ROWS][:, 0].sum())
+        return int(self.arrays.rows[:, 0].sum())
 
     @property
     def num_bytes(self) -> int:
@@ -60,17 +74,17 @@ class Table:
     def entries(self, key: int) -> np.ndarray:
         """[size, words] of a key, the foremost first; none of one that is not there."""
         with self.lock:
-            at = find(self.arrays, key)
-            size = self.arrays[ROWS][at, 0] if at >= 0 else 0
-            return self.arrays[ROWS][at, 1 : 1 + size * self.words].reshape(size, self.words).copy()
+            at, rows = find(self.arrays, key), self.arrays.rows
+            size = rows[at, 0] if at >= 0 else 0
+            return rows[at, 1 : 1 + size * self.words].reshape(size, self.words).copy()
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Its rows from the least to the most recently used: key [P], size [P], entry [P, width, words]."""
         with self.lock:
             order = by_age(self.arrays)
-            rows = self.arrays[ROWS][order]
+            rows = self.arrays.rows[order]
             return {
-                "key": self.arrays[KEYS][order],
+                "key": self.arrays.keys[order],
                 "size": rows[:, 0].copy(),
                 "entry": rows[:, 1:].reshape(len(rows), self.width, self.words),
             }
@@ -80,7 +94,7 @@ class Table:
         rows = np.hstack([size[:, None], entry.reshape(len(entry), self.width * self.words)])
         with self.lock:
             for number, row in zip(key.tolist(), rows, strict=True):
-                self.arrays[ROWS][claim(self.arrays, number)] = row
+                self.arrays.rows[claim(self.arrays, number)] = row
 
 
 @njit(cache=True)
@@ -92,43 +106,42 @@ def _bucket(key, buckets):
 @njit(cache=True)
 def find(table, key):
     """The row of a key, or -1."""
-    keys, links, buckets = table[KEYS], table[LINKS], table[BUCKETS]
-    at = buckets[_bucket(key, buckets)]
-    while at >= 0 and keys[at] != key:
-        at = links[2, at]
+    at = table.buckets[_bucket(key, table.buckets)]
+    while at >= 0 and table.keys[at] != key:
+        at = table.links[at].next
     return np.int64(at)
 
 
 @njit(cache=True)
 def _detach(table, at):
     """Take a row out of the order of age."""
-    links, about = table[LINKS], table[ABOUT]
-    older, newer = links[0, at], links[1, at]
+    links, about = table.links, table.about[0]
+    older, newer = links[at].older, links[at].newer
     if older >= 0:
-        links[1, older] = newer
+        links[older].newer = newer
     else:
-        about[OLDEST] = newer
+        about.oldest = newer
     if newer >= 0:
-        links[0, newer] = older
+        links[newer].older = older
     else:
-        about[NEWEST] = older
+        about.newest = older
 
 
 @njit(cache=True)
 def _make_newest(table, at):
-    links, about = table[LINKS], table[ABOUT]
-    links[0, at], links[1, at] = about[NEWEST], -1
-    if about[NEWEST] >= 0:
-        links[1, about[NEWEST]] = at
+    links, about = table.links, table.about[0]
+    links[at].older, links[at].newer = about.newest, -1
+    if about.newest >= 0:
+        links[about.newest].newer = at
     else:
-        about[OLDEST] = at
-    about[NEWEST] = at
+        about.oldest = at
+    about.newest = at
 
 
 @njit(cache=True)
 def _touch(table, at):
     """Make a row the most recently used."""
-    if table[ABOUT][NEWEST] != at:
+    if table.about[0].newest != at:
         _detach(table, at)
         _make_newest(table, at)
 
@@ -136,23 +149,23 @@ def _touch(table, at):
 @njit(cache=True)
 def _insert(table, key):
     """An empty row for a key that has none, the oldest one's if there is no other."""
-    keys, links, buckets, about, rows = table
-    if about[USED] < len(keys):
-        at = about[USED]
-        about[USED] += 1
+    keys, links, buckets, about = table.keys, table.links, table.buckets, table.about[0]
+    if about.used < len(keys):
+        at = about.used
+        about.used += 1
     else:
-        at = about[OLDEST]
+        at = about.oldest
         _detach(table, at)
         place = _bucket(keys[at], buckets)
         if buckets[place] == at:
-            buckets[place] = links[2, at]
+            buckets[place] = links[at].next
         else:
             before = buckets[place]
-            while links[2, before] != at:
-                before = links[2, before]
-            links[2, before] = links[2, at]
+            while links[before].next != at:
+                before = links[before].next
+            links[before].next = links[at].next
     place = _bucket(key, buckets)
-    keys[at], links[2, at], rows[at, 0] = key, buckets[place], 0
+    keys[at], links[at].next, table.rows[at, 0] = key, buckets[place], 0
     buckets[place] = at
     _make_newest(table, at)
     return at
@@ -198,9 +211,9 @@ def lift(rows, at, words, j, to):
 @njit(cache=True)
 def by_age(table):
     """The rows in use, from the least to the most recently used."""
-    order = np.empty(table[ABOUT][USED], np.int64)
-    at = np.int64(table[ABOUT][OLDEST])
+    about = table.about[0]
+    order, at = np.empty(about.used, np.int64), np.int64(about.oldest)
     for i in range(len(order)):
         order[i] = at
-        at = np.int64(table[LINKS][1, at])
+        at = np.int64(table.links[at].newer)
     return order

@@ -9,7 +9,7 @@ import numpy as np
 
 from polydraft.drafters.base import Parts
 from polydraft.drafters.text import index_file
-from polydraft.drafters.text.suffix_array import count, sort_suffixes, suffixes
+from polydraft.drafters.text.suffix_array import Suffixes, count, sort_suffixes, suffixes
 from polydraft.errors import InvalidInputError
 
 WHOLE = 1 << 40
@@ -44,7 +44,7 @@ class TextIndex:
         return self.tokens.nbytes + self.order.nbytes
 
     @cached_property
-    def arrays(self) -> tuple[np.ndarray, ...]:
+    def arrays(self) -> Suffixes:
         """For compiled callers; no string crosses from one document into the next."""
         counts = np.bincount(self.tokens, minlength=self.vocab_size)[: self.vocab_size]
         return suffixes(self.tokens, self.order, np.append(0, np.cumsum(counts)), WHOLE, self.vocab_size)

@@ -30,7 +30,7 @@ import numpy as np
 
 from polydraft.core import Budget, Outcome, Request, Scores
 from polydraft.drafters.base import Parts
-from polydraft.drafters.grown_tree import GrownTree, limits, new_cells
+from polydraft.drafters.grown_tree import GrownTree, limits, new_tree
 from polydraft.drafters.text import index_file
 from polydraft.drafters.text.base import TextDrafter, TextState, text_method
 from polydraft.drafters.text.text_index import TextIndex
@@ -149,7 +149,7 @@ class TrigramDrafter(TextDrafter[TrigramState]):
 
     def continuations(self, state: TrigramState, budget: Budget) -> GrownTree:
         """The search's candidates, most visited first, scored by their share of the parent's visits; empty for a text of one token or a pair that was never seen."""
-        tree, request, text = (new_cells(budget), self._eos), state.request, state.tokens
+        tree, request, text = new_tree(budget, self._eos), state.request, state.tokens
         last_pair = text[-2] if len(text) > 1 else -1, text[-1]
         update, key = (self._unread(state), self._bump, CAP), (request.seed, request.sample, len(text))
         with state.store.lock:

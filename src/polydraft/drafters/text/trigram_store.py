@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from polydraft.drafters.text import index_file
-from polydraft.drafters.text.table import ROWS, Table, claim, lift, seat
+from polydraft.drafters.text.table import Table, claim, lift, seat
 from polydraft.drafters.text.trigram_table import WIDTH, TrigramTable, find_row
 from polydraft.errors import InvalidInputError
 from polydraft.numerics.compiled_code import njit
@@ -73,15 +73,15 @@ class TrigramStore(Table):
 @njit(cache=True)
 def bump_all(table, store, tokens, bump, cap):
     """Raise the weight of every triple of the tokens."""
-    rows, step, most = store[ROWS], np.float32(bump), np.float32(cap)
+    rows, step, most = store.rows, np.float32(bump), np.float32(cap)
     weights = rows.view(np.float32)
     for i in range(len(tokens) - 2):
         a, b, c = tokens[i], tokens[i + 1], tokens[i + 2]
         at = claim(store, (a << 32) | b)
         if rows[at, 0] == 0:
-            begin, rows[at, 0] = find_row(table[0], table[1], a, b)
+            begin, rows[at, 0] = find_row(table, a, b)
             for word in range(2 * rows[at, 0]):
-                rows[at, 1 + word] = table[2][2 * begin + word]
+                rows[at, 1 + word] = table.tokens[2 * begin + word]
         j = seat(rows, at, 2, (c,), 1)
         weight = min(most, weights[at, 2 + 2 * j] + step)
         weights[at, 2 + 2 * j], to = weight, j

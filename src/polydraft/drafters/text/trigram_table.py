@@ -9,6 +9,7 @@ the lines of memory that are touched. A pair costs one of the slots, and the one
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,15 @@ WIDTH = 16
 """Most successors of a pair."""
 TOKEN_BITS, COUNT_BITS, TAG_BITS = 21, 5, 20
 COUNT, TAG = (1 << COUNT_BITS) - 1, (1 << TAG_BITS) - 1
+
+
+class TrigramArrays(NamedTuple):
+    """A table for compiled callers. tokens, weights: the halves of its cells."""
+
+    cells: np.ndarray
+    slots: np.ndarray
+    tokens: np.ndarray
+    weights: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -41,9 +51,8 @@ class TrigramTable:
     slots: np.ndarray
 
     @cached_property
-    def arrays(self) -> tuple[np.ndarray, ...]:
-        """(cells, slots, halves of the cells as tokens, as weights), for compiled callers."""
-        return self.cells, self.slots, self.cells.view(np.int32), self.cells.view(np.float32)
+    def arrays(self) -> TrigramArrays:
+        return TrigramArrays(self.cells, self.slots, self.cells.view(np.int32), self.cells.view(np.float32))
 
     @cached_property
     def num_pairs(self) -> int:
@@ -93,8 +102,8 @@ class TrigramTable:
 
     def successors(self, a: int, b: int) -> list[tuple[int, float]]:
         """(token, weight) of what follows a pair, heaviest first."""
-        at, count = find_row(*self.arrays[:2], a, b)
-        tokens, weights = (x[2 * at : 2 * (at + count)] for x in self.arrays[2:])
+        at, count = find_row(self.arrays, a, b)
+        tokens, weights = (x[2 * at : 2 * (at + count)] for x in (self.arrays.tokens, self.arrays.weights))
         return list(zip(tokens[0::2].tolist(), weights[1::2].tolist(), strict=True))
 
 
@@ -121,9 +130,9 @@ def _slots(cells, num_pairs):
 
 
 @njit(cache=True)
-def find_row(cells, slots, a, b):
+def find_row(table, a, b):
     """(cell of the first successor, number of successors) of the pair (a, b); the number is 0 for one that is not there."""
-    pair = (a << TOKEN_BITS) | b
+    cells, slots, pair = table.cells, table.slots, (a << TOKEN_BITS) | b
     slot, tag = _home(pair, len(slots))
     while slots[slot]:
         at = slots[slot] >> TAG_BITS  # the cell behind the head

@@ -131,19 +131,19 @@ class Snapshots:
     def last(self, slot: int, length: int) -> tuple[int, tuple[np.ndarray, ...]]:
         """The longest of a slot after at most so many tokens: its length and states; 0 and none where there is none."""
         copies = self._of_slot.get(slot, {})
-        longest = max((kept for kept in copies if kept <= length), default=0)
+        longest = max((count for count in copies if count <= length), default=0)
         return longest, copies.get(longest, ())
 
     def forget(self, slot: int, length: int = 0) -> None:
         """Drop those of a slot after more than so many tokens."""
         copies = self._of_slot.pop(slot, {})
-        self._of_slot[slot] = {kept: states for kept, states in copies.items() if kept <= length}
+        self._of_slot[slot] = {count: states for count, states in copies.items() if count <= length}
 
     def share(self, source: int, slot: int, length: int) -> None:
         """Give a slot those of another after at most so many tokens."""
-        for kept, states in self._of_slot.get(source, {}).copy().items():
-            if kept <= length:
-                self.add(slot, kept, states)
+        for count, states in self._of_slot.get(source, {}).copy().items():
+            if count <= length:
+                self.add(slot, count, states)
 
 
 class RecurrentMemory:
@@ -173,9 +173,10 @@ class RecurrentMemory:
 
     def move(self, source: Int64[np.ndarray, "M 2"], target: Int64[np.ndarray, "M 2"]) -> None:
         """Copy the pending rows of columns, given as (slot, column), within their slots; see `slots.SlotModel.move`."""
-        places = [(cells[:, 0], cells[:, 1] - self.folded[cells[:, 0]]) for cells in (source, target)]
+        (from_slots, from_columns), (to_slots, to_columns) = source.T, target.T
         for rows in self._pending:
-            rows[:, places[1][0], places[1][1]] = rows[:, places[0][0], places[0][1]]
+            moved = rows[:, from_slots, from_columns - self.folded[from_slots]]
+            rows[:, to_slots, to_columns - self.folded[to_slots]] = moved
 
     def cut(self, slot: int, length: int) -> None:
         """A slot forgets all tokens but so many."""
@@ -263,8 +264,8 @@ class RecurrentMemory:
         """The states after so many tokens, never written again; None where they are not kept."""
         if length == self.folded[slot]:
             self.keep(slot)
-        kept, states = self._snapshots.last(slot, length)
-        return states if kept == length else None
+        longest, states = self._snapshots.last(slot, length)
+        return states if longest == length else None
 
     def write(self, slot: int, length: int, states: tuple[np.ndarray, ...]) -> None:
         """The first tokens of a slot were copied into it, and these are the states after them."""

@@ -12,12 +12,13 @@ from polydraft.models.compiled.forward import draft_pass
 from polydraft.numerics.compiled_code import njit
 from polydraft.sampling.truncation import scale_row, soften
 
-__all__ = ["advance", "draft_distribution", "draft_of", "grow", "join", "retreat"]
+__all__ = ["NODE", "advance", "draft_distribution", "draft_of", "grow", "join", "retreat"]
 
-TOKEN, PARENT, ROW = range(3)
-"""Rows of the kept nodes' cells: the token, the scored row of the parent, and the own scored row, -1 while there is none."""
-
-
+NODE = np.dtype(
+    [(name, np.int64) for name in ("token", "parent", "row")] + [(name, np.float64) for name in ("value", "confidence")]
+)
+"""A kept node: the scored row of its parent, and its own, -1 while there is none; the probability of its path, of the tokens' probabilities or of their
+calibrated ones, and that of its token."""
 _f32 = np.float32
 _SLIGHT = 1e-3
 """Confidence of a token that is not looked at where confidences are calibrated."""
@@ -34,59 +35,59 @@ def draft_distribution(sync, logits, bias, sampling, out, ids):
 
 
 @njit(cache=True, error_model="numpy")
-def join(distribution, ids, weight, row, least, acceptance, values, confidences, cells, size):
+def join(distribution, ids, weight, row, least, acceptance, nodes, size):
     """Children of a scored row join the kept nodes, which stay in the order of falling value, the earlier first among equals; returns how many there are.
 
-    distribution: behind the row, whose path has probability `weight`, of all tokens or of `ids`.  values: [max_nodes] path probabilities, of the tokens'
-    probabilities or, where `acceptance` is not empty, of their calibrated ones.  confidences: [max_nodes] the tokens' probabilities.  cells: [3, max_nodes].
+    distribution: behind the row, whose path has probability `weight`, of all tokens or of `ids`.  acceptance: what calibrates it, if not empty.
+    nodes: [max_nodes] of NODE.
     """
     for t in range(distribution.size):
         chance = distribution[t]
         if acceptance.size > 0:
             chance = ranked_acceptance_at(chance, acceptance) if chance > _SLIGHT else 0.0
         value = weight * chance
-        if value <= 0.0 or value < least or (size == values.size and value <= values[size - 1]):
+        if value <= 0.0 or value < least or (size == nodes.size and value <= nodes[size - 1].value):
             continue
-        size = min(size + 1, values.size)
+        size = min(size + 1, nodes.size)
         at = size - 1
-        while at > 0 and values[at - 1] < value:
-            values[at], confidences[at] = values[at - 1], confidences[at - 1]
-            for i in range(3):
-                cells[i, at] = cells[i, at - 1]
+        while at > 0 and nodes[at - 1].value < value:
+            nodes[at] = nodes[at - 1]
             at -= 1
-        values[at], confidences[at] = value, distribution[t]
-        cells[TOKEN, at], cells[PARENT, at], cells[ROW, at] = ids[t] if ids.size else t, row, -1
+        node = nodes[at]
+        node.token, node.parent, node.row = ids[t] if ids.size else t, row, -1
+        node.value, node.confidence = value, distribution[t]
     return size
 
 
 @njit(cache=True)
-def advance(cells, size, begin, row, width, chosen):
+def advance(nodes, size, begin, row, width, chosen):
     """Give the best `width` kept children of the rows from `begin` on the scored rows from `row` on; returns how many, their places in `chosen`."""
     count = 0
     for i in range(size):
-        if cells[PARENT, i] >= begin and count < width:
-            cells[ROW, i], chosen[count] = row + count, i
+        if nodes[i].parent >= begin and count < width:
+            nodes[i].row, chosen[count] = row + count, i
             count += 1
     return count
 
 
 @njit(cache=True)
-def retreat(cells, size, row):
+def retreat(nodes, size, row):
     """Take back the scored rows from `row` on; returns how many are left of them, none."""
     for i in range(size):
-        if cells[ROW, i] >= row:
-            cells[ROW, i] = -1
+        if nodes[i].row >= row:
+            nodes[i].row = -1
     return 0
 
 
 @njit(cache=True)
-def draft_of(confidences, cells, size, rows, tokens, parents, confidence):
+def draft_of(nodes, size, rows, tokens, parents, confidence):
     """Fill the places behind the root of a draft with the kept nodes in order. rows: at least as many as were given."""
-    node = np.zeros(rows + 1, np.int64)
+    places = np.zeros(rows + 1, np.int64)
     for i in range(size):
-        if cells[ROW, i] >= 0:
-            node[cells[ROW, i]] = i + 1
-        tokens[i + 1], parents[i + 1], confidence[i + 1] = cells[TOKEN, i], node[cells[PARENT, i]], confidences[i]
+        node = nodes[i]
+        if node.row >= 0:
+            places[node.row] = i + 1
+        tokens[i + 1], parents[i + 1], confidence[i + 1] = node.token, places[node.parent], node.confidence
 
 
 @njit(cache=True, error_model="numpy")
@@ -105,8 +106,7 @@ def grow(sync, model, outputs, vocab, requests, pending, samplings, bias, least,
         M, R = max(M, g.max_nodes), max(R, 1 + min(g.width, g.max_nodes) * g.depth)
     tokens, parents, confidence = np.zeros((B, 1 + M), np.int64), np.full((B, 1 + M), -1, np.int64), np.ones((B, 1 + M))
     fed, above = np.zeros((B, P + R), np.int64), np.full((B, P + R), -1, np.int64)
-    values, cells, size = np.empty((B, M)), np.empty((B, 3, M), np.int64), np.zeros(B, np.int64)
-    confidences, passes = np.empty((B, M)), 0
+    nodes, size, passes = np.empty((B, M), NODE), np.zeros(B, np.int64), 0
     calibrated = np.empty((B, 0)) if least.shape[1] == 0 else acceptance
     weights, chosen, count = np.ones((B, max(M, 1))), np.empty(max(M, 1), np.int64), np.ones(B, np.int64)
     rows, probs = np.zeros(B, np.int64), np.empty(ids.size if ids.size else vocab, np.float32)
@@ -136,27 +136,25 @@ def grow(sync, model, outputs, vocab, requests, pending, samplings, bias, least,
             for f in range(count[b]):
                 hide_other_texts(logits[r], outputs.in_text, slots[b], ids.size if ids.size else vocab)
                 draft_distribution(sync, logits[r], bias[b], sampling, probs, room)
-                size[b] = join(
-                    probs, ids, weights[b, f], rows[b] + f, sampling.least, calibrated[b], values[b, :most], confidences[b], cells[b], size[b]
-                )  # fmt: skip
+                row = rows[b] + f
+                size[b] = join(probs, ids, weights[b, f], row, sampling.least, calibrated[b], nodes[b, :most], size[b])
                 r += 1
             begin = rows[b]
             rows[b] += count[b]
-            count[b] = advance(cells[b], size[b], begin, rows[b], requests[b].width, chosen)
+            count[b] = advance(nodes[b], size[b], begin, rows[b], requests[b].width, chosen)
             reach = 0.0
             for f in range(count[b]):
-                reach += values[b, chosen[f]]
+                reach += nodes[b, chosen[f]].value
             if least.shape[1] > 0 and reach < least[b, min(d, least.shape[1] - 1)]:
-                count[b] = retreat(cells[b], size[b], rows[b])
+                count[b] = retreat(nodes[b], size[b], rows[b])
             for f in range(count[b]):
-                at, n = chosen[f], root + rows[b] + f
-                weights[b, f] = values[b, at]
-                fed[b, n], above[b, n] = cells[b, TOKEN, at], root + cells[b, PARENT, at]
+                node, n = nodes[b, chosen[f]], root + rows[b] + f
+                weights[b, f], fed[b, n], above[b, n] = node.value, node.token, root + node.parent
     scored, below = np.zeros((B, R), np.int64), np.full((B, R), -1, np.int64)
     for b in range(B):
         root = requests[b].num_pending - 1
         if rows[b] > 0:
-            draft_of(confidences[b], cells[b], size[b], R, tokens[b], parents[b], confidence[b])
+            draft_of(nodes[b], size[b], R, tokens[b], parents[b], confidence[b])
         for i in range(rows[b]):
             scored[b, i] = fed[b, root + i]
             below[b, i] = above[b, root + i] - root if i > 0 else -1

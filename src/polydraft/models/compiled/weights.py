@@ -166,9 +166,8 @@ class _Packer:
     def _pack_together(self, names: Sequence[str], panels: np.ndarray, copied: bool) -> tuple[float, float]:
         sums = 0.0, 0.0
         if copied and self.model.blocks:
-            read = [self.model.blocks(name) for name in names]
-            raw = np.concatenate([blocks for _, blocks in read])
-            pack_blocks(np.ascontiguousarray(raw).view(raw_blocks(read[0][0])), panels)
+            kinds, blocks = zip(*(self.model.blocks(name) for name in names), strict=True)
+            pack_blocks(np.ascontiguousarray(np.concatenate(blocks)).view(raw_blocks(kinds[0])), panels)
         else:
             weights = [self.model.read(name) for name in names]
             sums = pack(torch.cat(weights) if len(weights) > 1 else weights[0], panels)
@@ -339,10 +338,10 @@ def _experts(
     """Of layers that are mixtures; a router is never rounded."""
     routers = [f"{prefix}{ROUTER}.weight" for prefix in prefixes]
     router = _unrounded(model, packer, routers, "bfloat16" if _exact(model, routers) else "float32")
-    each: dict[str, Any] = {
+    fields: dict[str, Any] = {
         part: packer.packed(names.get(part, [])) for part in ("gate_up", "down", "shared_gate_up", "shared_down")
     }
-    return ExpertWeights(mixture, router, **each, **expert_vectors(model, mixture, prefixes))
+    return ExpertWeights(mixture, router, **fields, **expert_vectors(model, mixture, prefixes))
 
 
 def _check_memory(model: Checkpoint, quantization: str | None) -> None:

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.core import Budget
-from polydraft.drafters.grown_tree import TOKEN, GrownTree, add_node, is_full, limits, new_cells, plant
-from polydraft.drafters.text.table import ROWS, Table, claim, find, lift, seat
+from polydraft.drafters.grown_tree import GrownTree, add_node, is_full, limits, new_tree, plant
+from polydraft.drafters.text.table import Table, claim, find, lift, seat
 from polydraft.numerics.compiled_code import njit
 
 
@@ -53,7 +53,7 @@ class PhrasePool(Table):
 
     def continuations(self, root: int, budget: Budget, eos: np.ndarray) -> GrownTree:
         """Up to `budget.width` phrases of the root, each going on phrase by phrase, the latest one each time."""
-        tree = new_cells(budget), eos
+        tree = new_tree(budget, eos)
         with self.lock:
             _grow(self.arrays, self.length, tree, root, limits(budget))
         return GrownTree(tree)
@@ -64,7 +64,7 @@ def add_phrase(pool, length, token, phrase):
     """`PhrasePool.add`, for compiled callers."""
     if len(phrase) >= length:
         at = claim(pool, token)
-        lift(pool[ROWS], at, length, seat(pool[ROWS], at, length, phrase, length), 0)
+        lift(pool.rows, at, length, seat(pool.rows, at, length, phrase, length), 0)
 
 
 @njit(cache=True)
@@ -77,8 +77,8 @@ def read_text(pool, length, text):
 @njit(cache=True)
 def _hang(pool, length, tree, node, count):
     """Hang up to `count` phrases on a node, latest first; returns the nodes where they end, -1 behind them."""
-    rows, path_ends, num = pool[ROWS], np.full(max(count, 1), -1, np.int64), 0
-    at = find(pool, tree[0][TOKEN, node])
+    rows, path_ends, num = pool.rows, np.full(max(count, 1), -1, np.int64), 0
+    at = find(pool, tree.nodes[node].token)
     for i in range(min(rows[at, 0], count) if at >= 0 else 0):
         end = np.int64(node)
         for k in range(length):
@@ -95,7 +95,7 @@ def _hang(pool, length, tree, node, count):
 @njit(cache=True)
 def _grow(pool, length, tree, root, limits):
     plant(tree, root, limits)
-    for end in _hang(pool, length, tree, 0, limits[2]):
+    for end in _hang(pool, length, tree, 0, limits.width):
         while end >= 0 and not is_full(tree):
             end = _hang(pool, length, tree, end, 1)[0]
 

@@ -167,8 +167,10 @@ class LeafToRoot:
         """See `core.Walking` and `walks.visits`."""
         if draft.probs is not None and draft.probs.dtype != torch.float32:
             return None
-        done, draws = arrays(draft, logits, key, samplings), draws_at(draft.tree, self.merged).numpy()
+        batch, draws = arrays(draft, logits, key, samplings), draws_at(draft.tree, self.merged).numpy()
+        draft_probs = batch.logits[:, :0] if draft.probs is None else draft.probs.contiguous().numpy()
+        rows = draft.rows.contiguous().numpy()
         sampling = DraftSampling.WITHOUT_REPLACEMENT if self.merged else draft.sampling
         with ROWS:
-            self.compiled_walk(Trees(done, sampling.value, draws, heights(draft).numpy()))
-        return outcome(draft, done)
+            self.compiled_walk(Trees(batch, draft_probs, rows, sampling.value, draws, heights(draft).numpy()))
+        return outcome(batch)

@@ -1,5 +1,7 @@
 """The compiled tries of greedy traversal verification, see `verifiers.greedy_traversal`."""
 
+import math
+
 import numpy as np
 
 from polydraft.numerics.compiled_code import njit
@@ -8,13 +10,13 @@ from polydraft.verifiers.walks.rows import compiled, copy_normalised, keep, reje
 from polydraft.verifiers.walks.visits import visit_trees
 
 PER_OCTAVE, HALF, GATE = 16.0, 128, 0.2
-"""As in `verifiers.greedy_traversal`."""
+"""Buckets of an octave, buckets on either side of p = q, and the acceptance that is missing, over n, below which all tokens share one."""
 BUCKETS = 2 * HALF + 1
+FRACTION_BITS, SQRT_HALF = 23, 0x3F3504F3
+"""Of a float32, and the bits of one."""
+LOG2 = tuple(2.0 / math.log(2.0) / k for k in (1, 3, 5, 7))
+"""log2(m) is the sum of these times s^k, s = (m - 1)/(m + 1)."""
 _UNTRIED, _INSIDE, _TRIED, _DONE = range(4)
-
-_FRACTION_BITS = 23
-_SQRT_HALF = np.int32(np.float32(0.5**0.5).view(np.int32))
-_LOG2 = tuple(np.float32(2.0 / np.log(2.0) / k) for k in (1, 3, 5, 7))  # log2(m) = sum of these times s^k, s = (m - 1)/(m + 1)
 
 
 @compiled
@@ -33,17 +35,18 @@ def _fill_buckets(arguments, begin, end, thread):
     p, q, buckets, ratio = arguments
     p, q, buckets, ratio = p[begin:end], q[begin:end], buckets[begin:end], ratio[begin:end]
     whole, half, low, high = np.float32(1.0), np.float32(0.5), np.float32(-HALF), np.float32(HALF)
-    bits = ratio.view(np.int32)
+    bits, fraction = ratio.view(np.int32), np.int32(FRACTION_BITS)
+    c1, c3, c5, c7 = np.float32(LOG2[0]), np.float32(LOG2[1]), np.float32(LOG2[2]), np.float32(LOG2[3])
     for t in range(p.size):
         ratio[t] = np.float32(p[t]) / np.float32(q[t]) if p[t] * q[t] > 0.0 else np.float32(0.0)
     for t in range(p.size):
-        exponent = (bits[t] - _SQRT_HALF) >> np.int32(_FRACTION_BITS)
+        exponent = (bits[t] - np.int32(SQRT_HALF)) >> fraction
         buckets[t] = exponent
-        bits[t] -= exponent << np.int32(_FRACTION_BITS)
+        bits[t] -= exponent << fraction
     for t in range(p.size):
         s = (ratio[t] - whole) / (ratio[t] + whole)
         z = s * s
-        octaves = np.float32(buckets[t]) + s * (_LOG2[0] + z * (_LOG2[1] + z * (_LOG2[2] + z * _LOG2[3])))
+        octaves = np.float32(buckets[t]) + s * (c1 + z * (c3 + z * (c5 + z * c7)))
         step = np.floor(np.float32(PER_OCTAVE) * octaves + half)
         buckets[t] = np.int32(min(max(step, low), high)) + np.int32(HALF)
 

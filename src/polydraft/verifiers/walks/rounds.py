@@ -48,8 +48,6 @@ class Arrays(NamedTuple):
     logits: np.ndarray
     samplings: np.ndarray
     ids: np.ndarray
-    draft_probs: np.ndarray
-    rows: np.ndarray
     tokens: np.ndarray
     parents: np.ndarray
     seed: np.ndarray
@@ -127,10 +125,12 @@ class Tree(NamedTuple):
 class Trees(NamedTuple):
     """A batch as walks of trees take it.
 
-    sampling: value of the DraftSampling.  draws: [B, N, W] at each context.  heights: [B, N] as in `lift.contexts.Contexts`, by child.
+    draft_probs: [B, R, V].  rows: [B, N] of the draft.  sampling: value of the DraftSampling.  draws: [B, N, W] at each context.  heights: [B, N] as in `lift.contexts.Contexts`, by child.
     """
 
-    arrays: Arrays
+    batch: Arrays
+    draft_probs: np.ndarray
+    rows: np.ndarray
     sampling: int
     draws: np.ndarray
     heights: np.ndarray
@@ -144,14 +144,13 @@ def arrays(draft: Draft, logits: Float[Tensor, "B N V"], key: NoiseKey, sampling
     """The arrays of a step. samplings: [B] of `SAMPLING`; None: `SOFTMAX`."""
     x = logits.contiguous().numpy()
     samplings = np.full(len(x), SOFTMAX) if samplings is None else samplings
-    draft_probs = x[:, :0] if draft.probs is None else draft.probs.contiguous().numpy()
     node, token = np.empty((2, len(x)), np.int64)
     ids = np.empty(x.shape[-1], np.int32)
-    return Arrays(sync, x, samplings, ids, draft_probs, draft.rows.contiguous().numpy(), *draft.tree.host, *key.host, node, token)
+    return Arrays(sync, x, samplings, ids, *draft.tree.host, *key.host, node, token)
 
 
-def outcome(draft: Draft, done: Arrays) -> Outcome | None:
+def outcome(batch: Arrays) -> Outcome | None:
     """What the walk found; None where logits were faulty: the readable path then names the fault."""
-    if min(done.node.tolist()) < 0 or min(done.token.tolist()) < 0:
+    if min(batch.node.tolist()) < 0 or min(batch.token.tolist()) < 0:
         return None
-    return Outcome.of(*tree.paths_to(done.parents, done.node), done.token)
+    return Outcome.of(*tree.paths_to(batch.parents, batch.node), batch.token)

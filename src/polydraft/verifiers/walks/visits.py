@@ -92,8 +92,8 @@ def visit_trees(try_next, needs_work, trees):
     try_next: the next child to visit where a context has several draws, and its weight; see `traversal.try_next`. Who calls this is compiled with it.
     needs_work: whether that takes `Tree.work`.
     """
-    sync, logits, samplings, ids, q, rows, tokens, parents, seed, sample, position, node, token = trees.arrays
-    kids = trees.draws
+    batch, kids, rows = trees.batch, trees.draws, trees.rows
+    logits, parents, node = batch.logits, batch.parents, batch.node
     (N, V), W = logits.shape[1:], kids.shape[2]
     depths, counts, several = np.zeros(N, np.int64), np.zeros(N, np.int64), np.zeros(N, np.bool_)
     p, work = np.empty((N, V), np.float32), room(V if needs_work else 0, W, N)
@@ -106,10 +106,12 @@ def visit_trees(try_next, needs_work, trees):
             several[n] = counts[n] > 1 or (counts[n] == 1 and rows[b, kids[b, n, 0]] < 0)
         levels = deepest + 1 if several.any() else 0
         at = Tree(
-            sync, samplings[b], ids, p, q[b], tokens[b], rows[b], kids[b], counts, depths, trees.heights[b], several, trees.sampling,
+            batch.sync, batch.samplings[b], batch.ids, p, trees.draft_probs[b], batch.tokens[b], rows[b], kids[b],
+            counts, depths, trees.heights[b], several, trees.sampling,
             np.zeros(N), np.zeros(N), np.zeros(N), np.zeros(N), np.zeros(N, np.int64), np.zeros(N, np.int64),
             np.empty((levels, V), np.float32), np.empty((levels, V), np.float32), np.empty((levels, V), np.int32),
             np.zeros((N, W), np.int64), np.zeros((N, W)), work,
         )  # fmt: skip
-        node[b] = _visit(try_next, logits[b], at, uniform_at(seed[b], sample[b], position[b], STOP, 0))
-        token[b] = _extra_token(node[b], at, seed[b], sample[b], position[b]) if node[b] >= 0 else -1
+        seed, sample, position = batch.seed[b], batch.sample[b], batch.position[b]
+        node[b] = _visit(try_next, logits[b], at, uniform_at(seed, sample, position, STOP, 0))
+        batch.token[b] = _extra_token(node[b], at, seed, sample, position) if node[b] >= 0 else -1

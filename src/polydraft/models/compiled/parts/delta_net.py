@@ -30,6 +30,7 @@ from polydraft.models.compiled.program import lasting_code
 from polydraft.models.compiled.recurrent import PENDING, StateKind, StateShape, pending_row
 from polydraft.models.compiled.tiles import UNROLL
 from polydraft.models.compiled.vectors import PANEL, aligned
+from polydraft.models.compiled.workspace import NONE, ONE
 from polydraft.numerics.compile_time import inner, unowned
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import exp, fma
@@ -52,7 +53,6 @@ borrowed = inner(_nrt=False, error_model="numpy")
 """For what a part calls: its arrays are owned by nobody that counts."""
 L2_EPSILON = np.float32(1e-6)
 """Added to the squares of q and k before their root, in all models."""
-ONE, NONE = np.float32(1.0), np.float32(0.0)
 FORGOTTEN = -60.0
 """Sum of g behind which a token has no weight: exp(-60) is 1e-26."""
 
@@ -318,20 +318,20 @@ def _node(row, seen, folded, dots, pair, read, beta, decays, updates, j, value, 
         total += decays[l, j]
         back += 1
     decay = exp(np.float32(total)) if total > FORGOTTEN else NONE
-    own, by_key, by_query = dots[place, pair + 1], read[pair], read[pair + 1]
-    kept = updates[place, j * V : (j + 1) * V]
+    overlap, by_key, by_query = dots[place, pair + 1], read[pair], read[pair + 1]
+    stored = updates[place, j * V : (j + 1) * V]
     for i in range(V):
         u = beta * fma(-decay, by_key[i], value[i])
-        kept[i] = u
-        out[i] = fma(own, u, fma(decay, by_query[i], out[i]))
+        stored[i] = u
+        out[i] = fma(overlap, u, fma(decay, by_query[i], out[i]))
 
 
 @borrowed
 def _scalar_places(sizes, begin, g, m, j):
     """Where a row has b and a of the m-th value head of key head g, which is j of all."""
-    each = sizes.value_heads // sizes.key_heads
+    per_key = sizes.value_heads // sizes.key_heads
     if sizes.together:
-        return begin + 2 * g * each + m, begin + (2 * g + 1) * each + m
+        return begin + 2 * g * per_key + m, begin + (2 * g + 1) * per_key + m
     return begin + j, begin + sizes.value_heads + j
 
 

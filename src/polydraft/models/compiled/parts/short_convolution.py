@@ -61,12 +61,12 @@ def new_convolution(shape: StateShape, folded: np.ndarray) -> tuple[ConvolutionM
 @njit(cache=True)
 def fold_inputs(inputs, state, slot, count):
     """The state after the first `count` pending rows of a slot: the last inputs of all."""
-    kept = state.shape[2]
+    num_inputs = state.shape[2]
     for layer in range(len(state)):
-        for k in range(kept):
-            at = count - kept + k
+        for k in range(num_inputs):
+            at = count - num_inputs + k
             for i in range(state.shape[3]):
-                state[layer, slot, k, i] = inputs[layer, slot, at, i] if at >= 0 else state[layer, slot, kept + at, i]
+                state[layer, slot, k, i] = inputs[layer, slot, at, i] if at >= 0 else state[layer, slot, num_inputs + at, i]
 
 
 @inner

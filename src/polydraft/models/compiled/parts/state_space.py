@@ -22,6 +22,7 @@ from polydraft.models.compiled.parts.short_convolution import convolve, fold_inp
 from polydraft.models.compiled.program import lasting_code
 from polydraft.models.compiled.recurrent import StateKind, StateShape, pending_row
 from polydraft.models.compiled.rounding import round_rows
+from polydraft.models.compiled.workspace import NONE, ONE
 from polydraft.numerics.compile_time import inner, unowned
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import exp, fma
@@ -43,7 +44,7 @@ __all__ = [
     "state_space_shape",
 ]
 
-ONE, NONE, LINEAR = np.float32(1.0), np.float32(0.0), np.float32(20.0)
+LINEAR = np.float32(20.0)
 FORGOTTEN = np.float32(-60.0)
 """Sum of g behind which a token has no weight: exp(-60) is 1e-26."""
 
@@ -95,8 +96,9 @@ def state_space_shape(layers: int, sizes: StateSpaceSizes) -> StateShape:
 
 def new_state_space(shape: StateShape, folded: np.ndarray) -> tuple[StateSpaceMemory, StateKind]:
     """Memory for the slots that `folded` counts, as parts and as `recurrent.RecurrentMemory` take it."""
-    (kept, channels), (heads, states, width) = shape.states
-    sizes = StateSpaceSizes(heads, width, shape.pending[1][0] // states, states, kept + 1)
+    (num_inputs, channels), (heads, states, width) = shape.states
+    _, (keys,), *_ = shape.pending
+    sizes = StateSpaceSizes(heads, width, keys // states, states, num_inputs + 1)
     assert sizes.channels == channels
     kept_states, pending = shape.new_states(len(folded)), shape.new_pending(len(folded))
     memory = StateSpaceMemory(sizes, *pending, *kept_states, folded)
@@ -270,7 +272,7 @@ class Scan(NamedTuple):
 
 @inner
 def _scan_row(a, layer, head, t):
-    memory, row, seen = a.memory, a.rows[t], a.seen_columns[t]
+    memory, row, columns = a.memory, a.rows[t], a.seen_columns[t]
     width, states = memory.sizes.width, memory.sizes.states
     group, begin = head * memory.sizes.groups // memory.sizes.heads, head * width
     folded, updates, decays = memory.folded[row.slot], memory.updates[layer, row.slot], memory.decays[layer, row.slot]
@@ -278,7 +280,7 @@ def _scan_row(a, layer, head, t):
     for i in range(width):
         y[i] = skip * a.mixed[t, begin + i]
     for back in range(row.length - folded + row.num_seen):
-        place = pending_row(row, seen, folded, back)
+        place = pending_row(row, columns, folded, back)
         factor, update = exp(total) * a.overlaps[t, group, back], updates[place, begin : begin + width]
         for i in range(width):
             y[i] = fma(factor, update[i], y[i])
