@@ -196,11 +196,11 @@ def sibling_draws(sampling: DraftSampling, rows: Sequence[np.ndarray], n: int) -
             for x in np.flatnonzero(rest):
                 yield float(rest[x] / rest.sum()), (*top, int(x))
         case DraftSampling.SYSTEMATIC:
-            ends = np.array([sum(q[: x + 1]) for x in range(len(q))]) / sum(q)
-            at = sorted({0.0, 1.0, *(u for end in ends for j in range(n) if 0 < (u := n * end - j) < 1)})
+            cumulative = np.array([sum(q[: x + 1]) for x in range(len(q))]) / sum(q)
+            at = sorted({0.0, 1.0, *(u for end in cumulative for j in range(n) if 0 < (u := n * end - j) < 1)})
             for low, high in pairwise(at):
                 steps = [((low + high) / 2 + j) / n for j in range(n)]
-                yield high - low, tuple(min(int((ends <= t).sum()), support[-1]) for t in steps)
+                yield high - low, tuple(min(int((cumulative <= t).sum()), support[-1]) for t in steps)
         case _:
             pass
 

@@ -17,8 +17,8 @@ def as_dict(findings: Findings) -> dict[str, Any]:
         "settings": findings.settings,
         "num_parameters": findings.num_parameters,
         "rows": findings.rows(),
-        "ratios": {name: {other: s.ratio for other, s in over.items()} for name, over in speedups.items()},
-        "intervals": {name: {other: s.interval for other, s in over.items()} for name, over in speedups.items()},
+        "ratios": {name: {against: s.ratio for against, s in over.items()} for name, over in speedups.items()},
+        "intervals": {name: {against: s.interval for against, s in over.items()} for name, over in speedups.items()},
         "absent": findings.absent,
     }
 

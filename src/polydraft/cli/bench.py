@@ -93,9 +93,9 @@ def bench(
 
 def _check_alone(context: typer.Context, below: str) -> None:
     """Options of `bench` say nothing to a command below it."""
-    given = [name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
-    if given:
-        option = f"--{given[0].replace('_', '-')}"
+    options = [name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    if options:
+        option = f"--{options[0].replace('_', '-')}"
         raise InvalidInputError(
             f"{option} was given before {below!r}, to which it says nothing. Give the options of {below!r} behind it."
         )
@@ -128,9 +128,9 @@ def start(
     check(config)
     agree_on_downloads([config])
     with bars("starting", hidden=as_json) as step:
-        found, absent = starts.contenders(str(config.model), config.draft_model, config.threads)
-        rows = {row: start for row, start in found.items() if row in (options.row or found)}
-        starts.prepare(found["warm"])
+        contenders, absent = starts.contenders(str(config.model), config.draft_model, config.threads)
+        rows = {row: start for row, start in contenders.items() if row in (options.row or contenders)}
+        starts.prepare(contenders["warm"])
         measured = starts.measure(rows, options.repetitions, absent, progress=step)
     report = starts.as_dict(str(config.model), measured, absent)
     typer.echo(json.dumps(report) if as_json else starts.markdown(report))

@@ -41,12 +41,12 @@ def _kept(kind: Kind) -> list[Path]:
     base = cache_folder()
     if base is None or not base.is_dir():
         return []
-    found = {
+    files_of = {
         Kind.PACKED: lambda: (base / PACKED).glob("*"),
         Kind.COSTS: lambda: (path for path in base.glob("*.json") if COSTS.fullmatch(path.name)),
         Kind.COMPILED: lambda: (base / COMPILED).glob("polydraft-*"),
     }
-    return sorted(found[kind](), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    return sorted(files_of[kind](), key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
 def _size(path: Path) -> int:
@@ -66,13 +66,13 @@ def _model(file: Path) -> str:
 @app.command("list")
 def list_kept(as_json: AsJson = False) -> None:
     """Show what is kept, and where."""
-    kept = {kind: [(path, _size(path)) for path in _kept(kind)] for kind in Kind}
+    files_by_kind = {kind: [(path, _size(path)) for path in _kept(kind)] for kind in Kind}
     if as_json:
-        rows = [{"kind": kind.value, "path": str(path), "bytes": size} for kind in Kind for path, size in kept[kind]]
+        rows = [{"kind": kind.value, "path": str(path), "bytes": size} for kind in Kind for path, size in files_by_kind[kind]]
         typer.echo(json.dumps(rows, indent=2))
         return
     typer.echo(str(cache_folder() or "no cache folder: this user has no home"))
-    for kind, files in kept.items():
+    for kind, files in files_by_kind.items():
         typer.echo(f"  {kind.value:9} {sum(size for _, size in files) / 1e6:6.0f} MB  {ABOUT[kind]}")
         for path, size in files if kind is Kind.PACKED else []:
             typer.echo(f"    {_model(path) or path.name}  {size / 1e6:.0f} MB")

@@ -128,12 +128,12 @@ def in_options(message: str, options: Mapping[str, str]) -> str:
         text = "none" if value == "None" and name == "drafter" else value.strip("'")
         return f"no {options[name]}" if text == "None" else options[name] if text == "True" else f"{options[name]} {text}"
 
-    said = re.sub(
+    options_text = re.sub(
         r"(?<![\w'\"/.-])(?P<name>[a-z]\w*)(?:=(?P<value>'[^']*'|\"[^\"]*\"|\([^)]*\)|-?\w+(?:\.\d+)?(?:e[+-]?\d+)?))?(?![\w=])",
         option,
         message,
     )
-    return re.sub(r", (-?\d+) or None\b", r" or \1", said).replace(" or None", "").replace("None or ", "")
+    return re.sub(r", (-?\d+) or None\b", r" or \1", options_text).replace(" or None", "").replace("None or ", "")
 
 
 @contextmanager

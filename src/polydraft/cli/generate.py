@@ -95,8 +95,10 @@ def generate(
 def _check_output(output: Output, num_samples: int) -> None:
     """Colour is for one text that is streamed to a person."""
     others = {"--json": output.as_json, "--no-stream": not output.stream, f"-n {num_samples}": num_samples > 1}
-    if output.show and (other := next((name for name, given in others.items() if given), None)):
-        raise InvalidInputError(f"--show and {other} were given; colours are of one text while it is streamed. Drop one of them.")
+    if output.show and (option := next((name for name, is_given in others.items() if is_given), None)):
+        raise InvalidInputError(
+            f"--show and {option} were given; colours are of one text while it is streamed. Drop one of them."
+        )
 
 
 def _check_trace(file: Path, asynchronous: bool) -> None:

@@ -106,8 +106,8 @@ def _ready(server: "subprocess.Popen[bytes]", url: str, key: str, log: Path) -> 
                 preparation.say(f"{names[0]} at {url}/v1")
                 return names
             time.sleep(LOOK_SECONDS)
-    said = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
-    raise ModelLoadError(f"the server did not start: {said[-1].removeprefix('error: ')}")
+    log_lines = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+    raise ModelLoadError(f"the server did not start: {log_lines[-1].removeprefix('error: ')}")
 
 
 def _models(url: str, key: str) -> list[str] | None:

@@ -81,11 +81,11 @@ def serve(
     if len(choices) > 1 and config.prefix_cache_file is not None:  # one each
         names = [re.sub(r"[^\w.-]", "_", choice.name) for choice in choices]
         configs = [
-            each.with_(prefix_cache_file=Path(f"{config.prefix_cache_file}.{name}"))
-            for each, name in zip(configs, names, strict=True)
+            model_config.with_(prefix_cache_file=Path(f"{config.prefix_cache_file}.{name}"))
+            for model_config, name in zip(configs, names, strict=True)
         ]
-    for each in configs:
-        check(each)
+    for model_config in configs:
+        check(model_config)
     agree_on_downloads(configs)
     name = choices[0].name
     if server.otlp_endpoint is not None:

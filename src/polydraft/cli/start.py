@@ -76,8 +76,8 @@ def _check_contradictions(config: "EngineConfig") -> None:
         raise InvalidInputError(
             f"--drafter none and {named[0]} were given; without drafts {named[0].split()[0]} says nothing. Drop one of them."
         )
-    for taken, others in ALONE.items():
-        if (first := _named(config, [taken])) and (named := _named(config, others)):
+    for option, others in ALONE.items():
+        if (first := _named(config, [option])) and (named := _named(config, others)):
             raise InvalidInputError(f"{first[0]} and {named[0]} were given, of which only one can hold. Drop one of them.")
 
 

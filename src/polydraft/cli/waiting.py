@@ -63,5 +63,5 @@ class Waiting:
         """The same in words."""
         waited = self.until(stats)
         moments = {"loaded": "load", "prompt read": "prefill", "first token": "first_token", "end": "total"}
-        said = ", ".join(f"{words} {waited[name]:.2f} s" for words, name in moments.items() if waited[name] is not None)
-        return f"from the start: {said}; {waited['compile']:.2f} s of it compiling"
+        moments_text = ", ".join(f"{words} {waited[name]:.2f} s" for words, name in moments.items() if waited[name] is not None)
+        return f"from the start: {moments_text}; {waited['compile']:.2f} s of it compiling"

@@ -90,16 +90,16 @@ def fault(value: Any, schema: Schema, names: dict[str, int] | None = None, at: s
         >>> fault(np.array([0, 3]), Array(("int64",), ("T",), 0, "T"), at="order")
         'order holds numbers from 0 to 3; expected them from 0 to 2'
     """
-    known: dict[str, int] = {} if names is None else names
+    bounds: dict[str, int] = {} if names is None else names
     if isinstance(schema, Array):
-        return _array_fault(value, schema, known, at)
+        return _array_fault(value, schema, bounds, at)
     if isinstance(schema, tuple):
-        faults = [fault(value, one, known, at) for one in schema]
-        inner = next((found for found in faults if found and not found.startswith(f"{at} is ")), None)
-        either = f"{at} is {_shown(value)}; expected {' or '.join(_expected(one, known) for one in schema)}"
+        faults = [fault(value, option, bounds, at) for option in schema]
+        inner = next((problem for problem in faults if problem and not problem.startswith(f"{at} is ")), None)
+        either = f"{at} is {_shown(value)}; expected {' or '.join(_expected(option, bounds) for option in schema)}"
         return None if None in faults else inner or either
-    if not _fits(value, schema, known):
-        return f"{at} is {_shown(value)}; expected {_expected(schema, known)}"
+    if not _fits(value, schema, bounds):
+        return f"{at} is {_shown(value)}; expected {_expected(schema, bounds)}"
     inside: list[tuple[Any, Schema, str]] = []
     if isinstance(schema, Items):
         inside = [(item, schema.of, f"{at}[{i}]") for i, item in enumerate(value)]
@@ -109,48 +109,48 @@ def fault(value: Any, schema: Schema, names: dict[str, int] | None = None, at: s
             return f"{at} has the names {_shown(sorted(value))}; expected {sorted(schema.fields)}"
         prefix = "" if at == "it" else f"{at}."
         inside = [(value[name], of, f"{prefix}{name}") for name, of in schema.fields.items() if name in value]
-    return next((found for item, of, place in inside if (found := fault(item, of, known, place))), None)
+    return next((problem for item, of, place in inside if (problem := fault(item, of, bounds, place))), None)
 
 
-def _fits(value: Any, schema: Schema, known: dict[str, int]) -> bool:
+def _fits(value: Any, schema: Schema, bounds: dict[str, int]) -> bool:
     """Whether a value is right, apart from what it holds."""
     match schema:
         case Number(low, high, whole):
             number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-            return number and _at(low, known) <= value <= _at(high, known)
+            return number and _at(low, bounds) <= value <= _at(high, bounds)
         case String(pattern):
             return isinstance(value, str) and _is_utf8(value) and re.fullmatch(pattern, value, re.DOTALL) is not None
         case Items(_, fewest, most):
-            return isinstance(value, list) and _at(fewest, known) <= len(value) <= _at(most, known)
+            return isinstance(value, list) and _at(fewest, bounds) <= len(value) <= _at(most, bounds)
         case Record():
             return isinstance(value, dict)
         case _:
             return schema is ANYTHING or value is schema
 
 
-def _array_fault(value: np.ndarray, schema: Array, known: dict[str, int], at: str) -> str | None:
+def _array_fault(value: np.ndarray, schema: Array, bounds: dict[str, int], at: str) -> str | None:
     if str(value.dtype) not in schema.formats or value.ndim != len(schema.shape):
         return (
             f"{at} holds {value.dtype} of {value.ndim} dimensions; expected {' or '.join(schema.formats)} of {len(schema.shape)}"
         )
-    wanted = tuple(
-        known.setdefault(size, given) if isinstance(size, str) else size
-        for size, given in zip(schema.shape, value.shape, strict=True)
+    expected_shape = tuple(
+        bounds.setdefault(size, length) if isinstance(size, str) else size
+        for size, length in zip(schema.shape, value.shape, strict=True)
     )
-    if wanted != value.shape:
-        return f"{at} has the shape {value.shape}; expected {wanted}"
-    low, high = _at(schema.low, known), _at(schema.high, known)
+    if expected_shape != value.shape:
+        return f"{at} has the shape {value.shape}; expected {expected_shape}"
+    low, high = _at(schema.low, bounds), _at(schema.high, bounds)
     least, greatest = (value.min().item(), value.max().item()) if value.size else (low, high)
     if not (low <= least and greatest <= high):  # NaN is neither
         return f"{at} holds numbers from {least} to {greatest}; expected them from {low} to {high}"
     return None
 
 
-def _at(bound: Bound, known: Mapping[str, int]) -> int | float:
+def _at(bound: Bound, bounds: Mapping[str, int]) -> int | float:
     if not isinstance(bound, str):
         return bound
     name, _, less = bound.partition(" - ")
-    return known[name] - int(less or 0)
+    return bounds[name] - int(less or 0)
 
 
 def _is_utf8(text: str) -> bool:
@@ -162,18 +162,18 @@ def _is_utf8(text: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-    shown = repr(value) if not isinstance(value, int) or value.bit_length() < 256 else f"an integer of {value.bit_length()} bits"
-    return shown if len(shown) <= 60 else f"{shown[:60]} ..."
+    text = repr(value) if not isinstance(value, int) or value.bit_length() < 256 else f"an integer of {value.bit_length()} bits"
+    return text if len(text) <= 60 else f"{text[:60]} ..."
 
 
-def _expected(schema: Schema, known: Mapping[str, int]) -> str:
+def _expected(schema: Schema, bounds: Mapping[str, int]) -> str:
     match schema:
         case Number(low, high, whole):
-            most = _at(high, known)
-            reach = f">= {_at(low, known)}" if most == sys.float_info.max else f"from {_at(low, known)} to {most}"
+            most = _at(high, bounds)
+            reach = f">= {_at(low, bounds)}" if most == sys.float_info.max else f"from {_at(low, bounds)} to {most}"
             return f"{'an integer' if whole else 'a number'} {reach}"
         case Items(_, fewest, most):
-            return f"a list of {_at(fewest, known)} to {_at(most, known)}"
+            return f"a list of {_at(fewest, bounds)} to {_at(most, bounds)}"
         case String(pattern):
             return f"text that matches {pattern!r}"
         case _:

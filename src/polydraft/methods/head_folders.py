@@ -39,11 +39,11 @@ def kind_of(folder: str | Path) -> str:
     """
     settings = settings_of(folder)
     try:
-        found = _kind(settings)
+        kind = _kind(settings)
     except Exception as error:  # whatever the file holds
         raise ModelLoadError(f"the config.json of the head {str(folder)!r} cannot be read: {error!r}.") from error
-    if found is not None:
-        return found
+    if kind is not None:
+        return kind
     raise ModelLoadError(
         f"{str(folder)!r} was given as a draft head of {said(settings)}, which no head reads; expected one of: "
         f"{', '.join(sorted(registry.heads()))}. Use another head, or train one: polydraft train."

@@ -85,7 +85,7 @@ def frequencies(config: Any, rope: Any = None, length: int | None = None) -> tup
         return 1.0 / _wavelengths(config, _grown(config, theta, rope, length), part), 1.0
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    of_layers = next((name for name, other in ropes.items() if other == rope), None)
+    of_layers = next((name for name, layer_rope in ropes.items() if layer_rope == rope), None)
     return ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), **({} if of_layers is None else {"layer_type": of_layers}))
 
 
@@ -188,13 +188,13 @@ def fixed(rotaries: Sequence[FixedRotary]) -> Iterator[None]:
     before = []
     for module, kind, angles in rotaries:
         name = "inv_freq" if kind is None else f"{kind}_inv_freq"
-        own = getattr(module, name)
-        before.append((module, name, own, module.rope_type))
-        setattr(module, name, angles.to(own.device, own.dtype))
+        saved = getattr(module, name)
+        before.append((module, name, saved, module.rope_type))
+        setattr(module, name, angles.to(saved.device, saved.dtype))
         module.rope_type = "default" if kind is None else {**module.rope_type, kind: "default"}
     try:
         yield
     finally:
-        for module, name, own, rope_type in reversed(before):
-            setattr(module, name, own)
+        for module, name, saved, rope_type in reversed(before):
+            setattr(module, name, saved)
             module.rope_type = rope_type

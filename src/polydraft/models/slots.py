@@ -127,9 +127,9 @@ class SlotModel(Target, ABC):
         columns = -(-(self.max_model_len + TREE_ROOM + spare) // multiple) * multiple
         reserved = max(columns * needed, columns * every // MOST_RESERVED)
         check_memory(reserved + fixed, device, max_model_len=self.max_model_len, max_num_seqs=max_num_seqs)
-        self.cache_tokens, asked = columns * max_num_seqs, max_model_len is not None
+        self.cache_tokens, is_given = columns * max_num_seqs, max_model_len is not None
         if self.cache_grows:
-            self.cache_tokens = fitting_tokens(columns, max_num_seqs, bytes_per_token, device, asked=asked, fixed=fixed)
+            self.cache_tokens = fitting_tokens(columns, max_num_seqs, bytes_per_token, device, asked=is_given, fixed=fixed)
         self.cache_bytes, self.max_num_seqs, self.passes = self.cache_tokens * bytes_per_token + fixed, max_num_seqs, 0
         self._lengths, self._scored, self._written = (np.zeros(max_num_seqs, np.int64) for _ in range(3))
         self._read_only = self._lengths.view()
@@ -383,7 +383,7 @@ class Slots:
 
     def num_kept(self, token_ids: Sequence[object]) -> int:
         """Tokens of the text's beginning that `take` would find read: of free slots and of the prefix cache."""
-        lengths = [common_length(kept, token_ids) for slot, kept in self._kept.items() if self._model.lengths[slot] == len(kept)]
+        lengths = [common_length(text, token_ids) for slot, text in self._kept.items() if self._model.lengths[slot] == len(text)]
         return max([*lengths, 0 if self.prefix_cache is None else self.prefix_cache.length(token_ids)], default=0)
 
     def make_room(self, num_tokens: int, but: int | None = None) -> None:

@@ -66,13 +66,13 @@ def windows(config: Any) -> dict[str, Window | None]:
     config = text_config(config)
     sliding = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     chunk = getattr(config, "attention_chunk_size", None)
-    known = {
+    by_kind = {
         "sliding_attention": Window(sliding) if sliding else None,
         "chunked_attention": Window(chunk, chunked=True) if chunk else None,
     }
-    only = next((kind for kind, window in known.items() if window is not None), "full_attention")
+    only = next((kind for kind, window in by_kind.items() if window is not None), "full_attention")
     kinds = getattr(config, "layer_types", None) or [only]
-    return {kind: known.get(kind) for kind in dict.fromkeys(kinds)}
+    return {kind: by_kind.get(kind) for kind in dict.fromkeys(kinds)}
 
 
 def within(

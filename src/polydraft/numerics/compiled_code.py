@@ -65,10 +65,10 @@ def cfunc(signature: Any, **options: Any) -> Callable[[Callable[..., Any]], CFun
     """`numba.cfunc`, whose code is cached in `place()`."""
 
     def compiled(function: Callable[..., Any]) -> CFunc:
-        made: Any = CFunc(function, normalize_signature(signature), locals={}, options=options)
-        made._cache = _Cache(function)
-        made.compile()
-        return made
+        pointer: Any = CFunc(function, normalize_signature(signature), locals={}, options=options)
+        pointer._cache = _Cache(function)
+        pointer.compile()
+        return pointer
 
     return compiled
 
@@ -169,8 +169,8 @@ class _Files(IndexDataCacheFile):
 
     def load(self, key: Any) -> Any:
         """What was saved, or None."""
-        found = self._load(key)
-        return self.beside.load(key) if found is None and self.beside is not None else found
+        saved = self._load(key)
+        return self.beside.load(key) if saved is None and self.beside is not None else saved
 
     def _load(self, key: Any) -> Any:
         try:
@@ -206,8 +206,8 @@ class _Cache(FunctionCache):
         locator, name = self._impl.locator, self._impl.filename_base
         self._cache_file = _Files(locator.get_cache_path(), name, locator.get_source_stamp())
         if isinstance(locator, _Locator) and _came_with_code():
-            own = str(Path(locator._py_file).parent / "__pycache__")
-            self._cache_file.beside = _Files(own, name, locator.get_source_stamp())
+            folder = str(Path(locator._py_file).parent / "__pycache__")
+            self._cache_file.beside = _Files(folder, name, locator.get_source_stamp())
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:

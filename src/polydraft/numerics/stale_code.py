@@ -80,7 +80,7 @@ def _read(text: str) -> _Module:
             first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
             definition.text += "\n".join(lines[first - 1 : node.end_lineno]) + "\n"
             definition.mentions |= mentions
-            module.fills.extend((other, name) for other in filled)
+            module.fills.extend((mention, name) for mention in filled)
     return module
 
 
@@ -98,8 +98,8 @@ class _Sources:
     def module(self, name: str) -> _Module:
         if name not in self.modules:
             self.modules[name] = _read(self.texts[name])
-            for other, filling in self.modules[name].fills:
-                for key in self.resolve(name, other):
+            for mention, filling in self.modules[name].fills:
+                for key in self.resolve(name, mention):
                     self.filled.setdefault(key, set()).add((name, filling))
         return self.modules[name]
 
@@ -129,9 +129,9 @@ class _Sources:
         if key not in self._reached:
             module, name = key
             mentions = () if _is_compiler(key) else self.module(module).definitions[name].mentions
-            self._reached[key] = {found for mention in mentions for found in self.resolve(module, mention)} | self.filled.get(
-                key, set()
-            )
+            self._reached[key] = {
+                definition for mention in mentions for definition in self.resolve(module, mention)
+            } | self.filled.get(key, set())
         return self._reached[key]
 
     def compiled(self) -> Iterator[Key]:
@@ -140,8 +140,12 @@ class _Sources:
         while True:
             mentioned = re.compile(rf"\b(?:{'|'.join(map(re.escape, words))})\b")
             names = [name for name, text in self.texts.items() if mentioned.search(text)]
-            keys = [(name, each) for name in names for each in self.module(name).definitions]
-            leading = {key for key in keys if any(_is_compiler(found) or found in makers for found in self.reached(key))}
+            keys = [(name, definition) for name in names for definition in self.module(name).definitions]
+            leading = {
+                key
+                for key in keys
+                if any(_is_compiler(mentioned_key) or mentioned_key in makers for mentioned_key in self.reached(key))
+            }
             more = {key for key in leading if not self.module(key[0]).definitions[key[1]].decorated and self._makes(key)}
             if more <= makers:
                 break
@@ -156,15 +160,15 @@ class _Sources:
 
     def closure(self, key: Key) -> set[Key]:
         """All that a definition reaches, itself included."""
-        seen, waiting = {key}, [key]
+        reached, waiting = {key}, [key]
         while waiting:
-            more = self.reached(waiting.pop()) - seen
-            seen |= more
+            more = self.reached(waiting.pop()) - reached
+            reached |= more
             waiting += more
-        return seen
+        return reached
 
     def digest(self, key: Key) -> str:
-        keys = sorted(each for each in self.closure(key) if not _is_compiler(each))
+        keys = sorted(reached for reached in self.closure(key) if not _is_compiler(reached))
         texts = (self.module(module).definitions[name].text for module, name in keys)
         return sha256("\0".join(texts).encode()).hexdigest()[:20]
 

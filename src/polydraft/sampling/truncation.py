@@ -286,7 +286,7 @@ def _drop_tail(sync, masses, limit, ids):
     while border < top and below + sums[border] <= limit:
         below += sums[border]
         border += 1
-    kept = sums[border:].sum()
+    total = sums[border:].sum()
     for j in range(count):  # the heap takes the places of those that were looked at
         token = ids[j]
         k = _bucket(masses[token])
@@ -303,12 +303,12 @@ def _drop_tail(sync, masses, limit, ids):
         below += masses[token]
         if below > limit:
             break
-        kept -= masses[token]
+        total -= masses[token]
         size -= 1
         heap[0] = heap[size]
         sift(heap, masses, first, size)
         masses[token] = 0
-    return kept
+    return total
 
 
 @njit(cache=True)

@@ -191,8 +191,8 @@ def multiply_experts(x, w, offset, rounded, y, choices, begin, end):
 def clamped_gate(x, n, bias, limit, alpha, out):
     """out[i] = (clamp(up) + 1) gate sigmoid(alpha gate), gate at most the limit: gpt-oss' activation. x: [>= 2 n] gate and up.  bias: [2 n] of them."""
     for i in range(n):
-        left, right = min(x[i] + bias[i], limit), min(max(x[n + i] + bias[n + i], -limit), limit)
-        out[i] = (right + np.float32(1.0)) * left / (np.float32(1.0) + exp(-alpha * left))
+        gated, right = min(x[i] + bias[i], limit), min(max(x[n + i] + bias[n + i], -limit), limit)
+        out[i] = (right + np.float32(1.0)) * gated / (np.float32(1.0) + exp(-alpha * gated))
 
 
 @inner

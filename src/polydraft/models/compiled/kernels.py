@@ -104,10 +104,10 @@ def gate(x: np.ndarray, n: int, activation: int, out: np.ndarray, begin: int, en
     for t in range(begin, end):
         if activation == SILU:
             for i in range(n):
-                left = x[t, i]
-                out[t, i] = left / (np.float32(1.0) + exp(-left)) * x[t, n + i]
+                gated = x[t, i]
+                out[t, i] = gated / (np.float32(1.0) + exp(-gated)) * x[t, n + i]
         else:
             for i in range(n):
-                left = x[t, i]
-                turn = _GELU_LINE * fma(_GELU_CUBE * left * left, left, left)
-                out[t, i] = left / (np.float32(1.0) + exp(-turn)) * x[t, n + i]
+                gated = x[t, i]
+                turn = _GELU_LINE * fma(_GELU_CUBE * gated * gated, gated, gated)
+                out[t, i] = gated / (np.float32(1.0) + exp(-turn)) * x[t, n + i]

@@ -257,13 +257,13 @@ def head_part(head: Packed, outputs: int, work: Workspace, step: np.ndarray) -> 
 def side_by_side_block(weights: Weights, sizes: Sizes, memories: Sequence[Any], work: Workspace, step: np.ndarray) -> Block:
     """Attention and a state space of the same input, added."""
     first = state_space_block(weights, sizes, memories[1], work, step)
-    second, kept = attention_block(weights, sizes, memories[0], work, step), aligned(*work.update.shape)
+    second, mixed = attention_block(weights, sizes, memories[0], work, step), aligned(*work.update.shape)
     parts = (
         *first.parts,
-        Part(add_code, Add(work.update, kept, replaces=True)),
+        Part(add_code, Add(work.update, mixed, replaces=True)),
         Part(rounding_code, Rounding(work.normed, work.normed.shape[1], second.rounding, work.rounded)),
         *second.parts,
-        Part(add_code, Add(kept, work.update, replaces=False)),
+        Part(add_code, Add(mixed, work.update, replaces=False)),
     )
     return Block(first.rounding, parts)
 
@@ -300,10 +300,10 @@ def layer_parts(
 
     def indexed(block: Block, gains: tuple[np.ndarray, ...], layer: int, index: int) -> list[tuple[Part, int]]:
         """Parts of a block with their index among the layers that have it; its norms are stacked over all layers."""
-        before, behind = ends[id(block)] = ends.get(id(block)) or around(block, sizes, work, step, *gains)
+        before, behind = around_block[id(block)] = around_block.get(id(block)) or around(block, sizes, work, step, *gains)
         return [(before, layer), *((part, index) for part in block.parts), (behind, layer)]
 
-    ends: dict[int, tuple[Part, Part]] = {}
+    around_block: dict[int, tuple[Part, Part]] = {}
     num_layers = len(weights.attention_norm)
     none = np.zeros((num_layers, 0), np.float32)
     mixers = weights.mixers or (ATTENTION,) * num_layers

@@ -64,10 +64,10 @@ class ExpertWeights(NamedTuple):
 def expert_matrices(mixture: Mixture, prefixes: Sequence[str]) -> dict[str, list[list[str]]]:
     """Field of `ExpertWeights` -> tensors of each matrix, one below another. prefixes: of the layers that are mixtures."""
     gate_up, (down,) = PROJECTIONS[:2], PROJECTIONS[2:]
-    each = [(prefix, e) for prefix in prefixes for e in range(mixture.experts)]
+    experts = [(prefix, e) for prefix in prefixes for e in range(mixture.experts)]
     names = {
-        "gate_up": [[prefix + expert_name(e, part) for part in gate_up] for prefix, e in each],
-        "down": [[prefix + expert_name(e, down)] for prefix, e in each],
+        "gate_up": [[prefix + expert_name(e, part) for part in gate_up] for prefix, e in experts],
+        "down": [[prefix + expert_name(e, down)] for prefix, e in experts],
     }
     if mixture.shared:
         names["shared_gate_up"] = [[f"{prefix}{SHARED}.{part}.weight" for part in gate_up] for prefix in prefixes]
@@ -82,8 +82,8 @@ def expert_vectors(model: Checkpoint, mixture: Mixture, prefixes: Sequence[str])
         """Of each layer, all these one behind the other."""
         if not present:
             return np.zeros((*shape[:-1], 0), np.float32)
-        each = [torch.cat([model.read(prefix + name).float().reshape(-1) for name in names]) for prefix in prefixes]
-        return torch.stack(each).reshape(shape).numpy()
+        layers = [torch.cat([model.read(prefix + name).float().reshape(-1) for name in names]) for prefix in prefixes]
+        return torch.stack(layers).reshape(shape).numpy()
 
     M, E, hidden, experts = len(prefixes), mixture.experts, model.config.hidden_size, range(mixture.experts)
     gate_up = [expert_name(e, part, "bias") for e in experts for part in PROJECTIONS[:2]]
@@ -124,10 +124,10 @@ def expert_parts(weights: ExpertWeights, sizes: Sizes, work: Workspace, step: np
         return Part(multiply_code, MultiplyExperts(step, x, w, routing.experts, rounded, y, choices), items)
 
     gathered, gathered_rounded = rows_for(weights.gate_up, hidden)
-    both, act, given = aligned(places, weights.gate_up.outputs), aligned(places, inner), aligned(places, weights.down.outputs)
+    both, act, outputs = aligned(places, weights.gate_up.outputs), aligned(places, inner), aligned(places, weights.down.outputs)
     _, act_rounded = rows_for(weights.down, inner)
     shared, shared_parts = _shared(weights, sizes, work, step)
-    combined = Combine(step, given, weights.down_bias, choices, work.normed, shared, weights.shared_gate, hidden, work.update)
+    combined = Combine(step, outputs, weights.down_bias, choices, work.normed, shared, weights.shared_gate, hidden, work.update)
     router = Product(step, work.normed, weights.router, work.rounded, choices.logits)
     return (
         Part(product_code, router, panel_work(weights.router.panels, weights.router.panel_bytes, threads)),
@@ -136,7 +136,7 @@ def expert_parts(weights: ExpertWeights, sizes: Sizes, work: Workspace, step: np
         Part(gather_code, Gather(work.normed, work.rounded, choices, gathered, gathered_rounded)),
         multiply(gathered, weights.gate_up, gathered_rounded, both),
         _activation(weights, sizes, step, choices, both, act, act_rounded),
-        multiply(act, weights.down, act_rounded, given),
+        multiply(act, weights.down, act_rounded, outputs),
         *shared_parts,
         Part(combine_code, combined, Work(grain=1)),
     )
@@ -159,7 +159,7 @@ def _shared(weights: ExpertWeights, sizes: Sizes, work: Workspace, step: np.ndar
     inner, gate_up, down = weights.mixture.shared, weights.shared_gate_up, weights.shared_down
     if inner == 0:
         return aligned(CHUNK, 0), ()
-    both, act, given = aligned(CHUNK, gate_up.outputs), aligned(CHUNK, inner), aligned(CHUNK, down.outputs)
+    both, act, outputs = aligned(CHUNK, gate_up.outputs), aligned(CHUNK, inner), aligned(CHUNK, down.outputs)
     rounded, threads = aligned(CHUNK, rounded_bytes(max(inner, work.normed.shape[1])), dtype=np.uint8), len(work.queries)
 
     def product(x: np.ndarray, w: Packed, y: np.ndarray) -> Part:
@@ -169,6 +169,6 @@ def _shared(weights: ExpertWeights, sizes: Sizes, work: Workspace, step: np.ndar
         Part(rounding_code, Rounding(work.normed, work.normed.shape[1], gate_up.rounding, rounded)),
         product(work.normed, gate_up, both),
         Part(gate_code, Gate(both, inner, sizes.activation, act, down.rounding, rounded), Work(grain=1)),
-        product(act, down, given),
+        product(act, down, outputs),
     )
-    return given, parts
+    return outputs, parts

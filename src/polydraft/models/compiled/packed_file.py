@@ -76,11 +76,11 @@ class PackedFile:
             with open(self._path, "rb") as file:
                 if os.fstat(file.fileno()).st_size != self._starts[-1]:
                     return False
-                said = json.loads(file.read(HEADER).split(b"\n", 1)[0])
-                if said["about"] != self._about or said["sizes"] != self._sizes:
+                header = json.loads(file.read(HEADER).split(b"\n", 1)[0])
+                if header["about"] != self._about or header["sizes"] != self._sizes:
                     return False
-                figures = {str(name): float(number) for name, number in said["figures"].items()}
-                whole = self._each(partial(_read, file.fileno())) == said["sums"]
+                figures = {str(name): float(number) for name, number in header["figures"].items()}
+                whole = self._each(partial(_read, file.fileno())) == header["sums"]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             whole, figures = False, dict[str, float]()
         if not whole:
@@ -112,8 +112,8 @@ class PackedFile:
             disk = shutil.disk_usage(self._path.parent)
             if self._starts[-1] > disk.free - disk.total // 10:
                 return
-            said = {"about": self._about, "sizes": self._sizes, "sums": self._each(_sum), "figures": figures}
-            line = json.dumps(said).encode() + b"\n"
+            header = {"about": self._about, "sizes": self._sizes, "sums": self._each(_sum), "figures": figures}
+            line = json.dumps(header).encode() + b"\n"
             if len(line) > HEADER:  # a model of a hundred files with long names
                 return
             try:

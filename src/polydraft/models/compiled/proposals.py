@@ -308,11 +308,11 @@ class CompiledProposals(SlotModel):
             places, stops = with_leaves(places), ()
             raw = np.empty((*places.parents.shape, self.arrays.sizes.outputs), _f32)
         requests, token_ids = self._asked(DRAW, slots, list(zip(*keys, strict=True)), pending, drafting, places.parents.shape[1])
-        samplings, ends = draft_samplings(params, self.vocab_size, self.draft_ids), stops_asked(tuple(stops), len(slots))
+        samplings, path_stops = draft_samplings(params, self.vocab_size, self.draft_ids), stops_asked(tuple(stops), len(slots))
         model = sync, self.arrays, self.vocab_size, self.output_tokens or OutputTokens.of(self.draft_ids)
         with self.pool:
             *nodes, probs, last, passes = _propose(
-                *model, requests, token_ids, places, *samplings, draft_sampling.value, raw, ends
+                *model, requests, token_ids, places, *samplings, draft_sampling.value, raw, path_stops
             )
         tokens, parents, rows, confidence = (np.ascontiguousarray(x[:, :last]) for x in nodes)
         self._committed(requests, drafting, places.parents.shape[1], passes)

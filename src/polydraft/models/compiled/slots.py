@@ -25,13 +25,13 @@ class CompiledSlots(CompiledProposals):
     def new_states(self, spec: ModelSpec) -> dict[str, Any]:
         """The memory of recurrent layers, by their kind, for slots that were opened."""
         folded = np.zeros(self.max_num_seqs, np.int64)
-        made = {kind: STATES[kind](shape, folded) for kind, shape in spec.states.items()}
+        memories = {kind: STATES[kind](shape, folded) for kind, shape in spec.states.items()}
         self._begun = set[int]()
-        if made:
-            self.chunk, kinds = CHUNK, [kind for _, kind in made.values()]
+        if memories:
+            self.chunk, kinds = CHUNK, [kind for _, kind in memories.values()]
             self._recurrent = RecurrentMemory(kinds, self._lengths, folded, snapshot_bytes(), self._read_again)
             self.state_bytes = self._recurrent.state_bytes
-        return {kind: memory for kind, (memory, _) in made.items()}
+        return {kind: memory for kind, (memory, _) in memories.items()}
 
     def _read_again(self, slot: int, begin: int, end: int) -> None:
         """Run committed tokens through the layers, for what recurrent ones keep; keys and values get the bits that they have."""

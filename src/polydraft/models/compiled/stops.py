@@ -36,13 +36,13 @@ def stops_asked(stops: tuple[Stop | None, ...], count: int) -> Stops:
     """
     most = max((len(stop.least) for stop in stops if stop), default=0)
     spares = max((len(stop.spare_least) for stop in stops if stop), default=0)
-    asked = Stops(np.zeros((count, most)), np.ones((count, BINS)), np.full((count, spares), np.inf), np.ones(count))
+    arrays = Stops(np.zeros((count, most)), np.ones((count, BINS)), np.full((count, spares), np.inf), np.ones(count))
     for b, stop in enumerate(stops):
         if stop:
-            asked.least[b] = stop.least + stop.least[-1:] * (most - len(stop.least))
-            asked.acceptance[b], asked.spare_acceptance[b] = stop.acceptance, stop.spare_acceptance
-            asked.spare_least[b, : len(stop.spare_least)] = stop.spare_least
-    return asked
+            arrays.least[b] = stop.least + stop.least[-1:] * (most - len(stop.least))
+            arrays.acceptance[b], arrays.spare_acceptance[b] = stop.acceptance, stop.spare_acceptance
+            arrays.spare_least[b, : len(stop.spare_least)] = stop.spare_least
+    return arrays
 
 
 @inner(error_model="numpy")

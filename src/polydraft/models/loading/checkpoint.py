@@ -278,22 +278,22 @@ def _predictor_shapes(config: Any) -> dict[str, tuple[int, ...]]:
 
 def _predictor_of_folder(folder: Path, config: Any, files: Mapping[str, Path]) -> PredictorCheckpoint | None:
     """The layer of a folder that predicts a further token; None where there is none, or one of other parts."""
-    found = predictor.in_folder(files, config.num_hidden_layers)
-    if found is None:
+    names = predictor.in_folder(files, config.num_hidden_layers)
+    if names is None:
         return None
     shapes, offset = _predictor_shapes(config), _norm_offset(config)
     try:
-        located = _located(config, shapes, found.layer)
-        places = {name: place._replace(name=found.layer[place.name]) for name, place in located.items()}
-        if {place.name for place in places.values()} != {*found.layer.values()}:
+        located = _located(config, shapes, names.layer)
+        places = {name: place._replace(name=names.layer[place.name]) for name, place in located.items()}
+        if {place.name for place in places.values()} != {*names.layer.values()}:
             return None
         outlines = _outlines(files, places, shapes, MxWeights({}, lambda name, index: torch.empty(0)))
     except (KeyError, ValueError, ModelLoadError):
         return None
-    reader = _Reader(files, places | {name: Stored(place) for name, place in found.ends.items()})
+    reader = _Reader(files, places | {name: Stored(place) for name, place in names.ends.items()})
 
     def ends() -> dict[str, Tensor]:
-        tensors = {name: reader.read(name).float() for name in found.ends}
+        tensors = {name: reader.read(name).float() for name in names.ends}
         return {name: tensor + offset if tensor.ndim == 1 else tensor for name, tensor in tensors.items()}
 
     cpu, used = torch.device("cpu"), sorted({files[place.name] for place in places.values()})
@@ -314,8 +314,8 @@ def _predictor_of_folder(folder: Path, config: Any, files: Mapping[str, Path]) -
 def _predictor_of_file(file: GgufFile) -> PredictorCheckpoint | None:
     """Likewise of a GGUF file."""
     config = file.config
-    found = predictor.in_gguf(file.tensors, config.num_hidden_layers)
-    if found is None:
+    placed = predictor.in_gguf(file.tensors, config.num_hidden_layers)
+    if placed is None:
         return None
     shapes = _predictor_shapes(config)
 
@@ -326,7 +326,7 @@ def _predictor_of_file(file: GgufFile) -> PredictorCheckpoint | None:
         used = {file.own_name(its(name)) for name in shapes}
     except ModelLoadError:
         return None
-    if used != {*found.layer.values()} or any(file.shape(its(name)) != shape for name, shape in shapes.items()):
+    if used != {*placed.layer.values()} or any(file.shape(its(name)) != shape for name, shape in shapes.items()):
         return None
     outlines = {name: _outline_of_file(file, its(name), shape) for name, shape in shapes.items()}
     return PredictorCheckpoint(
@@ -342,7 +342,7 @@ def _predictor_of_file(file: GgufFile) -> PredictorCheckpoint | None:
         rows=lambda name, rows: file.rows(its(name), rows),
         forget=lambda names, rows: file.forget(map(its, names), rows),
         files=tuple(parts_of(file.path)),
-        ends=lambda: {name: file.tensor(place) for name, place in found.ends.items()},
+        ends=lambda: {name: file.tensor(place) for name, place in placed.ends.items()},
     )
 
 
@@ -365,11 +365,11 @@ def of_file(file: GgufFile) -> Checkpoint | None:
         return None
     file.check_all_used(map(file.own_name, shapes))
     for name, shape in shapes.items():
-        found = file.shape(name)
-        cut_up = len(shape) == 1 and prod(found) == shape[0]  # gains by group
-        if not cut_up and [size for size in found if size > 1] != [size for size in shape if size > 1]:
-            told = f"its tensor {file.own_name(name)!r} has the shape {found} for {name!r}; expected {shape}"
-            raise file.refusal(told, "Give another file of the model")
+        stored_shape = file.shape(name)
+        cut_up = len(shape) == 1 and prod(stored_shape) == shape[0]  # gains by group
+        if not cut_up and [size for size in stored_shape if size > 1] != [size for size in shape if size > 1]:
+            problem = f"its tensor {file.own_name(name)!r} has the shape {stored_shape} for {name!r}; expected {shape}"
+            raise file.refusal(problem, "Give another file of the model")
     outlines = {name: _outline_of_file(file, name, shape) for name, shape in shapes.items()}
     tied, cpu = HEAD not in shapes, torch.device("cpu")
     offers: dict[str, Any] = {
@@ -411,11 +411,11 @@ def _outlines(
     """
     from safetensors import safe_open
 
-    wanted, tensors = {place.name for place in places.values()}, dict[str, Tensor]()
-    wanted |= {place.name + BLOCKS for place in mx.places.values()}
-    for file in {files[name] for name in wanted}:
+    tensor_names, tensors = {place.name for place in places.values()}, dict[str, Tensor]()
+    tensor_names |= {place.name + BLOCKS for place in mx.places.values()}
+    for file in {files[name] for name in tensor_names}:
         with safe_open(file, "pt") as opened:
-            for name in wanted.intersection(opened.keys()):
+            for name in tensor_names.intersection(opened.keys()):
                 entry = opened.get_slice(name)
                 tensors[name] = torch.empty(
                     entry.get_shape(), dtype=(NUMBERS | {"U8": torch.uint8})[entry.get_dtype()], device="meta"
@@ -425,8 +425,8 @@ def _outlines(
     wrong = {name: tuple(outline.shape) for name, outline in outlines.items() if tuple(outline.shape) != shapes[name]}
     for name, shape in wrong.items():
         if OF_MIXTURE.search(name):
-            told = f"the weights of {name!r} are of shape {shape}, and its config.json expects {shapes[name]}"
-            raise ModelLoadError(f"{told}: the experts do not fit. Copy or download the folder again.")
+            problem = f"the weights of {name!r} are of shape {shape}, and its config.json expects {shapes[name]}"
+            raise ModelLoadError(f"{problem}: the experts do not fit. Copy or download the folder again.")
     if wrong:
         raise ValueError(min(wrong))
     return outlines

@@ -52,15 +52,15 @@ class CheckpointConfig:
         if any(settings.get(name) for name in UNREAD) or layers != ["full_attention"] * len(layers):
             return None
         ids = {name: settings[name] for name in ID_NAMES if name in settings}
-        given = {"pad_token_id": None, **ids, **{name: settings[name] for name in NAMES if settings.get(name) is not None}}
-        rope = given.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": settings.get("rope_theta")})
-        fits = all(isinstance(given[name], kind) for name, kind in PLAIN.items() if name in given)
-        if not fits or NEEDED - given.keys() or rope.get("rope_type") not in ROPE_TYPES or not rope.get("rope_theta"):
+        fields = {"pad_token_id": None, **ids, **{name: settings[name] for name in NAMES if settings.get(name) is not None}}
+        rope = fields.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": settings.get("rope_theta")})
+        fits = all(isinstance(fields[name], kind) for name, kind in PLAIN.items() if name in fields)
+        if not fits or NEEDED - fields.keys() or rope.get("rope_type") not in ROPE_TYPES or not rope.get("rope_theta"):
             return None
-        eos = given["eos_token_id"]
-        given["head_dim"] = given.get("head_dim") or given["hidden_size"] // given["num_attention_heads"]
-        given["of_architecture"] = {name: settings[name] for name in LLAMA_NAMES if settings.get(name) is not None}
-        return cls(**given | {"name_or_path": place, "eos_token_id": [eos] if isinstance(eos, int) else eos})
+        eos = fields["eos_token_id"]
+        fields["head_dim"] = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
+        fields["of_architecture"] = {name: settings[name] for name in LLAMA_NAMES if settings.get(name) is not None}
+        return cls(**fields | {"name_or_path": place, "eos_token_id": [eos] if isinstance(eos, int) else eos})
 
 
 ID_NAMES = ("bos_token_id", "eos_token_id", "pad_token_id")

@@ -129,13 +129,13 @@ def _unknown_kind(folder: Path) -> str | None:
     settings |= text if isinstance(text, dict) else {}
     kinds, rope = settings.get("layer_types"), settings.get("rope_parameters") or settings.get("rope_scaling")
     ropes = [part for part in (rope, *rope.values()) if isinstance(part, dict)] if isinstance(rope, dict) else []
-    asked = {
+    fields = {
         "layer_types": (kinds if isinstance(kinds, list) else [], [*ALLOWED_LAYER_TYPES]),
         "rope_type": ([part["rope_type"] for part in ropes if "rope_type" in part], ["default", *ROPE_INIT_FUNCTIONS]),
     }
-    for field, (values, known) in asked.items():
-        if unknown := [value for value in values if value not in known]:
-            return f"it has {field} {unknown[0]!r}; known are {', '.join(dict.fromkeys(known))}"
+    for field, (values, supported) in fields.items():
+        if unknown := [value for value in values if value not in supported]:
+            return f"it has {field} {unknown[0]!r}; known are {', '.join(dict.fromkeys(supported))}"
     return None
 
 

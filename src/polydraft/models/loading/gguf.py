@@ -184,10 +184,10 @@ class GgufFile(GgufHeader):
         return {}
 
     def _check_stack(self, tensor: str) -> None:
-        count, (found, *_) = self.setting("expert_count"), self.tensors[tensor].shape
-        if found != count:
+        count, (num_stacked, *_) = self.setting("expert_count"), self.tensors[tensor].shape
+        if num_stacked != count:
             raise self.refusal(
-                f"it has {count} experts by its settings, and {found} in its tensor {tensor!r}", "Copy or download it again"
+                f"it has {count} experts by its settings, and {num_stacked} in its tensor {tensor!r}", "Copy or download it again"
             )
 
     def _entry(self, name: str) -> Entry:
@@ -289,8 +289,8 @@ class GgufFile(GgufHeader):
     def read(self, name: str) -> Tensor:
         """A weight in float32, by transformers' name."""
         weight, layer = _dequantised(*self.blocks(name)), LAYER.fullmatch(name)
-        made = self.described.gguf_values.get(layer[2] or "") if layer else None
-        return weight if made is None else made(weight)
+        transform = self.described.gguf_values.get(layer[2] or "") if layer else None
+        return weight if transform is None else transform(weight)
 
     def weight(self, name: str, *, outline: bool = False) -> Tensor:
         """A weight of transformers' model in float32, or, as an outline, a tensor without values of its shape, but for sizes of 1."""

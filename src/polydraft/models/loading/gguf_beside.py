@@ -33,11 +33,11 @@ def predictor_beside(file: GgufFile, predictor_of: Callable[[GgufFile], Predicto
             continue
         predictor = None
         try:
-            other = GgufFile(path)
-            if other.architecture != file.architecture:
+            candidate = GgufFile(path)
+            if candidate.architecture != file.architecture:
                 continue
-            reason = _differs(other, file)
-            predictor = None if reason else predictor_of(other)
+            reason = _differs(candidate, file)
+            predictor = None if reason else predictor_of(candidate)
         except ModelLoadError as error:
             reason = first_line(error)
         if predictor is not None:
@@ -71,8 +71,8 @@ def fetch_predictor(name: str) -> None:
         model = GgufFile(located(name))
         if model.setting("nextn_predict_layers") or (file := _listed(repository, revision, model.path)) is None:
             return
-        other = _header(repository, revision, file)
-        reason = "it is of another architecture" if other.architecture != model.architecture else _differs(other, model)
+        header = _header(repository, revision, file)
+        reason = "it is of another architecture" if header.architecture != model.architecture else _differs(header, model)
         if reason is None:
             fetched_file(repository, revision, file)
         else:

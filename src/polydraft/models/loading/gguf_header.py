@@ -184,8 +184,8 @@ class GgufHeader:
         """
         entry = self.tensors.get(name)
         if entry is None or entry.type != "F32":
-            found = "no tensor" if entry is None else f"a tensor in {entry.type}, not F32, of the name"
-            raise self.refusal(f"it has {found} {name!r}", "Copy or download it again")
+            present = "no tensor" if entry is None else f"a tensor in {entry.type}, not F32, of the name"
+            raise self.refusal(f"it has {present} {name!r}", "Copy or download it again")
         return np.frombuffer(self.parts[entry.part], "<f4", entry.num_bytes // 4, entry.start).tolist()
 
     @property
@@ -197,8 +197,8 @@ class GgufHeader:
         """
         extra, blocks = self.setting("nextn_predict_layers", 0), self.count("block_count")
         if not isinstance(extra, int) or not 0 <= extra < blocks:
-            told = f"its {self.architecture}.nextn_predict_layers is {extra!r}; expected 0 to {blocks - 1}"
-            raise self.refusal(told, "Give another file of the model")
+            problem = f"its {self.architecture}.nextn_predict_layers is {extra!r}; expected 0 to {blocks - 1}"
+            raise self.refusal(problem, "Give another file of the model")
         return blocks - extra
 
     def _read_part(self, num_parts: int) -> None:
@@ -212,10 +212,10 @@ class GgufHeader:
             raise struct.error(f"{num_keys} keys and {num_tensors} tensors in {len(self._data)} bytes")
         self._at = struct.calcsize("<4sIQQ")
         metadata, number = {self._string(): self._value(self._number("<I")) for _ in range(num_keys)}, len(self.parts) - 1
-        told = metadata.get("split.no", 0), metadata.get("split.count", 1) or 1
-        if told != (number, num_parts):
+        stated = metadata.get("split.no", 0), metadata.get("split.count", 1) or 1
+        if stated != (number, num_parts):
             raise self.refusal(
-                f"it says that it is part {told[0] + 1} of {told[1]}; expected part {number + 1} of {num_parts}",
+                f"it says that it is part {stated[0] + 1} of {stated[1]}; expected part {number + 1} of {num_parts}",
                 "Give the parts the names that gguf-split gave them, NAME-00001-of-00003.gguf and so on",
             )
         if number == 0:
@@ -298,13 +298,13 @@ class GgufHeader:
 
     def find(self, key: str, texts: Iterable[str]) -> dict[str, int]:
         """Places of texts in a list of the metadata; of those that are not there none."""
-        wanted, entry, data = {text.encode(): text for text in texts}, self.metadata[key], self._data
-        lengths, places, at = {len(text) for text in wanted}, dict[str, int](), entry.start
+        encoded, entry, data = {text.encode(): text for text in texts}, self.metadata[key], self._data
+        lengths, places, at = {len(text) for text in encoded}, dict[str, int](), entry.start
         for place in range(entry.length):
             length = LENGTH.unpack_from(data, at)[0]
             at += LENGTH.size + length
-            if length in lengths and (text := data[at - length : at]) in wanted:
-                places[wanted[text]] = place
+            if length in lengths and (text := data[at - length : at]) in encoded:
+                places[encoded[text]] = place
         return places
 
     def _tensor(self) -> tuple[str, Entry]:

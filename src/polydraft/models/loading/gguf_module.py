@@ -47,13 +47,13 @@ def module_of_file(file: GgufFile, dtype: torch.dtype | None = None, device: tor
 
 
 def _check_shape(file: GgufFile, name: str, shape: torch.Size) -> None:
-    told = ", ".join(f"{tensor!r} of shape {file.tensors[tensor].shape}" for tensor in file.own_names(name))
+    names = ", ".join(f"{tensor!r} of shape {file.tensors[tensor].shape}" for tensor in file.own_names(name))
     try:
-        found: Any = _without_ones(file.weight(name, outline=True).shape)
+        file_shape: Any = _without_ones(file.weight(name, outline=True).shape)
     except (RuntimeError, ValueError, IndexError):  # what torch says where shapes do not go together
-        found = None
-    if found != _without_ones(shape):
-        raise file.refusal(f"its {told} is not {name!r} of shape {tuple(shape)}", "Give another file of the model")
+        file_shape = None
+    if file_shape != _without_ones(shape):
+        raise file.refusal(f"its {names} is not {name!r} of shape {tuple(shape)}", "Give another file of the model")
 
 
 def _without_ones(shape: Iterable[int]) -> list[int]:
@@ -63,18 +63,19 @@ def _without_ones(shape: Iterable[int]) -> list[int]:
 def _fitting(file: GgufFile, sizes: list[int], dtype: torch.dtype | None, device: torch.device) -> torch.dtype:
     """The number format of the weights. sizes: how many numbers each has; the largest is there twice in float32 while it is made."""
     free, choices = available_bytes(device), (torch.float32, torch.bfloat16) if dtype is None else (dtype,)
-    made = 2 * max(sizes) * torch.float32.itemsize
-    needed = {choice: sum(sizes) * choice.itemsize + made for choice in choices}
+    spare = 2 * max(sizes) * torch.float32.itemsize
+    needed = {choice: sum(sizes) * choice.itemsize + spare for choice in choices}
     number = next((choice for choice in choices if needed[choice] <= free), None)
-    told = [f"{needed[choice] / 2**30:.2f} GiB in {str(choice).removeprefix('torch.')}" for choice in choices]
+    sizes_text = [f"{needed[choice] / 2**30:.2f} GiB in {str(choice).removeprefix('torch.')}" for choice in choices]
     if number is None:
         raise CapacityError(
-            f"the GGUF file {str(file.path)!r} was given; its weights take {' or '.join(told)} through transformers, and {free / 2**30:.2f} GiB "
+            f"the GGUF file {str(file.path)!r} was given; its weights take {' or '.join(sizes_text)} through transformers, and {free / 2**30:.2f} GiB "
             f"are free on {device}. Give a smaller model."
         )
     if dtype is None and number != torch.float32:
         warnings.warn(
-            f"{str(file.path)!r} runs in bfloat16: its weights take {told[0]}, and {free / 2**30:.2f} GiB are free.", stacklevel=2
+            f"{str(file.path)!r} runs in bfloat16: its weights take {sizes_text[0]}, and {free / 2**30:.2f} GiB are free.",
+            stacklevel=2,
         )
     return number
 

@@ -44,8 +44,8 @@ def end_ids(file: GgufHeader) -> list[int]:
     if TAG in ids and (types[ids[TAG] :][:1] != [CONTROL] or TOOL_RESPONSE in ids):
         del ids[TAG]
     no_end = ids.get(PART_END) if any(tokens <= ids.keys() for tokens in IN_PARTS) else None
-    ends = [special_id(file, role) for role in ("eos", "eot", "eom")] + [ids.get(name) for name in ENDS]
+    ids_of_ends = [special_id(file, role) for role in ("eos", "eot", "eom")] + [ids.get(name) for name in ENDS]
     for role, names in MIDDLE_ENDS.items():
         by_key = special_id(file, role)
-        ends.append(next((ids[name] for name in names if name in ids), None) if by_key is None else by_key)
-    return list(dict.fromkeys(i for i in ends if i not in (None, no_end)))
+        ids_of_ends.append(next((ids[name] for name in names if name in ids), None) if by_key is None else by_key)
+    return list(dict.fromkeys(i for i in ids_of_ends if i not in (None, no_end)))

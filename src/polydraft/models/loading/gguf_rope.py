@@ -57,6 +57,6 @@ def _scaled(file: GgufHeader) -> dict[str, Any]:
             **grown,
         }
     if kind not in ("linear", "none", "yarn") or growth != 1.0:
-        told = f"{kind!r} with a factor of {factor} and attention times {growth}"
-        raise file.refusal(f"its rope scaling is {told}; expected 'linear' or 'yarn'", FOLDER)
+        scaling = f"{kind!r} with a factor of {factor} and attention times {growth}"
+        raise file.refusal(f"its rope scaling is {scaling}; expected 'linear' or 'yarn'", FOLDER)
     return {"rope_type": "default"} if kind == "none" or factor == 1.0 else {"rope_type": kind, "factor": factor}

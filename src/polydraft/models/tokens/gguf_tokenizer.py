@@ -35,8 +35,8 @@ def gguf_tokenizer(file: GgufFile) -> BackendTokenizer | None:
     if kind not in ("gpt2", "llama", "gemma4"):
         return None
     digest = _digest(file)
-    if (known := _in_use.get(digest)) is not None:
-        same = copy(known)
+    if (cached := _in_use.get(digest)) is not None:
+        same = copy(cached)
         same.chat_template = _templates(file)
         return same
     tokens = file.strings("tokenizer.ggml.tokens")

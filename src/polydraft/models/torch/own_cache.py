@@ -138,11 +138,11 @@ class OwnCacheTarget(SlotModel):
         options: dict[str, Any] = {"output_hidden_states": True} if hidden else {}
         options |= {"logits_to_keep": 1} if "logits_to_keep" in self._takes else {}
         for begin in range(0, len(token_ids), step):
-            piece, seen = list(token_ids[begin : begin + step]), len(state.token_ids)
+            piece, num_read = list(token_ids[begin : begin + step]), len(state.token_ids)
             if self.reads_again:
                 out = self._forward([state.token_ids + piece], 0, {"use_cache": False}, **options)
             else:
-                out = self._forward([piece], seen, state.cache, **options)
+                out = self._forward([piece], num_read, state.cache, **options)
                 state.cache = self._cache_of(out)
             for layer in hidden:
                 states[layer].append(out.hidden_states[layer][0, -len(piece) :])
@@ -263,9 +263,9 @@ class OwnCacheTarget(SlotModel):
         after = list[_State]()
         if not self.reads_again:
             whole = [row for row, text in enumerate(texts) if len(text) == width]  # behind shorter ones there is padding
-            made = self._cache_of(out)
+            prefix_cache = self._cache_of(out)
             for row in whole:
-                rest = made if len(texts) == 1 else {k: _rows_of(_copied(v), [row]) for k, v in made.items()}
+                rest = prefix_cache if len(texts) == 1 else {k: _rows_of(_copied(v), [row]) for k, v in prefix_cache.items()}
                 after.append(_State(state.token_ids + texts[row], rest, results[0][paths[row][-1]]))
         self._trees[slot] = _Scored(tokens, after)
         return results[0], results[1:]

@@ -53,18 +53,18 @@ def prove_trees(target: Target, text: list[int], plain: Float[Tensor, "L V"]) ->
         ModelLoadError: other logits, by how much.
     """
     at = min(PREFIX, len(text) - 1)
-    found = [target.prefill([0], [text[:at]]).logits[0]] if at else []
+    scored = [target.prefill([0], [text[:at]]).logits[0]] if at else []
     expected = [plain[at - 1 : at]] if at else []
     while at < len(text):
         tree, path = tree_of(text[at : at + ROOT_AND_DRAFTS], other=text[0])
-        found.append(target.score([0], tree).logits[0, path])
+        scored.append(target.score([0], tree).logits[0, path])
         expected.append(plain[at : at + len(path)])
         accepted = path[1 : len(path) - (at == PREFIX)]  # all but the last, then all
         outcome = Outcome(torch.tensor([accepted], dtype=torch.int64), torch.tensor([len(accepted)]), torch.tensor([0]))
         target.commit([0], outcome)
         at += 1 + len(accepted)
     target.release([0])
-    check_close(torch.cat(found), torch.cat(expected), target, "trees of drafts")
+    check_close(torch.cat(scored), torch.cat(expected), target, "trees of drafts")
 
 
 def check_close(found: Float[Tensor, "M V"], plain: Float[Tensor, "M V"], target: Target, what: str) -> None:

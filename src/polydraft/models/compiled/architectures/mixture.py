@@ -94,10 +94,10 @@ class Mixture:
         shapes: dict[str, tuple[int, ...]] = {f"{ROUTER}.weight": (self.experts, hidden)}
         shapes |= {f"{ROUTER}.bias": (self.experts,)} if self.biased else {}
         shapes |= {CHOICE: (self.experts,)} if self.choice_biased else {}
-        each = self._shapes_of(self.inner, hidden)
+        expert_shapes = self._shapes_of(self.inner, hidden)
         for e in range(self.experts):
-            shapes |= {expert_name(e, part): shape for part, shape in each.items()}
-            shapes |= {expert_name(e, part, "bias"): shape[:1] for part, shape in each.items() if self.biased}
+            shapes |= {expert_name(e, part): shape for part, shape in expert_shapes.items()}
+            shapes |= {expert_name(e, part, "bias"): shape[:1] for part, shape in expert_shapes.items() if self.biased}
         if self.shared:
             shapes |= {f"{SHARED}.{part}.weight": shape for part, shape in self._shapes_of(self.shared, hidden).items()}
         return shapes | ({f"{SHARED_GATE}.weight": (1, hidden)} if self.shared_gate else {})

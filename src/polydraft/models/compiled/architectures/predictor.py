@@ -59,8 +59,8 @@ def in_gguf(tensors: Collection[str], num_layers: int) -> Found | None:
 
 def _found(tensors: Collection[str], prefix: str, layout: Layout) -> Found | None:
     names = {name.removeprefix(prefix): name for name in tensors if name.startswith(prefix) and not name.endswith(COPIES)}
-    ends = {field: f"{getattr(layout, field)}.weight" for field in Layout._fields[:-1]}
-    if not names.keys() >= {*ends.values()}:
+    outer_names = {field: f"{getattr(layout, field)}.weight" for field in Layout._fields[:-1]}
+    if not names.keys() >= {*outer_names.values()}:
         return None
-    layer = {LAYER + name.removeprefix(layout.layer): names[name] for name in names.keys() - {*ends.values()}}
-    return Found({field: names[name] for field, name in ends.items()}, layer)
+    layer = {LAYER + name.removeprefix(layout.layer): names[name] for name in names.keys() - {*outer_names.values()}}
+    return Found({field: names[name] for field, name in outer_names.items()}, layer)

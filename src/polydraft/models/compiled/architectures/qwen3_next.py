@@ -61,8 +61,8 @@ def next_places(name: str, config: Any) -> Stored | None:
 
     def rows(matrix: Tensor) -> Tensor:
         parts = matrix.unflatten(0, (heads, -1)).split([width, width, values, values], 1)
-        wanted = parts[:3] if name == f"{QKV}.weight" else parts[3:]
-        return torch.cat([part.flatten(0, 1) for part in wanted])
+        chosen = parts[:3] if name == f"{QKV}.weight" else parts[3:]
+        return torch.cat([part.flatten(0, 1) for part in chosen])
 
     return Stored("linear_attn.in_proj_qkvz.weight", None, rows)
 

@@ -132,8 +132,8 @@ def layer_sizes(file: GgufHeader, key: str, otherwise: int | None = None) -> lis
     if not isinstance(sizes, list):
         return [file.count(key, otherwise)] * layers
     if len(sizes) < layers or not all(isinstance(size, int) and size >= 0 for size in sizes):
-        told = f"its {file.architecture}.{key} is {sizes!r}; expected a whole number for each of {layers} layers"
-        raise file.refusal(told, "Give another file of the model")
+        problem = f"its {file.architecture}.{key} is {sizes!r}; expected a whole number for each of {layers} layers"
+        raise file.refusal(problem, "Give another file of the model")
     return sizes[:layers]
 
 
@@ -189,8 +189,8 @@ class Conversion:
         heads, hidden = largest(file, "attention.head_count"), file.count("embedding_length")
         width, experts = file.count("attention.key_length", hidden // heads), file.setting("expert_count") or 0
         if experts and not 0 < file.count("expert_used_count") <= experts:
-            told = f"it chooses {file.count('expert_used_count')} of {experts} experts"
-            raise file.refusal(f"{told}; expected 1 to {experts}", "Give another file of the model")
+            problem = f"it chooses {file.count('expert_used_count')} of {experts} experts"
+            raise file.refusal(f"{problem}; expected 1 to {experts}", "Give another file of the model")
         settings = {
             "name_or_path": str(file.path),
             "vocab_size": file.tensors["token_embd.weight"].shape[0],

@@ -27,8 +27,8 @@ def rope(file: GgufHeader, width: int) -> dict[str, Any]:
 
 def settings(file: GgufHeader) -> dict[str, Any]:
     if (gate := file.setting("expert_gating_func")) != SIGMOID:
-        told = f"its deepseek2.expert_gating_func is {gate!r}; expected {SIGMOID} (sigmoid), which DeepSeek V3 has"
-        raise file.refusal(told, "Give its safetensors folder, which runs through transformers")
+        problem = f"its deepseek2.expert_gating_func is {gate!r}; expected {SIGMOID} (sigmoid), which DeepSeek V3 has"
+        raise file.refusal(problem, "Give its safetensors folder, which runs through transformers")
     turned = file.count("rope.dimension_count")
     return routed_experts(file) | {
         "head_dim": turned,

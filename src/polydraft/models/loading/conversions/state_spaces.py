@@ -94,7 +94,9 @@ def nemotron(file: GgufHeader) -> dict[str, Any]:
         (file.tensors[f"{block}ffn_up.weight"] for block in blocks if f"{block}ffn_up.weight" in file.tensors), None
     )
     settings = {
-        "layers_block_type": [next((KINDS[own] for own in KINDS if block + own in file.tensors), "mlp") for block in blocks],
+        "layers_block_type": [
+            next((KINDS[tensor] for tensor in KINDS if block + tensor in file.tensors), "mlp") for block in blocks
+        ],
         "intermediate_size": 1 if feed_forward is None else feed_forward.shape[0],
         "layer_norm_epsilon": file.number("attention.layer_norm_epsilon", file.setting("attention.layer_norm_rms_epsilon")),
         "mlp_hidden_act": "relu2",
