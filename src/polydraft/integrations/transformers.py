@@ -104,7 +104,8 @@ class CustomGenerate:
                 f"draft_model={draft!r} was given; expected a smaller model of transformers, its folder, or None to copy earlier text."
             )
         self._draft, self._options = draft, options
-        self._built: tuple[Any, Engine] | None = None
+        self._model: Any = None
+        self._engine: Engine | None = None
         self.stats: list[RequestStats] = []
 
     def __call__(
@@ -132,7 +133,7 @@ class CustomGenerate:
             raise refused("streamer", type(streamer).__name__, advice)
         mask = model_kwargs.get("attention_mask")
         real = torch.ones_like(input_ids) if mask is None else mask
-        engine = self._engine(model, len(input_ids), generation_config.max_length)
+        engine = self._engine_for(model, len(input_ids), generation_config.max_length)
         run = _Run(engine, input_ids, real.bool(), logits_processor, stopping_criteria, generation_config)
         try:
             run.start()
@@ -147,16 +148,16 @@ class CustomGenerate:
             streamer.end()
         return run.output()
 
-    def _engine(self, model: Any, num_rows: int, max_length: int) -> Engine:
+    def _engine_for(self, model: Any, num_rows: int, max_length: int) -> Engine:
         """The engine of the last call if it serves this one too; it holds no weights of its own, only caches."""
-        if self._built is not None and self._built[0] is model:
-            target = self._built[1].target
+        if self._engine is not None and self._model is model:
+            target = self._engine.target
             if num_rows <= target.max_num_seqs and max_length <= target.max_model_len:
-                return self._built[1]
+                return self._engine
         target = HFTarget(model, max_model_len=max_length, max_num_seqs=num_rows)
-        engine = Engine.of(target, draft_model=self._small(target), eos_token_ids=(), **self._options)
-        self._built = model, engine
-        return engine
+        self._engine = Engine.of(target, draft_model=self._small(target), eos_token_ids=(), **self._options)
+        self._model = model
+        return self._engine
 
     def _small(self, target: HFTarget) -> Target | None:
         if self._draft is None:

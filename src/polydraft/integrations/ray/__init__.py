@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from polydraft.config import BatchConfig, EngineConfig, split
 from polydraft.errors import IncompatibleError, InvalidInputError, PolydraftError, first_line
@@ -100,6 +100,14 @@ class _Remote:
         return require().get(self._actor.exchange.remote(mine, since))
 
 
+class _Job(NamedTuple):
+    """A part of the input: its rows by their numbers, and which try at it this is."""
+
+    part: int
+    rows: list[tuple[int, dict[str, Any]]]
+    tries: int = 1
+
+
 def run(
     source: str | Path,
     out: str | Path,
@@ -128,7 +136,7 @@ def run(
     resources = {"num_cpus": equal_share(ray, batch.workers) if batch.cpus is None else batch.cpus, "num_gpus": batch.gpus}
     worker = ray.remote(Actor).options(max_restarts=0, max_task_retries=0, **resources)
     worker_options = {"params": params, "seed": batch.seed, "exchange": exchange, **engine}
-    jobs, again = ((part, rows, 1) for part, rows in todo), list[_Job]()
+    jobs, again = (_Job(part, rows) for part, rows in todo), list[_Job]()
     idle, running, lost = list[Any](), dict[Any, tuple[Any, _Job | None]](), 0
     """lost: workers in a row that died while they were made, by no error of their engine's."""
 
@@ -141,7 +149,7 @@ def run(
     while True:
         while idle and (job := again.pop() if again else next(jobs, None)):
             actor = idle.pop()
-            running[actor.answer_part.remote(job[1])] = actor, job
+            running[actor.answer_part.remote(job.rows)] = actor, job
         if not running:
             return parts.finish()
         (done,), _ = ray.wait(list(running))
@@ -158,19 +166,14 @@ def run(
             begin()
             if job is None:
                 continue
-            part, rows, tries = job
-            if tries < TRIES:
-                again.append((part, rows, tries + 1))
+            if job.tries < TRIES:
+                again.append(job._replace(tries=job.tries + 1))
                 continue
             reason = f"{TRIES} workers died with these rows ({type(error).__name__}: {first_line(error)}); give them more memory, or fewer rows a part"
-            answers = [{"row": number, **row, "error": reason} for number, row in rows]
+            answers = [{"row": number, **row, "error": reason} for number, row in job.rows]
         if job is not None:
-            parts.keep(job[0], answers)
-            progress(len(job[1]))
-
-
-_Job = tuple[int, list[tuple[int, dict[str, Any]]], int]
-"""A part, its rows, and which try at it this is."""
+            parts.keep(job.part, answers)
+            progress(len(job.rows))
 
 
 def _is_of_worker(ray: Any, error: Any) -> bool:

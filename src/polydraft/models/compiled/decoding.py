@@ -35,6 +35,8 @@ ROUNDING = np.float32(1.5 * 2**23)
 """Added to a number below 2^22 and taken away again, it rounds to a whole number, halves to even."""
 ROWS = 256
 """Rows that a thread decodes at a time."""
+LOSSES = np.dtype([(name, np.float64) for name in ("lost", "whole", "num_outputs")])
+"""Squares of what rounding lost, and of all, of so many outputs that were looked at."""
 
 
 class _Codes(NamedTuple):
@@ -178,7 +180,7 @@ class _Scratch(NamedTuple):
 
 
 @unowned
-def _round_row(scratch, panel, lane, is_sampled, lost):
+def _round_row(scratch, panel, lane, is_sampled, losses):
     """The weights of an output into its lane of a panel [blocks, numbers of 16 bits] of Q4_0."""
     packed, nibbles = scratch.packed, scratch.nibbles
     pairs, num_pairs = packed.view(np.uint16), BLOCK // 4
@@ -193,18 +195,18 @@ def _round_row(scratch, panel, lane, is_sampled, lost):
         if is_sampled:
             for i in range(BLOCK):
                 off = weights[i] - value * (np.float32(nibbles[i]) - np.float32(8))
-                lost[0] += off * off
-                lost[1] += weights[i] * weights[i]
+                losses[0].lost += off * off
+                losses[0].whole += weights[i] * weights[i]
 
 
 @njit(cache=True, nogil=True)
-def _recode(blocks, scale, least, codes, fifths, panels, scratch, lost):
-    """Panels [P, blocks, numbers of 16 bits] of Q4_0; lost: squares of what was lost, of all, and how many outputs were looked at."""
+def _recode(blocks, scale, least, codes, fifths, panels, scratch, losses):
+    """Panels [P, blocks, numbers of 16 bits] of Q4_0. losses: [1] of LOSSES."""
     for o in range(len(blocks)):
         is_sampled = o // LANES % SAMPLED < TOGETHER
-        lost[2] += is_sampled
+        losses[0].num_outputs += is_sampled
         _decode_row(blocks[o], scale[o], least[o], codes, fifths, scratch.words, scratch.weights.reshape(-1))
-        _round_row(scratch, panels[o // LANES], o % LANES, is_sampled, lost)
+        _round_row(scratch, panels[o // LANES], o % LANES, is_sampled, losses)
 
 
 def _prepared(name: str, blocks: UInt8[np.ndarray, "O bytes"]) -> tuple[Any, ...]:
@@ -242,7 +244,7 @@ def decoded(name: str, blocks: UInt8[np.ndarray, "O bytes"]) -> Float[np.ndarray
 
 def recode(name: str, blocks: UInt8[np.ndarray, "O bytes"], out: np.ndarray) -> tuple[float, float]:
     """Write a matrix into panels of Q4_0, the bytes that `formats.pack` makes of it; returns what that returns. name, blocks: of `decoded`."""
-    lost, panels, prepared = np.zeros(3), out.view(np.uint16).reshape(*out.shape, -1), _prepared(name, blocks)
+    losses, panels, prepared = np.zeros(1, LOSSES), out.view(np.uint16).reshape(*out.shape, -1), _prepared(name, blocks)
     inputs = BLOCKS[name].inputs * prepared[0].shape[1]
     scratch = _Scratch(
         words=np.empty(BLOCKS[name].inputs // 4, np.uint32),
@@ -252,6 +254,6 @@ def recode(name: str, blocks: UInt8[np.ndarray, "O bytes"], out: np.ndarray) -> 
         nibbles=np.empty(BLOCK, np.uint8),
         packed=np.empty(BLOCK // 2, np.uint8),
     )
-    _recode(*prepared, panels, scratch, lost)
-    scale = len(blocks) / lost[2]
-    return float(scale * lost[0]), float(scale * lost[1])
+    _recode(*prepared, panels, scratch, losses)
+    lost, whole, num_outputs = losses[0].item()
+    return len(blocks) / num_outputs * lost, len(blocks) / num_outputs * whole

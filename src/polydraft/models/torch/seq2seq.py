@@ -40,6 +40,14 @@ class _Read(NamedTuple):
     values: list[Tensor]
 
 
+class _Joined(NamedTuple):
+    """Sources of slots together: keys and values by layer, padded, and the mask over them."""
+
+    slots: list[int]
+    layers: list[tuple[Tensor, Tensor]]
+    mask: Float[Tensor, "B 1 1 S"]
+
+
 class _Both(EncoderDecoderCache):
     """The decoder's own cache beside cross-attention that is there already, or is to be taken."""
 
@@ -77,7 +85,7 @@ class Seq2SeqTarget(HFTarget):
         self, model: Any, *, max_model_len: int | None = None, max_num_seqs: int = 8, max_source_len: int | None = None
     ) -> None:
         self._sources: dict[int, _Read] = {}
-        self._joined: tuple[list[int], list[tuple[Tensor, Tensor]], Tensor] | None = None
+        self._joined: _Joined | None = None
         context = context_length(model.config)
         self.max_source_len = max_source_len or context or max(RELATIVE_CONTEXT, max_model_len or 0)
         self.decoder_prompt, self._banned = _settings(model)
@@ -171,10 +179,10 @@ class Seq2SeqTarget(HFTarget):
                 "Shorten it, or split the text."
             )
 
-    def _cross(self, slots: list[int]) -> tuple[list[tuple[Tensor, Tensor]], Float[Tensor, "B 1 1 S"]]:
-        """Keys and values of these slots by layer, padded, and the mask over them; those of the last pass are kept."""
-        if self._joined is not None and self._joined[0] == slots:
-            return self._joined[1], self._joined[2]
+    def _cross(self, slots: list[int]) -> _Joined:
+        """The sources of these slots; those of the last pass are kept."""
+        if self._joined is not None and self._joined.slots == slots:
+            return self._joined
         missing = [slot for slot in slots if slot not in self._sources]
         if missing:
             raise InvalidInputError(f"slot {missing[0]} was to be scored and has no source. Call `encode` first.")
@@ -186,24 +194,24 @@ class Seq2SeqTarget(HFTarget):
         ]
         longest = int(sizes.max())
         mask = torch.zeros(len(read), longest).masked_fill(torch.arange(longest) >= sizes[:, None], -torch.inf)
-        self._joined = list(slots), layers, mask[:, None, None].to(self.device, self.dtype)
-        return layers, self._joined[2]
+        self._joined = _Joined(list(slots), layers, mask[:, None, None].to(self.device, self.dtype))
+        return self._joined
 
     # Passes
 
     def _forward(self, inputs: Tensor, mask: np.ndarray, positions: np.ndarray, columns: np.ndarray, **options: Any) -> Any:
         self.passes += 1
         slots, first_columns = self._cache.slots, self._cache.begins
-        layers, sources = self._cross(slots)
-        cross = SimpleNamespace(layers=[SimpleNamespace(keys=k, values=v) for k, v in layers])
-        states = torch.zeros(1, 1, 1, dtype=self.dtype, device=self.device).expand(len(slots), sources.shape[-1], -1)
+        sources = self._cross(slots)
+        cross = SimpleNamespace(layers=[SimpleNamespace(keys=k, values=v) for k, v in sources.layers])
+        states = torch.zeros(1, 1, 1, dtype=self.dtype, device=self.device).expand(len(slots), sources.mask.shape[-1], -1)
         kind = "decoder_inputs_embeds" if inputs.ndim == 3 else "decoder_input_ids"
         with self._placed(slots, first_columns, positions, mask.shape[2]):
             out = self.model(
                 **{kind: inputs},
                 decoder_attention_mask=torch.from_numpy(mask)[:, None].to(self.device, self.dtype),
                 encoder_outputs=BaseModelOutput(last_hidden_state=states),  # pyright: ignore
-                attention_mask=sources.expand(-1, -1, inputs.shape[1], -1),
+                attention_mask=sources.mask.expand(-1, -1, inputs.shape[1], -1),
                 past_key_values=_Both(self._cache, cross, True),
                 use_cache=True,
                 **options,
