@@ -21,7 +21,17 @@ from polydraft.models.loading.memory import available_bytes
 from polydraft.models.slots import TREE_ROOM
 from polydraft.numerics.compile_time import inner
 
-__all__ = ["BLOCK", "PENDING", "SNAPSHOT_TOKENS", "RecurrentMemory", "StateKind", "StateShape", "pending_row", "snapshot_bytes"]
+__all__ = [
+    "BLOCK",
+    "FORGOTTEN",
+    "PENDING",
+    "SNAPSHOT_TOKENS",
+    "RecurrentMemory",
+    "StateKind",
+    "StateShape",
+    "pending_row",
+    "snapshot_bytes",
+]
 
 BLOCK = 32
 """Tokens of a block: a multiple of the tokens of a block of the KV cache on any processor."""
@@ -29,6 +39,8 @@ PENDING = BLOCK + 2 * TREE_ROOM
 """Rows of a slot: an unfinished block, tokens that were committed together since, and a tree."""
 SNAPSHOT_TOKENS = 256
 """A snapshot is kept each time that a text has grown by so many tokens: so many are read again at most."""
+FORGOTTEN = -60.0
+"""Sum of the logarithms of decays behind which a token has no weight: exp(-60) is 1e-26."""
 PIECE = 64
 """Tokens that are read again in one pass."""
 _ALL = np.iinfo(np.int64).max

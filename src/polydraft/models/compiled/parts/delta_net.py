@@ -27,7 +27,7 @@ from polydraft.models.compiled.cache import whole
 from polydraft.models.compiled.kernels import inverse_norm
 from polydraft.models.compiled.products import call_product, number_product
 from polydraft.models.compiled.program import lasting_code
-from polydraft.models.compiled.recurrent import PENDING, StateKind, StateShape, pending_row
+from polydraft.models.compiled.recurrent import FORGOTTEN, PENDING, StateKind, StateShape, pending_row
 from polydraft.models.compiled.tiles import UNROLL
 from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.models.compiled.workspace import NONE, ONE
@@ -53,8 +53,6 @@ borrowed = inner(_nrt=False, error_model="numpy")
 """For what a part calls: its arrays are owned by nobody that counts."""
 L2_EPSILON = np.float32(1e-6)
 """Added to the squares of q and k before their root, in all models."""
-FORGOTTEN = -60.0
-"""Sum of g behind which a token has no weight: exp(-60) is 1e-26."""
 
 
 class DeltaSizes(NamedTuple):

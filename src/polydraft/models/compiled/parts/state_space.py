@@ -20,7 +20,7 @@ import numpy as np
 from polydraft.models.compiled.kernels import norm_part
 from polydraft.models.compiled.parts.short_convolution import convolve, fold_inputs
 from polydraft.models.compiled.program import lasting_code
-from polydraft.models.compiled.recurrent import StateKind, StateShape, pending_row
+from polydraft.models.compiled.recurrent import FORGOTTEN, StateKind, StateShape, pending_row
 from polydraft.models.compiled.rounding import round_rows
 from polydraft.models.compiled.workspace import NONE, ONE
 from polydraft.numerics.compile_time import inner, unowned
@@ -45,8 +45,6 @@ __all__ = [
 ]
 
 LINEAR = np.float32(20.0)
-FORGOTTEN = np.float32(-60.0)
-"""Sum of g behind which a token has no weight: exp(-60) is 1e-26."""
 
 
 class StateSpaceSizes(NamedTuple):
