@@ -68,14 +68,14 @@ class Reader:
         """The output's tokens, which count as told; none where only texts are told."""
         if self.detokenizer is None:
             return []
-        logprobs, told = output.sample.logprobs, list[Told]()
+        logprobs, told_tokens = output.sample.logprobs, list[Told]()
         for number, token in enumerate(output.token_ids, self.num_tokens):
-            ends = output.finished and number == len(output.sample.token_ids) - 1 and token == output.sample.stop_reason
-            text = "" if ends else self.detokenizer.push(token)
-            told.append(Told(text, self.offset, None if logprobs is None else logprobs[number]))
+            is_stop = output.finished and number == len(output.sample.token_ids) - 1 and token == output.sample.stop_reason
+            text = "" if is_stop else self.detokenizer.push(token)
+            told_tokens.append(Told(text, self.offset, None if logprobs is None else logprobs[number]))
             self.offset += len(text)
         self.num_tokens += len(output.token_ids)
-        return told
+        return told_tokens
 
 
 @dataclass
@@ -124,8 +124,8 @@ class Answer(ABC):
         """Of the choice that an output belongs to."""
         if index not in self.readers:
             prompt, skip = self.prompts[index // self.n], self.params.skip_special_tokens
-            told = self.trace or self.params.logprobs is not None
-            detokenizer = Detokenizer(self.tokenizer, prompt, skip_special_tokens=skip) if told else None
+            tells_tokens = self.trace or self.params.logprobs is not None
+            detokenizer = Detokenizer(self.tokenizer, prompt, skip_special_tokens=skip) if tells_tokens else None
             self.readers[index] = Reader(detokenizer, len(self.echo[index // self.n]) if self.echo else 0)
             self.samples[index] = output.sample
         return self.readers[index]
@@ -217,17 +217,17 @@ class Choices(Answer):
         index = self.number(prompt, output)
         first = index not in self.readers
         reader = self.reader(index, output)
-        told = reader.read(output)
-        if not (first or output.text or told or output.finished or self.trace):
+        told_tokens = reader.read(output)
+        if not (first or output.text or told_tokens or output.finished or self.trace):
             return []
-        choice = self._delta(index, output, told, first)
-        if not (first or told or output.finished or self.trace or choice.get("delta", True)):
+        choice = self._delta(index, output, told_tokens, first)
+        if not (first or told_tokens or output.finished or self.trace or choice.get("delta", True)):
             return []  # of what a call may be
         body = {**self._head(self.chunk_kind), "choices": [choice]}
         if self.include_usage:
             body["usage"] = None
         if self.trace:
-            body["speculation"] = traced(self.tokenizer, output, told)
+            body["speculation"] = traced(self.tokenizer, output, told_tokens)
         return [body]
 
     def closing(self) -> list[dict[str, Any]]:

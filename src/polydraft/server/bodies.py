@@ -52,11 +52,11 @@ class Body(BaseModel):
     def _of_known_fields(cls, body: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(body, dict):
             return handler(body)
-        made = handler({name: value for name, value in body.items() if value is not None})
-        if made.model_config.get("extra") == "ignore":
+        parsed = handler({name: value for name, value in body.items() if value is not None})
+        if parsed.model_config.get("extra") == "ignore":
             for name in body.keys() - cls._names():
                 note(f"the field {str(name)[:64]!r} of {cls.__name__}")
-        return made
+        return parsed
 
     @classmethod
     @cache

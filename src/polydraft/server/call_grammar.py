@@ -140,9 +140,9 @@ class Schemas:
     def _verdict(self, schema: Mapping[str, Any]) -> SchemaVerdict:
         text = json.dumps(schema)
         with self._lock:
-            if (known := self._known.get(text)) is not None:
+            if (cached := self._known.get(text)) is not None:
                 self._known.move_to_end(text)
-                return known
+                return cached
         start, refusal = perf_counter(), None
         try:
             self._compiled(StructuredOutputs(json=text))
@@ -217,11 +217,11 @@ class Calls:
             above = places[parent] if parent >= 0 else None
             places.append(None if above is None else self._behind(*above, token))
         sets = [None if place is None else place[1] for place in places]
-        found = {named: self._rows(named, context, tokens, parents) for named in dict.fromkeys(sets) if named is not None}
-        rows = found[self._named]
+        rows_of = {named: self._rows(named, context, tokens, parents) for named in dict.fromkeys(sets) if named is not None}
+        rows = rows_of[self._named]
         for node, named in enumerate(sets):
             if named is not None and named != self._named:
-                rows[node] = found[named][node]
+                rows[node] = rows_of[named][node]
         return rows
 
     def _follow(self, output: list[int]) -> None:

@@ -73,8 +73,8 @@ def _invalid(error: ValidationError) -> ApiError:
     places = [problem for problem in problems if len(_place(problem)) == furthest]
     alike = [problem["msg"] for problem in places if _place(problem) == _place(places[0])]
     where = ".".join(_place(places[0])) or None
-    said = OF_THE_SERVER if where == "decoding" else "; or: ".join(dict.fromkeys(alike))
-    return ApiError(400, f"{where or 'the body'}: {said}", param=where)
+    reason = OF_THE_SERVER if where == "decoding" else "; or: ".join(dict.fromkeys(alike))
+    return ApiError(400, f"{where or 'the body'}: {reason}", param=where)
 
 
 def _place(problem: Any) -> list[str]:

@@ -75,6 +75,6 @@ def fill_form(tokenizer: Any) -> FillForm | None:
         parts = [part if part in (PREFIX, SUFFIX) else backend.token_to_id(part) for part in form]
         if None not in parts:
             marks = [part for part in parts if isinstance(part, int)]
-            ends = [token for mark in ENDS if (token := backend.token_to_id(mark)) is not None]
-            return FillForm(parts, tuple(dict.fromkeys([*ends, *marks])), first(REPOSITORY), first(FILE))
+            end_marks = [token for mark in ENDS if (token := backend.token_to_id(mark)) is not None]
+            return FillForm(parts, tuple(dict.fromkeys([*end_marks, *marks])), first(REPOSITORY), first(FILE))
     return None

@@ -175,7 +175,7 @@ class LlamaCppAnswer(Completion):
     def chunks(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
         self.check(prompt, output)
         index = self.number(prompt, output)
-        told = self.reader(index, output).read(output)
+        told_tokens = self.reader(index, output).read(output)
         stats = output.sample.stats
         head = {
             "index": index,
@@ -183,18 +183,24 @@ class LlamaCppAnswer(Completion):
             "tokens_predicted": stats.generated_tokens,
             "tokens_evaluated": len(self.prompts[prompt]),
         }
-        piece = {**head, "content": output.text, "tokens": list(output.token_ids), "stop": False, **self._probabilities(told)}
-        pieces = [piece] if output.text or told else []
+        piece = {
+            **head,
+            "content": output.text,
+            "tokens": list(output.token_ids),
+            "stop": False,
+            **self._probabilities(told_tokens),
+        }
+        pieces = [piece] if output.text or told_tokens else []
         return [*pieces, {**self._ended(index, output), "content": "", "tokens": []}] if output.finished else pieces
 
     def closing(self) -> list[dict[str, Any]]:
         return []
 
     def _answer(self, index: int, outputs: Sequence[StepOutput]) -> dict[str, Any]:
-        told = self._told(index, list(outputs))
+        told_tokens = self._told(index, list(outputs))
         text, last = "".join(output.text for output in outputs), outputs[-1]
         ids = list(last.sample.token_ids) if self._tokens else []
-        return {**self._ended(index, last), "content": text, "tokens": ids, **self._probabilities(told)}
+        return {**self._ended(index, last), "content": text, "tokens": ids, **self._probabilities(told_tokens)}
 
     def _ended(self, index: int, output: StepOutput) -> dict[str, Any]:
         sample, prompt = output.sample, self.prompts[index // self.n]
@@ -224,8 +230,8 @@ class LlamaCppAnswer(Completion):
             return {}
         logprobs = [token.logprob for token in told if token.logprob is not None]
         listed = [
-            {**self._token(one.token_id, one.logprob), "top_logprobs": [self._token(k, v) for k, v in one.top.items()]}
-            for one in logprobs
+            {**self._token(entry.token_id, entry.logprob), "top_logprobs": [self._token(k, v) for k, v in entry.top.items()]}
+            for entry in logprobs
         ]
         return {"completion_probabilities": listed}
 

@@ -66,8 +66,8 @@ class Turn(Body):
         calls = [Call(id=name, function=call) for name, call in called]
         text = "".join(block.text for block in self.content if isinstance(block, TextBlock))
         thought = "".join(block.thinking for block in self.content if isinstance(block, Thinking))
-        said = Message(role=self.role, content=text, tool_calls=calls or None, reasoning_content=thought or None)
-        messages = [said] if text or calls or not results else []
+        message = Message(role=self.role, content=text, tool_calls=calls or None, reasoning_content=thought or None)
+        messages = [message] if text or calls or not results else []
         return [*results, *messages]
 
 
@@ -147,10 +147,8 @@ class CountRequest(Sampled):
         return last.role == "assistant" and not any(message.tool_calls for message in last.messages())
 
     def wanted_format(self) -> ResponseFormat | None:
-        wanted = self.output_format or (self.output_config and self.output_config.format)
-        return (
-            ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=wanted.schema_)) if wanted else self.response_format
-        )
+        form = self.output_format or (self.output_config and self.output_config.format)
+        return ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=form.schema_)) if form else self.response_format
 
     def most_logprobs(self) -> int | None:
         return None

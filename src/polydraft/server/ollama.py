@@ -45,9 +45,9 @@ class Options(Body):
 
     def fields(self) -> dict[str, Any]:
         """As completions and chats have them; all that the context holds where no length is given."""
-        told = self.model_dump(exclude_none=True, exclude={"num_predict", "repeat_penalty"})
+        sent = self.model_dump(exclude_none=True, exclude={"num_predict", "repeat_penalty"})
         most = self.num_predict if self.num_predict and self.num_predict > 0 else -1
-        return told | {"max_tokens": most, "repetition_penalty": self.repeat_penalty}
+        return sent | {"max_tokens": most, "repetition_penalty": self.repeat_penalty}
 
 
 class OllamaBody(Body):
@@ -141,10 +141,10 @@ class OllamaChat(Asking):
             messages.append(message.plain(number, calls))
             calls = [*calls[message.role == "tool" :], *(call["id"] for call in messages[-1].get("tool_calls", ()))]
         tools = [Tool.model_validate({"type": "function", **tool}).model_dump() for tool in self.tools or ()]
-        asked: dict[str, Any] = {"messages": messages, "tools": tools or None, "chat_template_kwargs": self.thought() or None}
+        fields: dict[str, Any] = {"messages": messages, "tools": tools or None, "chat_template_kwargs": self.thought() or None}
         continued = bool(messages) and messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
-        asked |= {"logprobs": self.logprobs, "top_logprobs": self.top_logprobs, "continue_final_message": continued}
-        return ChatRequest.model_validate(self.fields() | asked)
+        fields |= {"logprobs": self.logprobs, "top_logprobs": self.top_logprobs, "continue_final_message": continued}
+        return ChatRequest.model_validate(self.fields() | fields)
 
 
 class OllamaGenerate(Asking):
@@ -165,8 +165,8 @@ class OllamaGenerate(Asking):
 
     def completion(self, prompt: str | list[int]) -> CompletionRequest:
         """Of a prompt that is written out."""
-        asked = {"prompt": prompt, "suffix": self.suffix, "logprobs": (self.top_logprobs or 0) if self.logprobs else None}
-        return CompletionRequest.model_validate(self.fields() | asked)
+        fields = {"prompt": prompt, "suffix": self.suffix, "logprobs": (self.top_logprobs or 0) if self.logprobs else None}
+        return CompletionRequest.model_validate(self.fields() | fields)
 
 
 class OllamaEmbed(OllamaBody):
@@ -187,8 +187,10 @@ async def chat(service: Service, request: Request, body: OllamaChat) -> Response
     """Answer a conversation."""
     if not body.messages:
         return _nothing(service, body, message={"role": "assistant", "content": ""})
-    asked = body.chat()
-    return await service.converse(request, asked, asked.messages, partial(ChatAnswer, reasoning=service.config.reasoning))
+    chat_request = body.chat()
+    return await service.converse(
+        request, chat_request, chat_request.messages, partial(ChatAnswer, reasoning=service.config.reasoning)
+    )
 
 
 async def generate(service: Service, request: Request, body: OllamaGenerate) -> Response:
@@ -198,8 +200,8 @@ async def generate(service: Service, request: Request, body: OllamaGenerate) -> 
     prompt: str | list[int] = body.prompt
     written = body.raw or body.suffix is not None or not service.template()
     if not written:
-        asked = ChatRequest.model_validate({"messages": body.messages(), "chat_template_kwargs": body.thought() or None})
-        prompt = await service.conversation(asked, asked.messages, "prompt")
+        chat_request = ChatRequest.model_validate({"messages": body.messages(), "chat_template_kwargs": body.thought() or None})
+        prompt = await service.conversation(chat_request, chat_request.messages, "prompt")
     if body.context:
         prompt = [*body.context, *(await service.encoded(prompt, parse_special=True))]
     thinks = service.config.reasoning and not written
@@ -210,10 +212,10 @@ async def embed(service: Service, request: Request, body: OllamaEmbed) -> Respon
     """An embedding of each text."""
     began = perf_counter()
     texts = body.input if isinstance(body.input, list) and not (body.input and isinstance(body.input[0], int)) else [body.input]
-    found = await _embedded(service, request, texts, body.truncate)
-    if found is None:
+    embedded = await _embedded(service, request, texts, body.truncate)
+    if embedded is None:
         return Response(status_code=GONE)
-    vectors, count = found
+    vectors, count = embedded
     counts = {"total_duration": _nanoseconds(perf_counter() - began), "load_duration": 0, "prompt_eval_count": count}
     written = [shortened(vector, body.dimensions).tolist() for vector in vectors]
     return JSONResponse({"model": body.model or service.name, "embeddings": written, **counts})
@@ -221,8 +223,10 @@ async def embed(service: Service, request: Request, body: OllamaEmbed) -> Respon
 
 async def embedding(service: Service, request: Request, body: OllamaEmbedding) -> Response:
     """The embedding of a text."""
-    found = await _embedded(service, request, [body.prompt], True)
-    return Response(status_code=GONE) if found is None else JSONResponse({"embedding": shortened(found[0][0], None).tolist()})
+    embedded = await _embedded(service, request, [body.prompt], True)
+    return (
+        Response(status_code=GONE) if embedded is None else JSONResponse({"embedding": shortened(embedded[0][0], None).tolist()})
+    )
 
 
 async def _embedded(service: Service, request: Request, texts: Sequence[Any], truncate: bool) -> tuple[list[Any], int] | None:
@@ -250,21 +254,23 @@ class ChatAnswer(Chat):
         return self.written(self._line([], False, []))
 
     def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:
-        pieces, told, last = list[Piece](), list[Any](), None
+        pieces, told_tokens, last = list[Piece](), list[Any](), None
         for prompt, output in outputs:
             self.check(prompt, output)
-            told += self.reader(0, output).read(output)
+            told_tokens += self.reader(0, output).read(output)
             pieces += self._read(0, output.text, output.finished, is_cut(output))
             last = output
         assert last is not None
-        return {**self._line(pieces, last.finished, told), **self._end(last)}
+        return {**self._line(pieces, last.finished, told_tokens), **self._end(last)}
 
     def chunks(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
         self.check(prompt, output)
-        told = self.reader(0, output).read(output)
+        told_tokens = self.reader(0, output).read(output)
         pieces = self._read(0, output.text, output.finished, is_cut(output))
-        lines = [self._line(pieces, output.finished, told)]
-        if not ((pieces and any(piece.content or piece.reasoning for piece in pieces)) or self._called(output.finished) or told):
+        lines = [self._line(pieces, output.finished, told_tokens)]
+        if not (
+            (pieces and any(piece.content or piece.reasoning for piece in pieces)) or self._called(output.finished) or told_tokens
+        ):
             lines = []
         return [*lines, {**self._line([], False, []), **self._end(output)}] if output.finished else lines
 
@@ -294,9 +300,9 @@ class ChatAnswer(Chat):
     def _line(self, pieces: Sequence[Piece], last: bool, told: Sequence[Any]) -> dict[str, Any]:
         content, thinking = ("".join(getattr(piece, name) for piece in pieces) for name in ("content", "reasoning"))
         logprobs = self._logprobs(list(told)) if told else None
-        shown = {"logprobs": logprobs["content"]} if logprobs else {}
+        logprobs_field = {"logprobs": logprobs["content"]} if logprobs else {}
         head = {"model": self.model, "created_at": _now()}
-        return {**head, **self.said(content, thinking, self._called(last)), "done": False, **shown}
+        return {**head, **self.said(content, thinking, self._called(last)), "done": False, **logprobs_field}
 
     def _end(self, output: StepOutput) -> dict[str, Any]:
         stats, usage = output.sample.stats, self.usage()

@@ -47,7 +47,7 @@ def join(app: FastAPI, pool: ModelPool, reading: Callable[..., Any]) -> None:
 
     async def ps() -> dict[str, Any]:
         leaves = (datetime.now(timezone.utc) + STAYS).isoformat().replace("+00:00", "Z")
-        return {"models": [_listed(pool, each.name) | _running(each, leaves) for each in pool.loaded]}
+        return {"models": [_listed(pool, model.name) | _running(model, leaves) for model in pool.loaded]}
 
     async def show(request: Request) -> dict[str, Any]:
         body = await reading(request, ShowRequest)

@@ -149,11 +149,11 @@ class ResponsesRequest(Sampled):
         return effort | (self.chat_template_kwargs or {})
 
     def wanted_format(self) -> ResponseFormat | None:
-        wanted = self.text and self.text.format
-        if wanted is None:
+        form = self.text and self.text.format
+        if form is None:
             return None
-        schema = JsonSchema(schema=wanted.schema_) if wanted.schema_ is not None else None
-        return ResponseFormat(type=wanted.type, json_schema=schema)
+        schema = JsonSchema(schema=form.schema_) if form.schema_ is not None else None
+        return ResponseFormat(type=form.type, json_schema=schema)
 
     def most_tokens(self) -> int:
         return super().most_tokens() if self.max_output_tokens is None else self.max_output_tokens

@@ -187,7 +187,7 @@ class Service:
         for function, verdict in zip(functions, verdicts, strict=True):
             if verdict.refusal is not None:
                 if tools.required:
-                    number = next(n for n, known in enumerate(tools.functions) if known.name == function["name"])
+                    number = next(n for n, function_spec in enumerate(tools.functions) if function_spec.name == function["name"])
                     place = tools.place.format(number)
                     raise ApiError(400, f"{place}: {verdict.refusal}", param=place)
                 free.append(function["name"])
@@ -237,7 +237,7 @@ class Service:
 
     async def tokenize(self, request: Request, body: TokenizeRequest) -> dict[str, Any]:
         """Token ids of a text or a conversation."""
-        if sum(given is not None for given in (body.prompt, body.content, body.messages)) != 1:
+        if sum(value is not None for value in (body.prompt, body.content, body.messages)) != 1:
             raise ApiError(400, "expected one of prompt, content and messages.", param="prompt")
         if body.messages is not None:
             ids = await self._encoded_chat(body.messages, body.parse_special or False)
