@@ -38,7 +38,7 @@ def grown(index, text, budget=ANY, **options):
 
 def paths(tree):
     """The tokens of every drafted node's path."""
-    found = [()]
+    found = list[tuple[int, ...]]([()])
     for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
         found.append((*found[parent], token))
     return found[1:]

@@ -26,7 +26,7 @@ def search(table, tokens=(0, 1), iterations=150, c1=32.0, c2=8.0, levels=3, seed
     nodes, size = searched(
         table.arrays, with_flat_rows(TrigramStore(1).arrays), *tokens, levels, iterations, explore(iterations, c1, c2), seed, 0, 9
     )
-    paths = [()]
+    paths = list[tuple[int, ...]]([()])
     for token, parent in nodes[["token", "parent"]][1:size].tolist():
         paths.append((*paths[parent], token))
     order = sorted(range(1, size), key=lambda n: (-nodes["visits"][n], nodes["age"][n]))

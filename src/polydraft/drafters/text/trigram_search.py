@@ -4,7 +4,7 @@ A pass of the target has driven the rows from the processor's caches, so most of
 is looked up once, and that of a node at the last level only if it is drafted.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -88,7 +88,7 @@ def search(table, store, a, b, levels, iterations, factors, seed, sample, positi
 
     A node is made when it is first visited; successors are tried in their order, so those that have been are the first ones.
     """
-    nodes = np.empty(2 * iterations + 1, NODE)
+    nodes: Any = np.empty(2 * iterations + 1, NODE)
     root = nodes[0]
     root.token, root.before, root.parent, root.child, root.last, root.after = b, a, -1, -1, -1, -1
     root.learnt, root.begin, root.count = _row(table, store, a, b)
@@ -115,17 +115,19 @@ def search(table, store, a, b, levels, iterations, factors, seed, sample, positi
                 if up.last < 0:
                     up.child = m
                 else:
-                    nodes[up.last].after = m
+                    elder = nodes[up.last]
+                    elder.after = m
                 up.last = m
                 up.tried += 1
                 n = m
             else:
                 factor, best_score, m = factors[up.visits], -np.inf, up.child
                 while m >= 0:
-                    score = nodes[m].mean + factor * nodes[m].urge
+                    child = nodes[m]
+                    score = child.mean + factor * child.urge
                     if score > best_score:
                         n, best_score = m, score
-                    m = nodes[m].after
+                    m = child.after
             level += 1
             if expanded:
                 break
