@@ -378,7 +378,7 @@ def measured(
             drafter.release([state])
     finally:
         target.release([slot])
-    drafted = _token_seconds(drafter.offers.model, None, 1, seconds)
+    drafted = 0.0 if drafter.needs.hidden else _token_seconds(drafter.offers.model, None, 1, seconds)
     step = max((long - short) / (DEEP - 1), 0.0)
     costs = Costs.of(passes, draft_start=max(short - step, 0.0), draft_step=step)
     further = max(several - first, 0.0) / (ROWS_BEHIND - 1)
