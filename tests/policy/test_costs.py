@@ -137,6 +137,15 @@ def test_passes_that_differ_by_more_than_half_are_measured_again():
     assert spreads == pytest.approx([1.2]) and len(acts) == 7  # one that does not count, three that differ, three that count
 
 
+def test_drafts_are_timed_behind_passes_of_the_target_as_in_a_step(monkeypatch):
+    engine, order = Engine.embedded(max_num_seqs=1, threads=1), list[str]()
+    for owner, name in ((engine.target, "score"), (engine.drafter, "propose")):
+        act = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, act=act, name=name, **k: order.append(name[0]) or act(*a, **k))
+    measured(engine.target, engine.drafter)
+    assert "".join(order).count("sp") >= 2 * module.PASSES
+
+
 def test_measuring_leaves_models_idle_and_is_kept_for_the_next_engine(monkeypatch):
     monkeypatch.setattr(profile, "_known", {})
     monkeypatch.setattr(profile, "_tried", set())
