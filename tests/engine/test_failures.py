@@ -77,7 +77,8 @@ def test_a_request_whose_distribution_fails_ends_alone(drafter, verifier, dtype)
 def test_steps_in_which_every_request_fails_end_them_and_count_the_rows_of_their_passes(monkeypatch, drafter):
     seen, learn = [], Filling.learn
     monkeypatch.setattr(Filling, "learn", lambda self, times, riding: seen.append(times[0].rows) or learn(self, times, riding))
-    engine = Engine.of(faulty(torch.float32), drafter=drafter)
+    policy = {} if drafter is None else {"policy": FixedPolicy(Budget.fixed(chain(1)))}
+    engine = Engine.of(faulty(torch.float32), drafter=drafter, **policy)
     with pytest.warns(RequestWarning):
         samples = served(engine, [Request(str(i), (6, 6), SamplingParams(max_tokens=4), i) for i in range(3)])
     assert [(s.finish_reason, s.token_ids) for s in samples.values()] == [("error", [])] * 3
