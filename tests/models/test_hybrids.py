@@ -265,7 +265,7 @@ def test_states_count_in_the_memory_of_slots_and_of_the_prefix_cache(name):
     "options",
     [
         {"drafter": "ngram", "depth": 4},
-        {"drafter": "suffix"},
+        {"drafter": "suffix", "policy": FixedPolicy(Budget.fixed(chain(4)))},
         {"drafter": "model:paths", "verifier": "block", "policy": FixedPolicy(Budget.fixed(chain(5)))},
         {"drafter": "model:paths", "verifier": "greedy_traversal", "policy": FixedPolicy(Budget.fixed(paths(3, 4)))},
         {"drafter": "model:top_k", "depth": 4},
