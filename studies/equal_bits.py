@@ -22,7 +22,7 @@ from torch import Tensor
 from polydraft.bench import report as reports
 from polydraft.bench.compare import Contender, Measurement, Prompts, engine_contender
 from polydraft.bench.peers import transformers_contender
-from polydraft.bench.record import csv_table, write_texts
+from polydraft.bench.record import csv_table, markdown_table, write_texts
 from polydraft.bench.suite import Bench
 from polydraft.bench.ways import Way
 from polydraft.check.texts import check_distribution
@@ -47,6 +47,8 @@ FASTEST = {"int4": "Q4_0"}
 DRAFTERS = ("none", "ngram", "suffix", "mixture", "eagle")
 LOOKUPS = ("NGRAM_SIMPLE", "NGRAM_MAP_K")
 """Of llama.cpp's types of speculation without a draft."""
+LEFT_OUT = ("quartiles", "over its fastest", "over transformers", "between ms p50", "p99", "memory MiB", "prepared s")
+"""Columns that are in the CSV file alone."""
 QUESTIONS = (
     "What is the capital of France, and what is it known for?",
     "Write a short poem about the sea.",
@@ -213,8 +215,11 @@ def shown_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def write(report: dict[str, Any], json_file: Path) -> None:
     """All figures, and beside them every contender as CSV and a page of those that matter."""
     csv_file = json_file.with_suffix(".csv")
-    page = reports.markdown({**report, "rows": shown_rows(report["rows"])})
-    page += f"\n[Every contender]({csv_file.name}), lookups of llama.cpp and slower drafters among them.\n"
+    head, rows = reports.table({**report, "rows": shown_rows(report["rows"])})
+    shown = [i for i, name in enumerate(head) if name not in LEFT_OUT]
+    table = markdown_table([head[i] for i in shown], ([row[i] for i in shown] for row in rows))
+    beside = f"[Every contender and column]({csv_file.name}), lookups of llama.cpp and slower drafters among them."
+    page = f"{reports.heading(report)}\n\n{table}\n\n{beside}\n"
     write_texts(
         {
             json_file: json.dumps(report, indent=1) + "\n",

@@ -132,19 +132,15 @@ def page(rows: Sequence[Measured], folder: Path, settings: str) -> str:
     lines = [
         "# Heads trained for equal CPU time\n",
         settings + "\n",
-        f"A head is its kind, its layers and its loss. Held out: first drafts accepted along texts like those of training (at T = 0: the most likely tokens are the "
-        f"same). The other columns: {rows[0].questions} questions that no head has seen, answers of at most {rows[0].max_tokens} tokens, chains of {DEPTH} drafts "
-        f"verified token by token. Tokens per step of shorter chains stand among the [raw figures]({CSV}).\n",
-        "| head | CPU seconds | tokens seen | million weights | held out, T = 0 | T = 1 | first draft, T = 0 | T = 1 | tokens per step, T = 0 | T = 1 "
-        "| confidence's error |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        f"A head is its kind, its layers and its loss. {rows[0].questions} questions that no head has seen, answers of at most {rows[0].max_tokens} tokens, chains of "
+        f"{DEPTH} drafts verified token by token. [Held-out texts, shorter chains, tokens seen, confidence's error]({CSV}).\n",
+        "| head | CPU seconds | million weights | first draft accepted, T = 0 | T = 1 | tokens per step, T = 0 | T = 1 |",
+        "|---|---|---|---|---|---|---|",
     ]
     for cold in (row for row in rows if row.temperature == 0):
         (hot,) = (row for row in rows if row.head == cold.head and row.temperature == 1)
-        error = f"{cold.calibration_error:.3f}" if cold.calibration_error >= 0 else "-"
         lines.append(
-            f"| {cold.head} | {cold.cpu_seconds:,.0f} | {cold.tokens_seen:,} | {cold.parameters / 1e6:.1f} | {cold.held_out:.2f} | {hot.held_out:.2f} "
-            f"| {cold.first:.2f} | {hot.first:.2f} | {cold.tokens_4:.2f} | {hot.tokens_4:.2f} | {error} |"
+            f"| {cold.head} | {cold.cpu_seconds:,.0f} | {cold.parameters / 1e6:.1f} | {cold.first:.2f} | {hot.first:.2f} | {cold.tokens_4:.2f} | {hot.tokens_4:.2f} |"
         )
     (folder / "equal-training.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return "\n".join(lines)

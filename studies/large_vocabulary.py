@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import typer
 
+from polydraft.bench.record import csv_table, markdown_table, write_texts
 from polydraft.core import Budget, Request, SamplingParams, TokenTree
 from polydraft.core.geometry import chain, paths
 from polydraft.engine.api import Engine
@@ -28,12 +29,14 @@ from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.policy.fixed import FixedPolicy
 from studies.options import Out, Quick
 
-__all__ = ["BUDGETS", "PARAMS", "main", "measured", "outside", "page"]
+__all__ = ["BUDGETS", "PARAMS", "csv_of", "main", "measured", "outside", "page"]
+
+CSV = "large-vocabulary.csv"
 
 VOCABULARY = 151_936
 """Of Qwen2.5."""
 PASS = 78.0
-"""Milliseconds of a forward pass of Qwen2.5-Coder-1.5B in four bits, one token, one thread (docs/results/qwen-pair.md)."""
+"""Milliseconds of a forward pass of Qwen2.5-Coder-1.5B in four bits, one token, one thread of a Xeon (docs/results/qwen-pair-native.md)."""
 SHARE = 0.05
 """Of a step that may lie outside of its passes; here of one pass, and a step has more."""
 STEPS = 24
@@ -145,22 +148,35 @@ def measured(vocab_size: int = VOCABULARY, drafters: Iterable[str] = BUDGETS, *,
     return rows
 
 
-def page(tables: dict[int, Rows], steps: int = STEPS) -> str:
-    """The page of the documentation, from tables by number of threads."""
-    lines = [
-        "# Outside of the forward passes", "",
-        f"`python -m studies.large_vocabulary --threads {' --threads '.join(map(str, tables))} --steps {steps}` on {platform.processor() or platform.machine()}: milliseconds of a step outside of",
-        f"its forward passes at a vocabulary of {VOCABULARY:,} tokens: the median of processor time, all threads together, and the fastest step by the wall clock. A pass of Qwen2.5-Coder-1.5B takes {PASS:.0f} ms on one thread: {SHARE:.0%} of it are {SHARE * PASS:.1f} ms, and a step has several passes.", "",
-        "```text",
-        f"threads  {'drafter':26}{'verifier':22}rows" + "".join(f"{name:>15}" for name in PARAMS),
-    ]  # fmt: skip
-    for threads, rows in tables.items():
-        lines += [
-            f"{threads:<9}{drafter:26}{verifier:22}{num_rows:4}"
-            + "".join(f"{cell.processor:9.2f}{cell.wall:6.2f}" for cell in cells)
+def csv_of(tables: dict[int, Rows]) -> str:
+    """Every cell, from tables by number of threads."""
+    head = ["threads", "drafter", "verifier", "rows", "parameters", "processor_ms", "wall_ms"]
+    return csv_table(
+        head,
+        (
+            [threads, drafter, verifier, num_rows, name, f"{cell.processor:.2f}", f"{cell.wall:.2f}"]
+            for threads, rows in tables.items()
             for drafter, verifier, num_rows, cells in rows
-        ]
-    return "\n".join([*lines, "```", ""])
+            for name, cell in zip(PARAMS, cells, strict=True)
+        ),
+    )
+
+
+def page(tables: dict[int, Rows], steps: int = STEPS) -> str:
+    """The page of the documentation, from tables by number of threads: the largest drafts of each kind on the fewest threads."""
+    fewest = min(tables)
+    parts = [
+        "# Outside of the forward passes",
+        f"`python -m studies.large_vocabulary --threads {' --threads '.join(map(str, tables))} --steps {steps}` on {platform.processor() or platform.machine()}: processor milliseconds of a step "
+        f"outside of its forward passes at a vocabulary of {VOCABULARY:,} tokens, the median, with {fewest} thread{'s' * (fewest > 1)}. A forward pass of Qwen2.5-Coder-1.5B takes {PASS:.0f} ms on one thread: {SHARE:.0%} of it are "
+        f"{SHARE * PASS:.1f} ms, and a step has several passes. [Fewer rows, other numbers of threads, the fastest steps by the wall clock]({CSV}).",
+    ]
+    largest = {drafter: (verifier, num_rows, cells) for drafter, verifier, num_rows, cells in tables[fewest]}
+    lines = [
+        [f"`{drafter}`", f"`{verifier}`", num_rows, *(f"{cell.processor:.2f}" for cell in cells)]
+        for drafter, (verifier, num_rows, cells) in largest.items()
+    ]
+    return "\n\n".join([*parts, markdown_table(["drafter", "verifier", "rows", *PARAMS], lines)]) + "\n"
 
 
 def main(
@@ -169,11 +185,11 @@ def main(
     steps: Annotated[int, typer.Option(min=6, help="Steps of a cell.")] = STEPS,
     quick: Quick = False,
 ) -> None:
-    """Write large-vocabulary.md."""
+    """Write large-vocabulary.md and .csv."""
     tables = {count: measured(4096 if quick else VOCABULARY, threads=count, steps=steps) for count in sorted(threads)}
     text = page(tables, steps)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "large-vocabulary.md").write_text(text, encoding="utf-8")
+    write_texts({out / "large-vocabulary.md": text, out / CSV: csv_of(tables)})
     typer.echo(text)
 
 

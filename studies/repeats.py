@@ -20,7 +20,7 @@ import numpy as np
 import typer
 
 from polydraft import SamplingParams
-from polydraft.bench.record import command_line, markdown_table, processor
+from polydraft.bench.record import command_line, csv_table, markdown_table, processor, write_texts
 from polydraft.engine.api import Engine
 from polydraft.models import pair
 from polydraft.numerics.clock import clock
@@ -109,13 +109,13 @@ def engines(options: dict[str, Any]) -> dict[str, Engine]:
     return {WITH: whole, WITHOUT: bare}
 
 
-def ratio(answers: Sequence[Answer], seconds: Callable[[Answer], float], median: bool) -> tuple[float, float, float]:
-    """Speed with repeats over that without, and its 95% interval over prompts: of medians, or of tokens to seconds of all prompts together."""
-    totals = [[(a.tokens, seconds(a)) for a in sorted(answers, key=lambda a: a.number) if a.mode == mode] for mode in MODES]
+def ratio(answers: Sequence[Answer]) -> tuple[float, float, float]:
+    """Speed with repeats over that without, all tokens to all processor seconds, and its 95% interval over prompts."""
+    totals = [[(a.tokens, a.cpu) for a in sorted(answers, key=lambda a: a.number) if a.mode == mode] for mode in MODES]
     table = np.array(totals)  # [modes, prompts, 2]
 
     def of(rows: np.ndarray) -> float:
-        with_repeats, without = np.median(rows[..., 0] / rows[..., 1], 1) if median else rows[..., 0].sum(1) / rows[..., 1].sum(1)
+        with_repeats, without = rows[..., 0].sum(1) / rows[..., 1].sum(1)
         return float(with_repeats / without)
 
     chosen = np.random.default_rng(0).integers(table.shape[1], size=(RESAMPLES, table.shape[1]))
@@ -123,7 +123,7 @@ def ratio(answers: Sequence[Answer], seconds: Callable[[Answer], float], median:
     return of(table), float(low), float(high)
 
 
-def markdown(answers: Sequence[Answer], models: str) -> str:
+def markdown(answers: Sequence[Answer], models: str, csv_name: str = "repeats.csv") -> str:
     """The page."""
     lines = list[list[str]]()
     for text, T in sorted({(a.text, a.temperature) for a in answers}):
@@ -133,29 +133,14 @@ def markdown(answers: Sequence[Answer], models: str) -> str:
         by_mode = {mode: [a for a in part if a.mode == mode] for mode in MODES}
         steps = [sum(a.tokens for a in by_mode[mode]) / max(sum(a.steps for a in by_mode[mode]), 1) for mode in (WITHOUT, WITH)]
         copied = sum(a.copied for a in by_mode[WITH]) / max(sum(a.tokens for a in by_mode[WITH]), 1)
-        ratios = [
-            "{:.3f} [{:.3f}, {:.3f}]".format(*ratio(part, seconds, median))
-            for seconds in (lambda a: a.cpu, lambda a: a.wall)
-            for median in (True, False)
-        ]
-        lines.append([text, f"{T:g}", str(len(part) // 2), f"{100 * copied:.0f}%", *(f"{s:.2f}" for s in steps), *ratios])
-    head = [
-        "text",
-        "T",
-        "prompts",
-        "copied",
-        "tokens per step without",
-        "with",
-        "CPU, medians",
-        "CPU, totals",
-        "wall, medians",
-        "wall, totals",
-    ]
+        faster = "{:.2f} [{:.2f}, {:.2f}]".format(*ratio(part))
+        lines.append([text, f"{T:g}", str(len(part) // 2), f"{100 * copied:.0f}%", *(f"{s:.2f}" for s in steps), faster])
+    head = ["text", "T", "prompts", "copied", "tokens per step without", "with", "speed"]
     return (
         "# Repeats of the text beside a draft model\n\n"
         f"`{command_line('python -m studies.repeats')}`; {date.today()}; {processor()}, one thread. {models}. `auto` with long repeats of the text "
-        "copied in place of the model's drafts, and without, prompt by prompt in turn. Ratio of their speeds: of medians over prompts, and of all tokens "
-        f"to all seconds; in brackets 95% intervals, bootstrap over prompts.\n\n{markdown_table(head, lines)}\n"
+        "copied in place of the model's drafts, and without, prompt by prompt in turn. Speed: all tokens to all processor seconds, with over without; in "
+        f"brackets 95% intervals, bootstrap over prompts. [Every answer]({csv_name}).\n\n{markdown_table(head, lines)}\n"
     )
 
 
@@ -204,7 +189,9 @@ def main(
                         file.write(json.dumps(asdict(answers[-1])) + "\n")
     page.parent.mkdir(parents=True, exist_ok=True)
     names = "Embedded pair" if model is None else f"{Path(model).name} with {Path(draft_model or 'its draft model').name}"
-    page.write_text(markdown(answers, names), encoding="utf-8")
+    beside = page.with_suffix(".csv")
+    table = csv_table(list(Answer.__dataclass_fields__), (asdict(answer).values() for answer in answers))
+    write_texts({page: markdown(answers, names, beside.name), beside: table})
     typer.echo(f"wrote {page}", err=True)
 
 

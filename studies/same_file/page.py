@@ -1,6 +1,6 @@
 """The page of the comparison: one table of all prompts together; each kind of prompt is in a CSV file beside it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 from statistics import median
@@ -164,24 +164,30 @@ def _markdown(comparison: FileComparison, table: Sequence[Row], csv_name: str) -
             "llama.cpp is built for this processor (`python -m studies.peers`); its flags, beside the file, threads and context: "
             + _flags(peers)
         ]
-    head = ["threads", "T", "engine, mode", "tokens/s", "over own plain", f"over {PEER}'s fastest", "first token, s"]
-    lines = [
-        [
-            row.threads,
-            f"{row.temperature:g}",
-            row.mode,
-            row.speed.shown(),
-            *(over.shown("x") if over else "-" for over in (row.over_plain, row.over_peer)),
-            f"{row.first_token_seconds:.2f}",
-        ]
-        for row in table
-        if row.category == ALL
-    ]
-    parts.append(markdown_table(head, lines))
+    parts += [_by_mode(table, lambda row: row.speed.shown()), "Over other modes:", _ratios(table)]
+    parts += ["First token, median seconds:", _by_mode(table, lambda row: f"{row.first_token_seconds:.2f}")]
     if comparison.starts:
         starts = [[s.engine, s.threads, f"{s.start_seconds:.1f}", f"{s.memory_mb:.0f}"] for s in comparison.starts]
         parts.append(markdown_table(["engine", "threads", "start, s", "peak memory, MB"], starts))
     return "\n\n".join(parts) + "\n"
+
+
+def _by_mode(table: Sequence[Row], cell: Callable[[Row], str]) -> str:
+    """A line for each number of threads and temperature, a column for each mode, of all prompts together."""
+    lines: dict[tuple[int, float], dict[str, str]] = {}
+    for row in table:
+        if row.category == ALL:
+            lines.setdefault((row.threads, row.temperature), {})[row.mode] = cell(row)
+    modes = list(dict.fromkeys(row.mode for row in table))
+    cells = [[n, f"{T:g}", *(line.get(mode, "-") for mode in modes)] for (n, T), line in lines.items()]
+    return markdown_table(["threads", "T", *modes], cells)
+
+
+def _ratios(table: Sequence[Row]) -> str:
+    """What this library's default makes of its plain decoding and of llama.cpp's fastest mode."""
+    rows = [row for row in table if (row.category, row.mode) == (ALL, f"{OURS}, auto")]
+    cells = [[row.threads, f"{row.temperature:g}", *(over.shown("x") if over else "-" for over in row[6:8])] for row in rows]
+    return markdown_table(["threads", "T", f"{OURS}, auto over plain", f"auto over {PEER}'s fastest"], cells)
 
 
 def _flags(modes: Sequence[str]) -> str:

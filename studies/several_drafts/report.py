@@ -20,7 +20,7 @@ SHOWN = 0.7
 """Temperature of the page's table; the others are in the CSV files."""
 HIDDEN = "3 paths"
 """Family of shapes that is in the CSV file alone."""
-SHOWN_ROWS = (1, 2, 4, 8, 16, 32)
+SHOWN_ROWS = (1, 4, 8, 16)
 """Of the table of seconds."""
 
 
@@ -37,10 +37,10 @@ def markdown(values: Sequence[Values], passes: Mapping[str, Sequence[float]], ta
         "± is a standard error over answers. `bound`: no verifier of so many iid paths accepts more on the mean. Rows hold the "
         f"{KEPT_TOKENS} most probable tokens, others are joined, which changes an acceptance on the mean by {_lost(values)}.",
         "## Where does the second path pay?",
-        "The fastest depth and verifier for each number of paths; speed over plain decoding, from the seconds below. In brackets: over the best "
-        "chain, each chosen on nine tenths of the answers and compared on the last one.",
+        f"Temperature {shown[0].setting.temperature:g}. One path: the speed of the best chain over plain decoding, from the seconds below, and its depth. Others: what their "
+        "fastest shape and verifier gain over that chain, each chosen on nine tenths of the answers and compared on the last one.",
         _choices(shown),
-        f"[Three paths and every temperature]({tables[0]}), also where a forward pass of many rows takes no longer than one of a single row, as "
+        f"[The shapes and verifiers, three paths, every temperature]({tables[0]}), also where a forward pass of many rows takes no longer than one of a single row, as "
         f"on a GPU at small batches. [Tokens per step]({tables[1]}) of every kind of drafts and every verifier, {DEPTHS[0]} and {DEPTHS[1]} deep.",
         "## Seconds of a forward pass, in ms",
         f"The processor's, the fastest of nine, all models by turns; [all numbers of rows]({tables[2]}). Shapes are compared with costs that do not fall with rows.",
@@ -114,10 +114,7 @@ def _percent(value: Estimate) -> str:
 
 
 def _choice(choice: Choice) -> str:
-    case = choice.case
-    width = "" if case.kind in ("chain", "independent") else f"{case.paths} x "
-    shape = f"{width}{case.depth} {case.kind if case.kind != 'chain' else ''} {case.verifier}".replace("_", " ")
-    return f"{choice.speed.mean:.2f} ({shape}{'' if case.kind == 'chain' else '; ' + _percent(choice.over_chain)})"
+    return f"{choice.speed.mean:.2f} ({choice.case.depth})" if choice.case.kind == "chain" else _percent(choice.over_chain)
 
 
 def _choices(compared: Sequence[Comparison]) -> str:
@@ -126,5 +123,5 @@ def _choices(compared: Sequence[Comparison]) -> str:
     for one in compared:
         cells = {name: _choice(one.best(fits)) for name, fits in one.families()}
         s = one.setting
-        lines.append([s.draft, f"{s.temperature:g}", s.text, f"{one.overlap:.2f}", *(cells.get(name, "-") for name in names)])
-    return markdown_table(["draft", "T", "text", "accepted", *names], lines)
+        lines.append([s.draft, s.text, f"{one.overlap:.2f}", *(cells.get(name, "-") for name in names)])
+    return markdown_table(["draft", "text", "accepted", *names], lines)

@@ -18,7 +18,7 @@ from polydraft.config import (
     settings,
 )
 from tests.docs import architectures, fields
-from tests.exactness.validity import markdown as validity
+from tests.exactness import validity
 
 
 def short(authors: str) -> str:
@@ -76,10 +76,12 @@ def settings_table(kind: type[Config]) -> str:
 
 
 DOCS = Path(__file__).parents[2] / "docs"
+PAIRS = DOCS / "results" / "exactness.csv"
+"""Every verifier with every way of drafting."""
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "methods": ("methods.md", methods),
     "configuration": ("reference/configuration.md", configuration),
-    "validity": ("results/exactness.md", validity),
+    "validity": ("results/exactness.md", validity.markdown),
     "architectures": ("reference/architectures.md", architectures.table),
     "missing": ("reference/architectures.md", architectures.missing),
 }
@@ -95,6 +97,7 @@ def split(mark: str) -> tuple[Path, str, str, str]:
 
 if __name__ == "__main__":
     fields.FILE.write_text(fields.text(), encoding="utf-8")
+    PAIRS.write_text(validity.csv_text(), encoding="utf-8")
     for mark, (_, made) in TABLES.items():
         page, before, _, behind = split(mark)
         page.write_text(before + made() + behind, encoding="utf-8")

@@ -18,6 +18,7 @@ from polydraft.models.loading import catalogue
 from polydraft.models.loading.folder import load_module
 from polydraft.server.starting import Starting
 from tests.docs import tables
+from tests.exactness import validity
 from tests.support.commands import commands as commands_offered
 
 ROOT = Path(__file__).parents[2]
@@ -110,6 +111,10 @@ def test_pages_have_something_to_run():
 def test_a_table_is_what_the_registry_says(mark):
     made = tables.TABLES[mark][1]
     assert tables.split(mark)[2] == made(), "run `python -m tests.docs.tables`"
+
+
+def test_the_table_of_pairs_is_what_enumeration_says():
+    assert tables.PAIRS.read_text(encoding="utf-8") == validity.csv_text(), "run `python -m tests.docs.tables`"
 
 
 def test_readme_installs_and_shows_python_and_a_measured_result_within_35_lines():
@@ -224,6 +229,6 @@ def test_a_first_page_shows_real_models_only(page):
 
 
 def test_each_figure_of_a_padded_model_says_that_it_is_padded():
-    lines = (ROOT / "docs" / "results" / "inflated-100M.md").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "docs" / "results" / "embedded-pair.md").read_text(encoding="utf-8").splitlines()
     padded = [line for line in lines if "100M" in line and not line.startswith(("`", "!["))]
     assert padded and all("padded" in line for line in padded)

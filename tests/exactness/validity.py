@@ -1,5 +1,8 @@
 """The validity matrix of docs/losslessness.md, from the registry and the exact checker."""
 
+from functools import cache
+
+from polydraft.bench.record import csv_table, markdown_table
 from polydraft.core import DraftSampling, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.methods import registry
@@ -40,13 +43,28 @@ def cell(rule, distribution, shape, counts, depth, drafts=None) -> str:
     return f"tv {found.tv:.3f}" if found.tv > 1e-12 else f"({found.block_efficiency:.3f})"
 
 
-def markdown() -> str:
-    lines = ["| rule | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
+SHOWN = ("one chain", "2 iid paths", "2x2 iid", "2x2 distinct", "chain + spares", "2x2 top + sampled", "2 at equal steps")
+"""Columns of the page; the others are in the CSV file beside it."""
+
+
+@cache
+def rows() -> dict[str, dict[str, str]]:
+    """Of every verifier that shares no noise with the draft: its cells by column."""
+    table = dict[str, dict[str, str]]()
     for name in registry.names("verifier"):
         rule = registry.verifier(name)
-        if rule.info.shared_noise:
-            continue
-        chain_only = rule.info.shapes == {TreeShape.CHAIN}
-        cells = [cell(rule, *c) if not chain_only or c[1] is TreeShape.CHAIN else "-" for c in COLUMNS.values()]
-        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        if not rule.info.shared_noise:
+            chain_only = rule.info.shapes == {TreeShape.CHAIN}
+            table[name] = {
+                title: cell(rule, *c) if not chain_only or c[1] is TreeShape.CHAIN else "-" for title, c in COLUMNS.items()
+            }
+    return table
+
+
+def markdown() -> str:
+    lines = [[f"`{name}`", *(cells[title] for title in SHOWN)] for name, cells in rows().items()]
+    return markdown_table(["verifier", *SHOWN], lines)
+
+
+def csv_text() -> str:
+    return csv_table(["verifier", *COLUMNS], ([name, *cells.values()] for name, cells in rows().items()))

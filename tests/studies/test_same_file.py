@@ -51,7 +51,11 @@ def test_a_cut_off_run_goes_on_and_the_page_has_all_prompts_and_the_table_each_k
     again.run(ASKED, temperatures=(0.0,))
     assert [json.loads(line)["prompt"] for line in results.read_text().splitlines() if "mode" in line] == [0] * 6 + [1] * 6
     short, table = page(again, tmp_path / "file.md").values()
-    assert all(f"| {mode} |" in short for mode in again.modes) and "[Every kind of prompt](file.csv)" in short
+    assert (
+        all(f"| {mode} |" in short for mode in again.modes)
+        and "| 1 | 0 | 7 | 7 |" in short
+        and "[Every kind of prompt](file.csv)" in short
+    )
     assert [row["prompts"] for row in csv.DictReader(io.StringIO(table))] == ["code", "text", "all"] * 6
     with pytest.raises(InvalidInputError, match="expected those of"):
         FileComparison(model, model, num_tokens=9, results=results)

@@ -85,17 +85,21 @@ def table(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     return head, rows
 
 
-def markdown(report: dict[str, Any]) -> str:
-    """The table, with hardware, models, settings and command beside it."""
+def heading(report: dict[str, Any]) -> str:
+    """Hardware, models, settings and command."""
     sizes = ", ".join(f"{name} {count / 1e6:.2f}M" for name, count in report["num_parameters"].items())
-    absent = "".join(f"\nNot in the run: {name} ({reason})." for name, reason in report["absent"].items())
     return (
         f"{report['hardware']['processor']}, {report['settings']['threads']} thread(s); {sizes}; "
         f"temperature {report['settings']['temperature']:g}, batch {report['settings']['batch']}, "
         f"{report['settings']['num_prompts']} prompts x {report['settings']['max_tokens']} tokens x "
-        f"{report['settings']['repetitions']} repetitions, interleaved, medians; in brackets 95% intervals over repetitions.\n`{report['command']}`\n\n"
-        + f"{markdown_table(*table(report))}\n{absent}"
+        f"{report['settings']['repetitions']} repetitions, interleaved, medians; in brackets 95% intervals over repetitions.\n`{report['command']}`"
     )
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """The table, with hardware, models, settings and command beside it."""
+    absent = "".join(f"\nNot in the run: {name} ({reason})." for name, reason in report["absent"].items())
+    return f"{heading(report)}\n\n{markdown_table(*table(report))}\n{absent}"
 
 
 def write(report: dict[str, Any], path: Path) -> list[Path]:
