@@ -109,8 +109,8 @@ def named(row: Row) -> str:
 
 
 def small_table(rows: Sequence[Row]) -> str:
-    """By text and temperature: the best chain, the best several drafts, spares and the bound of tokens at the same shape."""
-    lines, estimates = list[list[str]](), shares(rows)
+    """By text and temperature: the best chain, the best several drafts, the best spares."""
+    lines = list[list[str]]()
     for text, temperature in dict.fromkeys((row.text, row.case.temperature) for row in rows):
         some = [row for row in rows if (row.text, row.case.temperature) == (text, temperature)]
         real = [row for row in some if row.case.verifier != BOUND]
@@ -122,11 +122,9 @@ def small_table(rows: Sequence[Row]) -> str:
         chain, cells = best(groups["chain"]), list[str]()
         for name in ("paths", "spares"):
             row, gain = best(groups[name]), over(groups[name], groups["chain"])
-            share = estimates[row.text, row.case]
             percent = f"{100 * (gain.mean - 1):+.1f}±{100 * gain.standard_error:.1f}%"
-            tokens = f"{row.tokens.mean():.2f} tokens, {share.mean:.2f}±{share.standard_error:.2f} of the bound"
-            cells.append(f"{row.speed:.2f} ({named(row)}: {tokens}; {percent})")
-        lines.append([text, f"{temperature:g}", f"{chain.speed:.2f} ({named(chain)}: {chain.tokens.mean():.2f} tokens)", *cells])
+            cells.append(f"{row.speed:.2f} ({named(row)}; {percent})")
+        lines.append([text, f"{temperature:g}", f"{chain.speed:.2f} ({named(chain)})", *cells])
     return markdown_table(["text", "T", "one chain", f"2 to {MAX_PATHS} paths", "chain with spares"], lines)
 
 
@@ -149,12 +147,10 @@ def opening(model: str, timed: Sequence[Row], free: Sequence[Row]) -> str:
     return "\n\n".join(
         [
             "![Tokens per step and speed of one to eight paths of a head](pictures/head-paths.png)",
-            f"{in_words(timed, free)} `python -m studies.head_paths` compares, at places of {answers} answers of {model} with its head, "
-            "one to eight paths of one to seven tokens, all ways of drawing them and all lossless verifiers. Drafts are sampled, their "
-            "verification is integrated; speed is over plain decoding, by measured seconds of passes on one thread:",
+            f"{in_words(timed, free)} `python -m studies.head_paths` compares one to eight paths of one to seven tokens, all ways of drawing them and all lossless "
+            f"verifiers, on {answers} answers of {model} with its head. Speed is over plain decoding, by measured seconds of passes on one thread; in brackets shape and verifier, and the gain over "
+            "the best chain, each chosen on nine tenths of the answers and compared on the last. [All cases, and what no verifier exceeds (dotted)](results/head-paths.csv).",
             small_table(timed),
-            "In brackets: shape and verifier, tokens per step, their share of what no verifier exceeds on the mean (dotted; both on the same drafts), and the gain over the "
-            "best chain, each chosen on nine tenths of the answers and compared on the last. ±: standard errors over answers. [All cases](results/head-paths.csv).",
         ]
     )
 

@@ -44,7 +44,11 @@ def test_a_quick_run_writes_the_page_and_goes_on_where_it_was_cut_off(tmp_path: 
     stored = tmp_path / "repeats.jsonl"
     lines = stored.read_text().splitlines()
     page = (tmp_path / "repeats.md").read_text()
-    assert len(lines) == 2 * 2 * 2 * 2 == (tmp_path / "repeats.csv").read_text().count("\n") - 1 and "| edits | 0 | 2 |" in page and "| functions | 1 | 2 |" in page
+    assert (
+        len(lines) == 2 * 2 * 2 * 2 == (tmp_path / "repeats.csv").read_text().count("\n") - 1
+        and "| edits | 0 | 2 |" in page
+        and "| functions | 1 | 2 |" in page
+    )
     stored.write_text("\n".join(lines[:-1]) + "\n")
     main(out=tmp_path, quick=True)
     assert stored.read_text().splitlines()[:-1] == lines[:-1] and len(stored.read_text().splitlines()) == len(lines)
