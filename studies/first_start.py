@@ -21,7 +21,7 @@ from numba.core.event import Event, Listener, register
 
 from polydraft.numerics.processor import processor
 
-ROWS = 5
+ROWS = 3
 """Functions that have a line of their own."""
 BEGIN, END = "<!-- first start -->\n", "<!-- end of first start -->\n"
 PROMPT = "Write a Python function that merges two sorted lists."

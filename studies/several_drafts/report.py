@@ -105,8 +105,8 @@ def _pair(value: Estimate) -> tuple[str, str]:
 
 
 def _lost(values: Sequence[Values]) -> str:
-    names = [name for name in values[0].lost if " + " not in name]
-    return ", ".join(f"{np.mean([v.lost[name] for v in values]):.4f} ({name})" for name in names)
+    means = [np.mean([v.lost[name] for v in values]) for name in values[0].lost if " + " not in name]
+    return f"{min(means):.4f} to {max(means):.4f} by draft model"
 
 
 def _percent(value: Estimate) -> str:

@@ -205,6 +205,10 @@ FOREIGN = {
     "--only": "studies.inside_vllm",
     "--tokens": "studies.inside_vllm",
     "--repetitions": "studies",
+    "--contexts": "studies.limits",
+    "--drafts": "studies.limits",
+    "--node-contexts": "studies.limits",
+    "--rule": "studies.limits",
     "--text": "studies.limits",
 }
 """Options of other programs on pages for users, and whose they are."""
