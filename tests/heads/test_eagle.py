@@ -31,6 +31,7 @@ from polydraft.heads.mtp.network import MtpModel, MtpRecipe
 from polydraft.heads.recipe import Material
 from polydraft.methods.head_folders import kind_of
 from polydraft.models import load, pair
+from polydraft.policy.costs import measured
 from tests.support.damage import cut, flipped, mutated_json, read_apart
 from tests.support.reading import read_counts
 
@@ -114,6 +115,14 @@ def begun(drafter, target, ids):
     scores = target.prefill([0], [ids[:-1]], hidden=drafter.needs.hidden)
     target.release([0])
     return drafter.read([state], scores)[0], torch.cat([scores.hidden[layer][0] for layer in drafter.layers], -1)
+
+
+@both_forms
+def test_costs_of_a_heads_steps_are_measured_and_a_longer_text_adds_nothing_to_its_drafts(form, folder, target):
+    drafter = drafter_of(folder, target, form=form)
+    costs = measured(target, drafter).costs
+    assert costs.draft_step > 0 and costs.draft_token == 0
+    assert not any(target.lengths) and not any(drafter.model.lengths)
 
 
 @both_forms

@@ -11,10 +11,13 @@ from polydraft.core import Budget, Draft, DraftSampling, TokenTree, TreeShape
 from polydraft.core.budget import Stop
 from polydraft.core.confidence import BINS, IDENTITY
 from polydraft.core.geometry import chain, paths
+from polydraft.drafters.model.paths import ModelDrafter
+from polydraft.engine.loop import rehearsed
+from polydraft.engine.speculation import PLAIN, Speculation
 from polydraft.errors import IncompatibleError, InvalidInputError, UnknownNameError
 from polydraft.methods.registry import verifier
 from polydraft.policy import adaptive as adaptive_policy
-from polydraft.policy.acceptance import FIRST, NEXT, SPARE, UNKNOWN, Acceptance
+from polydraft.policy.acceptance import FIRST, NEXT, SPARE, UNKNOWN, UNKNOWN_SAMPLED, Acceptance
 from polydraft.policy.adaptive import AdaptivePolicy, least_pause, takes_spares
 from polydraft.policy.costs import Costs
 from polydraft.policy.course import FIRST_PAUSE, LONGEST_PAUSE, LOOK, Event, Stage
@@ -375,6 +378,16 @@ def test_a_seed_repeats_its_text_alone_in_a_batch_and_after_a_busy_minute(temper
     later = busy.generate([prompt, *others], [params] + [params.with_(seed=None)] * 7)[0]
     assert alone.token_ids == together.token_ids == later.token_ids
     assert alone.stats.drafted_by_depth == later.stats.drafted_by_depth
+
+
+@pytest.mark.parametrize(("seed_of_drafts", "drafts"), [(0, True), (5, False)])
+def test_a_request_with_a_seed_begins_from_what_a_rehearsal_shows_of_its_pair(seed_of_drafts, drafts):
+    """It learns from no other request: from assumed rates each paid anew for finding out that drafts of its pair do not pay."""
+    target, small = (TableModel(V=40, sharp=6.0, seed=seed) for seed in (0, seed_of_drafts))
+    shown = rehearsed(target, Speculation(ModelDrafter(small), verifier("block"), PLAIN.policy), [[1, 2], [3, 4]])
+    policies = [AdaptivePolicy(Profile.of(costs(0.1, 0.2), {}, rates)) for rates in (UNKNOWN_SAMPLED, shown.rates)]
+    assert [policy.budgets(sequences(seed=1))[0].max_depth > 0 for policy in policies] == [True, drafts]
+    assert shown.drafting > shown.overhead > 0
 
 
 def test_requests_without_a_seed_follow_the_live_costs():

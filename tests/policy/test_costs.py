@@ -18,6 +18,7 @@ from polydraft.policy import profile
 from polydraft.policy.costs import KNOTS, MEASURED, PROMPT, Costs, LiveCosts, measured
 from polydraft.policy.marginal import depth_of, least_reach, least_spare
 from polydraft.policy.profile import Profile, identity, profile_of
+from polydraft.policy.rehearsal import DEPTH, Rehearsed
 from tests.engine.tables import table_engine
 from tests.policy.planning import costs as made
 from tests.support.tiny import llama_config
@@ -175,6 +176,29 @@ def test_figures_of_another_process_serve_whatever_memory_is_free_and_steadier_o
         return profile_of(*parts).costs
 
     assert [started() for _ in range(4)] == [made(0.3), made(0.3), made(0.1), made(0.1)] and not paid
+
+
+def test_what_a_step_with_drafts_does_beside_its_pass_is_charged_to_the_drafts(monkeypatch, tmp_path):
+    """Reading what was accepted, verifying several rows: a tenth of a step of a small model, which is lost where a draft hardly pays."""
+    engine, start = Engine.embedded(max_num_seqs=2, threads=1), made(0.1, 0.2)
+    monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path))
+    monkeypatch.setattr(profile, "_known", {})
+    monkeypatch.setattr(profile, "_tried", set())
+    monkeypatch.setattr(profile, "measured", lambda *_: module.Measured(start, 1.0))
+    costs = profile_of(engine.target, engine.drafter, engine.verifier, lambda: Rehearsed(0.1, 0.9)).costs
+    assert costs.step(1, 0) == pytest.approx(1.1) and costs.step(1 + DEPTH, DEPTH) == pytest.approx(start.rows(1 + DEPTH) + 0.9)
+
+
+def test_costs_that_cannot_be_measured_are_assumed_and_say_why_once(monkeypatch, tmp_path, caplog):
+    engine = Engine.embedded(max_num_seqs=2, threads=1)
+    monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path))
+    monkeypatch.setattr(profile, "_known", {})
+    monkeypatch.setattr(profile, "_tried", set())
+    monkeypatch.setattr(profile, "measured", lambda *_: 1 / 0)
+    for _ in range(2):
+        assert profile_of(engine.target, engine.drafter, engine.verifier).costs == Costs.assumed()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "'model' are assumed" in record.message and "ZeroDivisionError" in record.message
 
 
 def test_the_folder_of_figures_is_bounded_and_nothing_else_in_it_is_touched(monkeypatch, tmp_path):

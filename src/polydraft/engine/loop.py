@@ -18,13 +18,15 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from math import inf
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from polydraft.core import Decoding, Drafter, Request, Target, Verifier
-from polydraft.core.params import ConstraintSource, SamplingParams, StructuredOutputs
+from polydraft.core.params import ConstraintSource, StructuredOutputs
 from polydraft.engine import drafter_state, reading
 from polydraft.engine.admission import Admission
 from polydraft.engine.arrivals import Arrivals
@@ -36,7 +38,7 @@ from polydraft.engine.outbox import Outbox
 from polydraft.engine.output import StepOutput, emit
 from polydraft.engine.parts import check_decoding
 from polydraft.engine.roster import Roster
-from polydraft.engine.sample_text import sample_ids
+from polydraft.engine.sample_text import sample_ids, sample_prompts
 from polydraft.engine.seats import Seats
 from polydraft.engine.sequence import Sample, Sequence, alike
 from polydraft.engine.speculation import PLAIN, Menu, Speculation
@@ -49,6 +51,7 @@ from polydraft.numerics.clock import clock as pricing_clock
 from polydraft.numerics.compile_time import working
 from polydraft.policy.costs import Interrupted
 from polydraft.policy.fixed import Policy
+from polydraft.policy.rehearsal import Rehearsal, Rehearsed, can_rehearse, short_requests
 
 MOMENT = 0.02
 """Seconds that a step waits for drafts to be compiled where nothing else is to do; requests that come meanwhile begin after it."""
@@ -283,8 +286,9 @@ class Loop:
             return
         parts = self.target, chosen.drafter, chosen.verifier
         with self._seats.idle() as slots:
-            ids = sample_ids(self.tokenizer)
-            chosen.policy.measure(*parts, lambda: step_overhead(self.target, stopped), slots, stopped, ids)
+            speculation, prompts = chosen if self.decoding is None else PLAIN, sample_prompts(self.tokenizer)
+            rehearse = partial(rehearsed, self.target, speculation, prompts, stopped)
+            chosen.policy.measure(*parts, rehearse, slots, stopped, sample_ids(self.tokenizer))
 
     def step(self) -> list[StepOutput]:
         """One round for everything that runs; an empty list when nothing is left to do."""
@@ -372,21 +376,24 @@ class Loop:
         return took
 
 
-def step_overhead(target: Target, stopped: Callable[[], bool] = lambda: False) -> float:
-    """Seconds of a step of plain decoding beside its forward pass, of an idle target: of the second of two short requests.
+def rehearsed(
+    target: Target, chosen: Speculation, prompts: Seq[Seq[int]], stopped: Callable[[], bool] = lambda: False
+) -> Rehearsed:
+    """What short answers of an idle target show, decoded plainly and with drafts; see `policy.rehearsal`.
 
     Raises:
         Interrupted: where it is `stopped`.
     """
-    loop = Loop(target, Menu(target, PLAIN), clock=pricing_clock(target))
-    params, stats = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True), None
-    for number in range(2):
-        stats = loop.add_request(Request(f"overhead-{number}", (1, 2, 3, 4), params, 0)).stats
-        while loop.has_unfinished_requests:
-            if stopped():
-                loop.abort_all()
+    plain, drafts = Rehearsal(0), Rehearsal()
+    drafted = chosen.drafter is not None and can_rehearse(chosen.drafter, chosen.verifier)
+    for speculation in [replace(PLAIN, policy=plain), *([replace(chosen, policy=drafts)] if drafted else [])]:
+        loop = Loop(target, Menu(target, speculation), clock=pricing_clock(target), teaching=False)
+        for request in short_requests(prompts, target.max_model_len):
+            loop.add_request(request)
+            while loop.has_unfinished_requests:
+                if stopped():
+                    loop.abort_all()
+                    loop.step()
+                    raise Interrupted
                 loop.step()
-                raise Interrupted
-            loop.step()
-    assert stats is not None
-    return (stats.seconds["verifying"] + stats.seconds["other"]) / stats.steps
+    return Rehearsed(plain.seconds, drafts.seconds, drafts.rates) if drafted else Rehearsed(plain.seconds)

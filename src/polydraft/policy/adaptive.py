@@ -19,11 +19,12 @@ from polydraft.core import geometry as tree
 from polydraft.core.budget import Stop
 from polydraft.core.confidence import BINS
 from polydraft.policy.acceptance import FIRST, NEXT, SPARE, Acceptance
-from polydraft.policy.costs import Costs, LiveCosts, Overhead, no_overhead
+from polydraft.policy.costs import Costs, LiveCosts
 from polydraft.policy.course import LOOK, NOTHING, Course, Event, Weighed
 from polydraft.policy.fixed import Policy, RunningSequence
 from polydraft.policy.marginal import Expected, depth_of, fastest_share, gain, least_branch, least_reach, least_spare, speed_of
 from polydraft.policy.profile import Profile, begun, check_identity, profile_of, remember_steps
+from polydraft.policy.rehearsal import Rehearsed, unrehearsed
 from polydraft.policy.repeats import Repeats
 
 __all__ = ["AdaptivePolicy"]
@@ -74,6 +75,11 @@ def takes_spares(verifier: Method) -> bool:
     return DraftSampling.WITHOUT_REPLACEMENT in verifier.draft_sampling and TreeShape.GROWN in verifier.shapes
 
 
+def _acceptance_of(profile: Profile) -> dict[bool, Acceptance]:
+    """Of all sampled and of all greedy requests, before any."""
+    return {greedy: Acceptance(*profile.known(greedy), *SHARED) for greedy in (False, True)}
+
+
 class Share(NamedTuple):
     """The drafts of a batch that make its fastest step. speed: tokens per second of it.  drafting: ids of their courses.  nodes: of them all."""
 
@@ -101,7 +107,7 @@ class AdaptivePolicy(Policy):
     def open(self, profile: Profile) -> None:
         """Start from this."""
         self.profile, self.live = profile, LiveCosts(profile.costs)
-        self.seen = {greedy: Acceptance(*profile.known(greedy), *SHARED) for greedy in (False, True)}
+        self.seen = _acceptance_of(profile)
         self._kept = self.missing = False
         """Whether what steps have shown is kept, and whether costs are assumed that could be measured."""
         self._share: Share | None = None
@@ -140,15 +146,17 @@ class AdaptivePolicy(Policy):
         target: Target,
         drafter: Drafter,
         verifier: Verifier,
-        overhead: Overhead = no_overhead,
+        rehearse: Callable[[], Rehearsed] = unrehearsed,
         slots: tuple[int, int] = (0, 0),
         stopped: Callable[[], bool] = lambda: False,
         text: Seq[int] | None = None,
     ) -> None:
-        """Measure the costs that are missing, of an idle target; slots, stopped, text, errors: see `costs.measured`. What steps have shown of acceptance stays."""
+        """Measure the costs that are missing, of an idle target; see `profile.profile_of`. What steps have shown of acceptance stays."""
         if self.missing:
-            self.profile = profile_of(target, drafter, verifier, overhead, slots, stopped, text)
+            self.profile = profile_of(target, drafter, verifier, rehearse, slots, stopped, text)
             self.live, self.missing = LiveCosts(self.profile.costs), False
+            shown = {greedy: seen for greedy, seen in self.seen.items() if seen.steps}
+            self.seen = _acceptance_of(self.profile) | shown
 
     def course(self, s: RunningSequence) -> Course:
         """Where a sequence stands."""

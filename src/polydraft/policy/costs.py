@@ -36,14 +36,9 @@ __all__ = [
     "Interrupted",
     "LiveCosts",
     "Measured",
-    "Overhead",
     "measured",
-    "no_overhead",
     "seconds_of_a_pass",
 ]
-
-Overhead = Callable[[], float]
-"""Measures the seconds of a step beside its forward pass and its drafts."""
 
 MEASURED = (1, 4, 5, 6, 7, 8, 16)
 """Numbers of rows that are timed. Passes of 1 to 8 rows take 33, 31, 32, 33, 38, 39, 51 and 52 ms (Qwen2.5-Coder-1.5B, one thread of an AMD EPYC), one of 16
@@ -254,11 +249,6 @@ class LiveCosts:
         factor = max(ratio, 1e-9) ** max(1.0 / self._observed, COMMON)
         now = self.costs
         self.costs = Costs(tuple(factor * x for x in now.knots), *(factor * getattr(now, name) for name in SECONDS))
-
-
-def no_overhead() -> float:
-    """Where it is not measured."""
-    return 0.0
 
 
 class Interrupted(Exception):  # noqa: N818 - no error

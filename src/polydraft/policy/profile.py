@@ -13,22 +13,23 @@ import platform
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from polydraft import __version__
-from polydraft.core import Drafter, Target, Verifier
-from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.core import Drafter, EncoderDecoder, Target, Verifier
+from polydraft.errors import IncompatibleError, InvalidInputError, place
 from polydraft.files.atomic import replacing
 from polydraft.files.cache_folder import COSTS, kept_folder
 from polydraft.files.schema import PROFILE, fault
 from polydraft.models.slots import SlotModel
 from polydraft.numerics.processor import processor
 from polydraft.policy.acceptance import FIRST, NEXT, UNKNOWN, UNKNOWN_SAMPLED
-from polydraft.policy.costs import KNOTS, SECONDS, STEADY, Costs, Interrupted, Overhead, measured, no_overhead
+from polydraft.policy.costs import KNOTS, SECONDS, STEADY, Costs, Interrupted, measured
 from polydraft.policy.marginal import Expected, foreseen
 from polydraft.policy.profile_file import changed, checksum, read_profile, unreadable
+from polydraft.policy.rehearsal import Rehearsed, unrehearsed
 
 __all__ = ["Profile", "begun", "check_identity", "identity", "profile_of", "remember", "remember_steps", "remembered"]
 
@@ -73,10 +74,10 @@ class Profile:
         return self.greedy if greedy else self.sampled
 
     @classmethod
-    def of(cls, costs: Costs, about: dict[str, Any] | None = None) -> "Profile":
-        """Of measured costs, where nothing was drafted yet."""
-        expected = foreseen(UNKNOWN[FIRST], UNKNOWN[NEXT], costs)
-        return cls(costs, (UNKNOWN_SAMPLED, expected), (UNKNOWN, expected), about or {})
+    def of(cls, costs: Costs, about: dict[str, Any] | None = None, sampled: tuple[float, ...] = UNKNOWN_SAMPLED) -> "Profile":
+        """Of measured costs, where nothing was drafted for a request yet. sampled: rates above temperature 0."""
+        modes = [(rates, foreseen(rates[FIRST], rates[NEXT], costs)) for rates in (sampled, UNKNOWN)]
+        return cls(costs, *modes, about or {})
 
     @classmethod
     def assumed(cls) -> "Profile":
@@ -169,7 +170,9 @@ def begun(target: Target, drafter: Drafter, verifier: Verifier) -> tuple[Profile
     """
     about = identity(target, drafter, verifier)
     stored = remembered(about)
-    missing = about is not None and _file(about)[0] not in _tried and (stored is None or _spread(stored) > STEADY)
+    unsteady = stored is None or _spread(stored) > STEADY
+    reads_first = isinstance(target, EncoderDecoder)  # a source, before any pass
+    missing = about is not None and unsteady and not reads_first and _file(about)[0] not in _tried
     return stored or Profile.of(Costs.assumed(), {"assumed": True} | ({} if about is None else {"identity": about})), missing
 
 
@@ -177,14 +180,14 @@ def profile_of(
     target: Target,
     drafter: Drafter,
     verifier: Verifier,
-    overhead: Overhead = no_overhead,
+    rehearse: Callable[[], Rehearsed] = unrehearsed,
     slots: tuple[int, int] = (0, 0),
     stopped: Callable[[], bool] = lambda: False,
     text: Sequence[int] | None = None,
 ) -> Profile:
     """What was measured of these parts before, or what a handful of passes say now; what `begun` says for models without a name or at work.
 
-    slots, stopped, text, errors: see `costs.measured`.
+    rehearse: runs short requests, see `rehearsal`.  slots, stopped, text, errors: see `costs.measured`.
     """
     known, missing = begun(target, drafter, verifier)
     if not missing or target.lengths[slots[0]]:
@@ -192,11 +195,14 @@ def profile_of(
     about = identity(target, drafter, verifier) or {}
     try:
         costs, spread = measured(target, drafter, slots, stopped, text)
-        profile = Profile.of(replace(costs, overhead=overhead()), {"identity": about, "spread": spread})
+        rehearsed = rehearse()
+        profile = Profile.of(rehearsed.priced(costs), {"identity": about, "spread": spread}, rehearsed.rates)
     except Interrupted:
         raise
-    except Exception as error:  # what cannot be measured alone, such as a model that first reads a source
-        _log.info("costs are assumed, as measuring them failed: %r", error)
+    except Exception as error:
+        _log.warning(
+            "costs of drafter %r are assumed, as measuring them failed: %r, at %s", drafter.info.name, error, place(error)
+        )
         _tried.add(_file(about)[0])
         return known
     _tried.add(_file(about)[0])

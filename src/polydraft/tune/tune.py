@@ -18,8 +18,8 @@ from polydraft.bench.speedup import Speedup
 from polydraft.core import Budget, SamplingParams
 from polydraft.core import geometry as tree
 from polydraft.engine.api import Engine
-from polydraft.engine.loop import step_overhead
-from polydraft.engine.sample_text import sample_ids
+from polydraft.engine.loop import rehearsed
+from polydraft.engine.sample_text import sample_ids, sample_prompts
 from polydraft.engine.speculation import Menu, Speculation
 from polydraft.engine.stats import RequestStats
 from polydraft.errors import InvalidInputError
@@ -234,7 +234,7 @@ def tune(
     adaptive, drafter = AdaptivePolicy(), engine.drafter
     adaptive.prepare(engine.target, drafter, engine.verifier)
     parts, text = (engine.target, drafter, engine.verifier), sample_ids(engine.tokenizer)
-    adaptive.measure(*parts, lambda: step_overhead(engine.target), text=text)
+    adaptive.measure(*parts, lambda: rehearsed(engine.target, engine.menu.default, sample_prompts(engine.tokenizer)), text=text)
     trials = [Trial("plain", FixedPolicy(Budget.fixed((-1,)))), Trial("adaptive", adaptive)]
     for budget in pairing.allowed(shapes, drafter.info, engine.verifier.info):
         name = f"chain of {budget.max_depth}" if budget.width == 1 else f"{budget.width} paths of {budget.max_depth}"
