@@ -6,6 +6,7 @@ busy machine count. Where a step ends its continuation goes on. The policy is th
 
 rule, all known    the marginal rule with the acceptance of these very contexts and the speed that it reaches
 policy             from measured costs, from assumed ones, and with seconds whose logarithms vary by NOISE from step to step
+a seed             requests that learn from no other: from assumed rates, and from those that the engine's short answers showed (`policy.rehearsal`)
 """
 
 from collections.abc import Callable, Sequence
@@ -166,12 +167,14 @@ class _Sequence:
     course: Any = None
 
 
-def policy_run(simulation: Simulation, profile: Profile | None, noise: float = 0.0) -> Float[np.ndarray, "P 2"]:
-    """The package's policy, told what its steps would have shown."""
+def policy_run(
+    simulation: Simulation, profile: Profile | None, noise: float = 0.0, seed: int | None = None
+) -> Float[np.ndarray, "P 2"]:
+    """The package's policy, told what its steps would have shown. seed: of the requests."""
     policy, rng, costs, running = AdaptivePolicy(profile), np.random.default_rng(0), simulation.costs, list[_Sequence]()
 
     def begin() -> None:
-        running[:] = [_Sequence(Request("simulated", (0,), SamplingParams(temperature=1.0), 0))]
+        running[:] = [_Sequence(Request("simulated", (0,), SamplingParams(temperature=1.0, seed=seed), 0))]
 
     def choose(context: Context) -> int:
         (budget,) = policy.budgets(running)
@@ -210,8 +213,8 @@ def rule_run(simulation: Simulation) -> Float[np.ndarray, "P 2"]:
     return figures
 
 
-def table(simulation: Simulation) -> str:
-    """Speeds over plain decoding and over the best chain, chosen on other texts and on the very ones."""
+def table(simulation: Simulation, rehearsed: Profile) -> str:
+    """Speeds over plain decoding and over the best chain, chosen on other texts and on the very ones. rehearsed: of an idle engine."""
     plain = simulation.run(lambda context: 0)
     chains = np.array([simulation.run(lambda context, depth=depth: depth) for depth in range(1, simulation.depth + 1)])
     known = Profile.of(simulation.costs)
@@ -220,6 +223,8 @@ def table(simulation: Simulation) -> str:
         "policy, measured costs": policy_run(simulation, known),
         "policy, assumed costs": policy_run(simulation, None),
         f"policy, measured costs, noise of {NOISE:g}": policy_run(simulation, known, NOISE),
+        "policy with a seed, assumed rates": policy_run(simulation, known, seed=0),
+        "policy with a seed, rehearsed rates": policy_run(simulation, rehearsed, seed=0),
     }
 
     def speed(figures: Float[np.ndarray, "P 2"]) -> float:
@@ -250,7 +255,8 @@ def main(
     asked = [ids for _, ids in questions(prompts or (), count, engine, model != "embedded")]
     texts = recorded(engine, asked, depth, max_tokens)
     print(f"{model}, T=1, {len(texts)} prompts, {sum(map(len, texts))} contexts")
-    print(table(Simulation(texts, engine.policy.profile.costs, depth)))
+    profile = engine.policy.profile
+    print(table(Simulation(texts, profile.costs, depth), profile))
 
 
 if __name__ == "__main__":
