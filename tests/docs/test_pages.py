@@ -141,6 +141,11 @@ def test_pages_have_at_most_so_many_words():
     assert {name: pages[name] for name, most in limits.items() if pages[name] > most} == {}
 
 
+def test_all_pages_but_the_reference_are_read_in_three_hours():
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "reference"]
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) < 41_500  # 230 words a minute
+
+
 def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
