@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba import from_dtype, njit, types
 from numba.core.registry import cpu_target
 
-from polydraft.models.compiled import tiles
+from polydraft.models.compiled import dot_products, tiles
 from polydraft.models.compiled.formats import BLOCKS, DTYPES, ROUNDED
 from polydraft.models.compiled.layers import multiply
 from polydraft.models.compiled.products import BFLOATS, BYTES, EXACT, Format, packed
@@ -68,8 +68,8 @@ def on_arm(kind: Format) -> str:
 
 
 if __name__ == "__main__":
-    found = {"vectors": instruction_set(), "lanes": LANES, "dots": tiles.DOTS_BYTES}
+    found = {"vectors": instruction_set(), "lanes": LANES, "dots": dot_products.DOTS_BYTES}
     found |= {"bits": {name: bits(kind) for name, kind in FORMATS.items()}}
     found |= {"rounded": bits(Format("bfloat16", BFLOATS))}
-    tiles.DOTS_BYTES, tiles.LOOK_UP = "dotprod", None
+    dot_products.DOTS_BYTES, dot_products.LOOK_UP = "dotprod", None
     print(json.dumps(found | {"arm": {name: on_arm(kind).count("sdot") for name, kind in FORMATS.items()} if LANES == 8 else {}}))

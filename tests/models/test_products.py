@@ -7,7 +7,7 @@ import pytest
 import torch
 from numba import njit
 
-from polydraft.models.compiled import tiles
+from polydraft.models.compiled import dot_products, tiles
 from polydraft.models.compiled.formats import BLOCK, BLOCKS, DTYPES, NUMBERS, ROUNDED, pack_blocks
 from polydraft.models.compiled.layers import multiply
 from polydraft.models.compiled.products import BFLOATS, BYTES, EXACT, Format, Packed, matmul, output_row, packed
@@ -121,8 +121,8 @@ def test_outputs_of_several_formats_are_one_matrix():
 def test_plain_arithmetic_has_the_bits_of_dot_products(name, monkeypatch):
     x, w, _ = matrices(name, BYTES)
     inputs, expected, again = x.shape[1], product(x[:3], w), np.zeros((3, w.outputs), np.float32)
-    monkeypatch.setattr(tiles, "DOTS_BYTES", None)
-    monkeypatch.setattr(tiles, "LOOK_UP", None)
+    monkeypatch.setattr(dot_products, "DOTS_BYTES", None)
+    monkeypatch.setattr(dot_products, "LOOK_UP", None)
     plain = tiles.tile_of(3) if BLOCKS[name].run == BLOCK else tiles.tile_of(1, most=3)
     stored, panels = DTYPES[name], w.panels_of(1)
 

@@ -13,9 +13,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from polydraft.models.compiled.dot_products import dot, takes_signed_codes
 from polydraft.models.compiled.products import NUMBERS
 from polydraft.models.compiled.softmax import TERMS, VALUES
-from polydraft.models.compiled.tiles import DOTS_BYTES, FEW_SIZES, Code, dot
+from polydraft.models.compiled.tile_code import TileCode
+from polydraft.models.compiled.tiles import FEW_SIZES
 from polydraft.models.compiled.vectors import BYTE, FLOAT, FLOATS, INT, INTS, LANES, PANEL
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import cfunc
@@ -27,7 +29,7 @@ QUERY = np.dtype([("scale", np.float32), ("start", np.int32), ("codes", np.int8,
 WEIGHTS = 4 * TERMS
 """Bytes from a block of weights to the next: scale, then codes, where scores have been; see `softmax.soften_block`."""
 _SIZE, _GROUPS = QUERY.itemsize, TERMS // 4
-_START = 0 if DOTS_BYTES == "dotprod" else -128
+_START = 0 if takes_signed_codes() else -128
 
 
 @inner(error_model="numpy")
@@ -63,7 +65,7 @@ def _tile(emit_sums):
             here, larger = builder.append_basic_block(f"tile.{size}"), end if is_last else builder.append_basic_block("larger")
             builder.cbranch(builder.icmp_signed("<=", count, ir.Constant(count.type, size)), here, larger)
             builder.position_at_end(here)
-            code, last = Code(builder, size, n), builder.sub(count, ir.Constant(count.type, 1))
+            code, last = TileCode(builder, size, n), builder.sub(count, ir.Constant(count.type, 1))
             numbers = [builder.select(builder.icmp_signed("<", code.number(r), last), code.number(r), last) for r in code.rows]
             rows, results = ([code.at(a, builder.mul(step, r)) for r in numbers] for a, step in ((x, xs), (y, ys)))
             emit_sums(code, rows, w, scales, stride, n, results)

@@ -76,10 +76,10 @@ FORMATS = {
 """By the name that users give. "bfloat16-dot", "int8" and "int4" are for processors' dot products; the same where there are none."""
 
 
-def _product(tile, most):
+def _product(tile):
     @inner
-    def product(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken):
-        """See `tiles.tile_of`, for any number of rows and panels, each read once from memory. stride: bytes from panel to panel."""
+    def product(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken, most):
+        """See `tiles.tile_of`, for any number of rows, `most` at a time, and panels, each read once from memory. stride: bytes from panel to panel."""
         groups = (rows + most - 1) // most
         for j in range(panels):
             wj, t = w + j * stride, 0
@@ -91,9 +91,15 @@ def _product(tile, most):
     return product
 
 
-_product_of_numbers, _product_of_blocks = _product(number_tile, SIZES[-1]), _product(block_tile, BLOCK_SIZES[-1])
-_product_of_runs = _product(run_tile, MANY)
-_product_of_cache, _sum_of_cache = _product(cache_tile, FEW_SIZES[-1]), _product(adding_tile, FEW_SIZES[-1])
+_TILES = ("weights", "blocks", "runs", "cache", "sums")
+_PRODUCTS = (
+    (SIZES[-1], _product(number_tile)),
+    (BLOCK_SIZES[-1], _product(block_tile)),
+    (MANY, _product(run_tile)),
+    (FEW_SIZES[-1], _product(cache_tile)),
+    (FEW_SIZES[-1], _product(adding_tile)),
+)
+"""By `_TILES`: most rows of a tile, and the product that is made of it."""
 _ARGUMENTS = 10
 NUMBERS = types.int64(*[types.int64] * _ARGUMENTS)
 """Signature of what `call_product` calls."""
@@ -115,29 +121,15 @@ def call_product(typingctx, address, x, xs, w, stride, panels, n, y, ys, width, 
 def _compiled_product(stored: np.dtype, taken: np.dtype, of: str = "weights"):
     """`product` for these dtypes, with numbers for arguments; kept as long as the process lives. of: "weights", "cache" or "sums", which go on."""
 
-    def of_numbers(x, xs, w, stride, panels, n, y, ys, width, rows):
-        _product_of_numbers(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken)
+    def code(x, xs, w, stride, panels, n, y, ys, width, rows):
+        most, product = _PRODUCTS[place]
+        product(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken, most)
         return rows
 
-    def of_blocks(x, xs, w, stride, panels, n, y, ys, width, rows):
-        _product_of_blocks(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken)
-        return rows
-
-    def of_runs(x, xs, w, stride, panels, n, y, ys, width, rows):
-        _product_of_runs(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken)
-        return rows
-
-    def of_cache(x, xs, w, stride, panels, n, y, ys, width, rows):
-        _product_of_cache(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken)
-        return rows
-
-    def added(x, xs, w, stride, panels, n, y, ys, width, rows):
-        _sum_of_cache(x, xs, w, stride, panels, n, y, ys, width, rows, stored, taken)
-        return rows
-
-    has_runs = taken == ROUNDED and BLOCKS[format_name(stored)].run < BLOCK
-    of_weights = of_runs if has_runs else of_blocks if stored.names else of_numbers
-    return cfunc(NUMBERS, error_model="numpy")({"weights": of_weights, "cache": of_cache, "sums": added}[of])
+    if of == "weights" and stored.names:
+        of = "runs" if taken == ROUNDED and BLOCKS[format_name(stored)].run < BLOCK else "blocks"
+    place = _TILES.index(of)
+    return cfunc(NUMBERS, error_model="numpy")(code)
 
 
 def _address(stored: np.dtype, taken: np.dtype, of: str = "weights") -> int:
