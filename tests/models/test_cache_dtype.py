@@ -1,11 +1,13 @@
 """Keys and values in bfloat16 or in bytes: another distribution, the same one for plain and for speculative decoding, in less memory."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from transformers import AttentionInterface, MistralConfig, MistralForCausalLM
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
-from transformers.models.llama.modeling_llama import eager_attention_forward
+from transformers.models.llama.modeling_llama import eager_attention_forward, repeat_kv
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import Outcome, TokenTree
@@ -13,6 +15,7 @@ from polydraft.core import geometry as tree
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.matrix_unit import has_matrix_unit
 from tests.models.test_llama import SMALL, _step, model
 
 TEXT = np.random.default_rng(2).integers(0, 61, 170).tolist()
@@ -33,13 +36,19 @@ def halved(reference, **options):
     return CompiledLlama(reference, cache_dtype="bfloat16", **options)
 
 
-def _rounded(module, query, key, value, *arguments, **options):
-    return eager_attention_forward(module, query, *(x.bfloat16().float() for x in (key, value)), *arguments, **options)
+def _rounded(module, query, key, value, mask, scaling, **options):
+    """Of rounded keys and values; queries and weights, too, where a matrix unit takes them so, which a power of two does not change."""
+    halves = torch.Tensor.bfloat16 if has_matrix_unit() else torch.Tensor.float
+    key, value = (repeat_kv(x.bfloat16().float(), module.num_key_value_groups) for x in (key, value))
+    scores = halves(query * (scaling / math.log(2))).float() @ key.mT + mask
+    weights = (scores - scores.amax(-1, keepdim=True).ceil()).exp2()
+    mixed = halves(weights).float() @ value / weights.sum(-1, keepdim=True)
+    return mixed.transpose(1, 2).contiguous(), None
 
 
 @torch.inference_mode()
 def test_the_distribution_is_that_of_rounded_keys_and_values():
-    reference = model("llama")
+    reference = wide()
     AttentionInterface.register("rounded", _rounded)
     AttentionMaskInterface.register("rounded", eager_mask)
     fast = halved(reference, max_num_seqs=1)

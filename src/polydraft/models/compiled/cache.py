@@ -14,6 +14,7 @@ import numpy as np
 from polydraft.errors import InvalidInputError
 from polydraft.models.compiled.cache_tiles import byte_products
 from polydraft.models.compiled.kernels import bfloat16_bits
+from polydraft.models.compiled.matrix_unit import INPUTS, has_matrix_unit, matrix_product
 from polydraft.models.compiled.products import number_product
 from polydraft.models.compiled.softmax import TERMS, VALUES
 from polydraft.models.compiled.tiles import UNROLL
@@ -54,7 +55,8 @@ class SlotMemory(NamedTuple):
     keys: [L, slots, G, columns / PANEL, D / together, PANEL, 2], D up to whole steps of a product.  values: [L, slots, G, D / PANEL, columns / together, PANEL, 2].
     scales: [L, slots, G, D / TERMS + 1, columns] of bytes: of each TERMS numbers of a key, and the logarithm to base 2 of the value's; else no rows.
     tokens: [slots, columns] which token lies in each.  lengths: [slots] committed columns.  together: numbers in a word.
-    scores, sums: addresses of the code that multiplies with keys, and with values; see `attention`.
+    scores, sums: addresses of the code that multiplies with keys, and with values; see `attention`.  rounded: whether it takes queries and attention
+        weights rounded as keys and values are.
     """
 
     keys: np.ndarray
@@ -65,6 +67,7 @@ class SlotMemory(NamedTuple):
     together: int
     scores: int
     sums: int
+    rounded: bool
 
 
 def whole(size: int, unit: int = PANEL) -> int:
@@ -125,11 +128,13 @@ def new_memory(each: tuple[int, int, int], width: int, columns: int, lengths: np
     values = aligned(*each, whole(width) // PANEL, columns // together, PANEL, 2, dtype=np.uint16)
     scales, tokens = aligned(*each, _num_scales(width, dtype), columns), np.zeros((each[1], columns), np.int32)
     if dtype == "q8_0":
-        products = byte_products()
+        products, rounded = byte_products(), True
+    elif dtype == "bfloat16" and width % INPUTS == 0 and has_matrix_unit():
+        products, rounded = (matrix_product(), matrix_product(adds=True)), True
     else:
         stored = np.dtype(np.float32 if together == 1 else np.uint16)
-        products = number_product(stored), number_product(stored, adds=True)
-    return SlotMemory(keys, values, scales, tokens, lengths, together, *products)
+        products, rounded = (number_product(stored), number_product(stored, adds=True)), False
+    return SlotMemory(keys, values, scales, tokens, lengths, together, *products, rounded)
 
 
 def forget(memory: SlotMemory, slot: int) -> None:

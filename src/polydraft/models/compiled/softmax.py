@@ -27,6 +27,7 @@ __all__ = [
     "powers",
     "soften_block",
     "soften_tile",
+    "soften_to_halves",
     "tile_top",
 ]
 
@@ -102,9 +103,12 @@ def tile_top(typingctx, x, n):
     return types.float32(types.int64, types.int64), emit
 
 
-@intrinsic
-def soften_tile(typingctx, x, n, top, lanes):
-    """Scores at an address -> weights, which are added to lanes, too. n: a multiple of 16."""
+def _softening(halves):
+    """Compiled code: n scores at an address -> weights from there on, in float32 or rounded to bfloat16; they are added to lanes. n: a multiple of 16."""
+
+    @intrinsic
+    def soften(typingctx, x, n, top, lanes):
+        return types.void(types.int64, types.int64, types.float32, types.int64), emit
 
     def emit(context, builder, signature, args):
         code, (source, lanes) = VectorCode(builder, args[1].type), _pointers(builder, args[0], args[3])
@@ -113,15 +117,30 @@ def soften_tile(typingctx, x, n, top, lanes):
         totals = [cgutils.alloca_once_value(builder, code.load(place, FLOATS)) for place in places]
         with code.loop(args[1], 16) as (first, _):
             for part, total in enumerate(totals):
-                place = code.at(code.at(source, first, 4), 4 * LANES * part)
-                weight = _power(code, code.load(place, FLOATS), shift)
-                code.store(weight, place)
+                index = builder.add(first, code.number(LANES * part))
+                weight = _power(code, code.load(code.at(source, index, 4), FLOATS), shift)
+                if halves:
+                    code.store(_halved(code, weight), code.at(source, index, 2))
+                else:
+                    code.store(weight, code.at(source, index, 4))
                 builder.store(builder.fadd(builder.load(total), weight), total)
         for place, total in zip(places, totals, strict=True):
             code.store(builder.load(total), place)
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64, types.float32, types.int64), emit
+    return soften
+
+
+def _halved(code, x):
+    """The nearest bfloat16, halves to even."""
+    b = code.builder
+    bits = b.bitcast(x, INTS)
+    odd = b.and_(b.lshr(bits, code.ints(16)), code.ints(1))
+    rounded = b.lshr(b.add(bits, b.add(odd, code.ints(0x7FFF))), code.ints(16))
+    return b.trunc(rounded, ir.VectorType(ir.IntType(16), LANES))
+
+
+soften_tile, soften_to_halves = _softening(False), _softening(True)
 
 
 @intrinsic

@@ -67,7 +67,7 @@ class Workspace(NamedTuple):
     act: np.ndarray
     rounded: np.ndarray  # [CHUNK, bytes] the input of the next product as `round_rows` leaves it
     queries: np.ndarray  # [threads, RUN H / G, D], zeros up to whole steps of a product
-    words: np.ndarray  # [threads, RUN H / G, words] queries rounded to bytes, see `cache_tiles.QUERY`
+    words: np.ndarray  # [threads, RUN H / G, words] queries rounded to bytes, see `cache_tiles.QUERY`, or to bfloat16
     scores: np.ndarray  # [threads, RUN H / G, SPAN]
     blend: np.ndarray  # [threads, RUN H / G, D up to whole panels] sums of weights times values
     tops: np.ndarray  # [threads, RUN H / G]; this and the next: see `softmax`
@@ -97,6 +97,7 @@ def cut_runs(rows, count, runs):
 def workspace(weights: Any, sizes: Sizes, threads: int, widest: int = 0) -> Workspace:
     """widest: activations that are none of a layer's."""
     hidden, mixed = len(weights.norm), sizes.heads * sizes.width
+    words = max(-(-sizes.width // TERMS) * QUERY.itemsize // 4, whole(sizes.width, UNROLL) // 2)
     queries, widest = RUN * sizes.heads // sizes.groups, max(hidden, mixed, sizes.inner, widest)
     return Workspace(
         x=aligned(CHUNK, hidden),
@@ -108,7 +109,7 @@ def workspace(weights: Any, sizes: Sizes, threads: int, widest: int = 0) -> Work
         act=aligned(CHUNK, sizes.inner),
         rounded=aligned(CHUNK, rounded_bytes(widest), dtype=np.uint8),
         queries=aligned(threads, queries, whole(sizes.width, UNROLL)),
-        words=aligned(threads, queries, -(-sizes.width // TERMS) * QUERY.itemsize // 4, dtype=np.int32),
+        words=aligned(threads, queries, words, dtype=np.int32),
         scores=aligned(threads, queries, SPAN),
         blend=aligned(threads, queries, whole(sizes.width)),
         tops=aligned(threads, queries),
