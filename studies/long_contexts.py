@@ -27,7 +27,8 @@ from polydraft.models.slots import TREE_ROOM
 __all__ = ["deviations", "main", "seconds"]
 
 DECODED = 24
-"""Tokens that are decoded at each length; the smallest time counts."""
+"""Passes of each number of rows at each length; the smallest time counts."""
+ROWS = 1, 4, 8
 
 
 def _text(name: str, length: int) -> list[int]:
@@ -40,7 +41,7 @@ def _text(name: str, length: int) -> list[int]:
 
 
 def seconds(model: Any, ids: list[int], lengths: list[int]) -> dict[str, float]:
-    """Of reading so many tokens from nothing, of a token of the last piece, and of one decoded behind them."""
+    """Of reading so many tokens from nothing, of a token of the last piece, and of each row of a pass behind them."""
     took, total, begin, last, piece = dict[str, float](), 0.0, 0, 0.0, ids[:1]
     for length in lengths:
         while begin < length:
@@ -50,12 +51,13 @@ def seconds(model: Any, ids: list[int], lengths: list[int]) -> dict[str, float]:
             last = process_time() - start
             total, begin = total + last, begin + len(piece)
         took[f"prompt {length}"], took[f"piece {length}"] = total / length, last / len(piece)
-        passes = list[float]()
-        for _ in range(DECODED):
-            start = process_time()
-            model.score([0], TokenTree.roots(torch.tensor([ids[length]])))
-            passes.append(process_time() - start)
-        took[f"decoding {length}"] = min(passes)
+        for rows in ROWS:
+            tree, passes = TokenTree.chain(torch.tensor([ids[length : length + rows]])), list[float]()
+            for _ in range(DECODED):
+                start = process_time()
+                model.score([0], tree)
+                passes.append(process_time() - start)
+            took[f"decoding {length}" if rows == 1 else f"row of {rows} {length}"] = min(passes) / rows
     model.release([0])
     return took
 
@@ -92,7 +94,7 @@ def main(
 ) -> None:
     """Print a table of speeds and deviations by type."""
     names, sizes = types.split(","), [int(x) for x in lengths.split(",")]
-    ids = _text(model, max(*sizes, depth + compared) + 1)
+    ids = _text(model, max(*sizes, depth + compared) + max(ROWS))
     rows, exact = list[dict[str, Any]](), None
     times: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for turn in range(turns):
