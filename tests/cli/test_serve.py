@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from polydraft.cli.main import EXIT_STATUS, app
 from polydraft.cli.served_models import model_choices
 from polydraft.models import pair
+from tests.server.conftest import data_of
 
 SMALL = ["--model", str(pair.draft_folder()), "--drafter", "ngram", "--depth", "3", "--max-num-seqs", "2"]
 
@@ -59,11 +60,11 @@ def test_a_server_that_is_told_to_end_lets_what_runs_finish():
         with httpx.stream(
             "POST", f"{url}/v1/completions", json=body, headers={"Authorization": "Bearer k"}, timeout=200
         ) as answer:
-            events = answer.iter_lines()
+            events = data_of(answer.iter_lines())
             assert '"text"' in next(events)
             server.send_signal(signal.SIGTERM)
-            rest = [line for line in events if line]
-        assert '"finish_reason":"length"' in rest[-2] and rest[-1] == "data: [DONE]"
+            *_, last, end = events
+        assert '"finish_reason":"length"' in last and end == "[DONE]"
         assert server.wait(60) == -signal.SIGTERM  # it ends as it was told to, once all is done
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health")

@@ -24,9 +24,10 @@ class Compiler:
         return self.looks >= 0
 
 
-def engine(looks: int) -> tuple[Engine, Compiler]:
+def engine(looks: int, depth: int | None = 3) -> tuple[Engine, Compiler]:
+    """depth: None for the policy that weighs costs."""
     compiler = Compiler(looks)
-    return Engine.from_config(EngineConfig(drafter="model"), compile_drafts=compiler), compiler
+    return Engine.from_config(EngineConfig(drafter="model", depth=depth), compile_drafts=compiler), compiler
 
 
 @pytest.fixture(scope="module")
@@ -80,5 +81,5 @@ def test_a_request_that_waits_for_its_drafts_lets_those_behind_it_pass(plain):
 def test_costs_are_not_measured_while_drafts_are_compiled(monkeypatch):
     monkeypatch.setattr("polydraft.policy.profile.measured", lambda *_: pytest.fail("drafts were run"))
     monkeypatch.setattr("polydraft.policy.profile.remembered", lambda _: None)
-    built, _ = engine(looks=3)
+    built, _ = engine(looks=3, depth=None)
     assert built.generate("def add(a, b):", PARAMS)[0].stats.generated_tokens == 24

@@ -71,7 +71,7 @@ def test_a_seed_gives_the_same_text_with_drafts(name):
     ("name", "fields"),
     [
         ("qwen35-mtp", fields)
-        for fields in ({}, {"depth": 3}, {"drafter": "mtp", "num_paths": 2, "depth": 2}, {"drafter": "mtp:chain"})
+        for fields in ({}, {"depth": 3}, {"drafter": "mtp", "num_paths": 2, "depth": 2}, {"drafter": "mtp:chain", "depth": 2})
     ]
     + [("glm4moe", {"depth": 3})],
 )

@@ -16,28 +16,26 @@ GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
 MARGIN = 0.5
 
 
-def target(seqs, kind=HFTarget):
-    return kind(small_model(ARCHITECTURES["llama"]).to(torch.bfloat16), max_num_seqs=seqs, max_model_len=64)
+def target(seqs):
+    return HFTarget(small_model(ARCHITECTURES["llama"]).to(torch.bfloat16), max_num_seqs=seqs, max_model_len=64)
 
 
-def results(margin, kind, *, drafts):
-    drafted = {"draft_model": target(8, kind), "drafter": "model:chain", "depth": 4} if drafts else {"drafter": None}
-    return Engine.of(target(8 if drafts else 1, kind), tie_margin=margin, **drafted).generate(PROMPTS, GREEDY)
+def results(margin, *, drafts):
+    drafted = {"draft_model": target(8), "drafter": "model:chain", "depth": 4} if drafts else {"drafter": None}
+    return Engine.of(target(8 if drafts else 1), tie_margin=margin, **drafted).generate(PROMPTS, GREEDY)
 
 
-def texts(margin, kind, *, drafts):
-    return [r.token_ids for r in results(margin, kind, drafts=drafts)]
+def texts(margin, *, drafts):
+    return [r.token_ids for r in results(margin, drafts=drafts)]
 
 
-@pytest.mark.parametrize("kind", [HFTarget])
-def test_bfloat16_texts_part_without_the_option_and_agree_with_it(kind):
-    assert texts(None, kind, drafts=True) != texts(None, kind, drafts=False)
-    assert texts(MARGIN, kind, drafts=True) == texts(MARGIN, kind, drafts=False)
+def test_bfloat16_texts_are_the_same_with_drafts_and_without():
+    """They part without the option, unless a processor rounds a row of one and rows of several alike."""
+    assert texts(MARGIN, drafts=True) == texts(MARGIN, drafts=False)
 
 
-@pytest.mark.parametrize("kind", [HFTarget])
-def test_near_ties_are_counted(kind):
-    few, many = (sum(r.stats.near_ties for r in results(margin, kind, drafts=True)) for margin in (1e-9, MARGIN))
+def test_near_ties_are_counted():
+    few, many = (sum(r.stats.near_ties for r in results(margin, drafts=True)) for margin in (1e-9, MARGIN))
     assert 0 <= few < many < 32 * len(PROMPTS), "in bfloat16 two logits may be equal"
 
 

@@ -24,7 +24,9 @@ OF_EACH_KIND = ("deepseek2", "gemma4", "mixtral", "nemotron_h", "qwen35")
 def test_texts_with_drafts_are_those_without(name):
     greedy, prompt = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True), [7, 8, 9, 7, 8, 9, 7, 8]
     options = {"device": "cpu", "backend": "transformers", "max_num_seqs": 1, "max_model_len": 64}
-    plain, drafted = (Engine.from_pretrained(str(FILES[name]), drafter=drafter, **options) for drafter in (None, "ngram"))
+    plain, drafted = (
+        Engine.from_pretrained(str(FILES[name]), drafter=drafter, depth=3, **options) for drafter in (None, "ngram")
+    )
     (ours,), (theirs,) = (engine.generate(prompt, greedy) for engine in (drafted, plain))
     assert ours.token_ids == theirs.token_ids and ours.stats.drafted_tokens > 0
 

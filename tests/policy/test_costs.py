@@ -154,8 +154,7 @@ def test_measuring_leaves_models_idle_and_is_kept_for_the_next_engine(monkeypatc
     engine.measure()
     assert not any(engine.target.lengths) and engine.drafter.slots.num_free == 2
     costs = engine.policy.profile.costs
-    assert len(costs.knots) == len(KNOTS) and costs.rows(1) > 0 and costs.draft_step < costs.rows(1)
-    assert 0 < costs.overhead < 20 * costs.rows(1)
+    assert len(costs.knots) == len(KNOTS) and costs.rows(1) > 0 and costs.overhead > 0
     monkeypatch.setattr(profile, "measured", lambda *_: 1 / 0)
     assert Engine.embedded(max_num_seqs=2, threads=1).policy.profile == engine.policy.profile
     monkeypatch.setattr(profile, "_known", {})  # another process

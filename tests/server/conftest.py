@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,6 +50,11 @@ class Served:
 
     def post(self, path: str, **body) -> httpx.Response:
         return self.http.post(path, json=body)
+
+
+def data_of(lines: Iterable[str]) -> Iterator[str]:
+    """What a stream sends, without the comments that it has where a busy machine sends nothing for a while."""
+    return (line.removeprefix("data: ") for line in lines if line.startswith("data: "))
 
 
 @contextmanager

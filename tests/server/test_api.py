@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from polydraft import SamplingParams
 from polydraft.engine import structured
-from tests.server.conftest import serving, small_engine
+from tests.server.conftest import data_of, serving, small_engine
 
 PROMPT = "def add(a, b):\n"
 ASK = {"model": "small", "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
@@ -140,9 +140,9 @@ def test_a_streamed_chat_is_the_whole_one_in_pieces(served, n):
 def test_a_streamed_completion_with_logprobs_and_a_trace_adds_up(served):
     whole = served.openai.completions.create(**ASK, logprobs=1)
     body = {**ASK, "logprobs": 1, "stream": True, "speculation": {"trace": True, "depth": 4}}
-    lines = served.http.post("/v1/completions", json=body).text.strip().split("\n\n")
-    assert lines[-1] == "data: [DONE]"
-    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    *lines, end = data_of(served.http.post("/v1/completions", json=body).text.split("\n\n"))
+    assert end == "[DONE]"
+    chunks = list(map(json.loads, lines))
     text = "".join(c["choices"][0]["text"] for c in chunks)
     tokens = [t for c in chunks for t in c["speculation"]["tokens"]]
     assert text == whole.choices[0].text == "".join(t["text"] for t in tokens)
@@ -401,7 +401,7 @@ def test_a_stop_string_that_is_a_special_token_ends_a_text(served, path, body):
 def test_only_the_last_chunk_has_a_usage_and_the_others_say_null(served):
     for path, body in (("/v1/completions", ASK), ("/v1/chat/completions", CHAT)):
         for asked in (True, False):
-            lines = served.post(path, **body, stream=True, stream_options={"include_usage": asked}).text.split("\n\n")
-            chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+            streamed = served.post(path, **body, stream=True, stream_options={"include_usage": asked})
+            chunks = [json.loads(data) for data in data_of(streamed.text.split("\n\n")) if data != "[DONE]"]
             assert ["usage" in chunk for chunk in chunks] == [asked] * len(chunks)
             assert not asked or [chunk["usage"] is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]

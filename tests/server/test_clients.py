@@ -5,7 +5,7 @@ import json
 import pytest
 
 from studies.clients.scripted import scripted_engine, uses_a_shell
-from tests.server.conftest import serving
+from tests.server.conftest import data_of, serving
 
 ASKED, ANSWER = "Read note.txt and tell me what the note says.", "The note says plum-47."
 RESULT = "The word is plum-47.\n"
@@ -29,8 +29,7 @@ def events(scripted, path, body):
     with scripted.http.stream("POST", path, json=body) as response:
         text = response.read().decode()
         assert response.status_code == 200, text
-    lines = (line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: "))
-    return [json.loads(line) for line in lines if line != "[DONE]"]
+    return [json.loads(line) for line in data_of(text.split("\n")) if line != "[DONE]"]
 
 
 CACHED = {"cache_control": {"type": "ephemeral"}}

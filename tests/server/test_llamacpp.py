@@ -6,13 +6,14 @@ import re
 import pytest
 
 from polydraft import SamplingParams
+from tests.server.conftest import data_of
 
 PROMPT = "def add(a, b):\n"
 ASK = {"prompt": PROMPT, "n_predict": 12, "temperature": 0, "cache_prompt": True, "samplers": ["top_k"], "id_slot": -1}
 
 
 def events(response):
-    return [json.loads(line.removeprefix("data: ")) for line in response.text.split("\n\n") if line]
+    return list(map(json.loads, data_of(response.text.split("\n\n"))))
 
 
 def test_a_completion_is_what_the_engine_generates_whole_and_streamed(served):

@@ -10,7 +10,7 @@ from polydraft import AsyncEngine, Engine
 from polydraft.config import ServerConfig
 from polydraft.errors import CapacityError, InvalidInputError, ModelLoadError
 from polydraft.server.pool import ModelPool, ServedModel
-from tests.server.conftest import serving_models, small_engine
+from tests.server.conftest import data_of, serving_models, small_engine
 
 SETTINGS = ServerConfig(served_model_name="one", drain=5, timeout=120)
 CHAT = {"messages": [{"role": "user", "content": "def f(a):"}], "max_tokens": 8, "temperature": 0}
@@ -76,11 +76,11 @@ def test_a_model_at_work_stays_and_another_waits_for_its_place(builds):
     with serving_models(pool(builds, max_loaded=1), SETTINGS) as served:
         body = {**CHAT, "model": "one", "max_tokens": 400, "ignore_eos": True, "stream": True}
         with served.http.stream("POST", "/v1/chat/completions", json=body) as stream, ThreadPoolExecutor(1) as thread:
-            lines = stream.iter_lines()
+            lines = data_of(stream.iter_lines())
             next(lines)
             other = thread.submit(served.post, "/v1/chat/completions", model="two", **CHAT)
-            text = [line for line in lines if line]
-            assert '"finish_reason":"length"' in text[-2] and text[-1] == "data: [DONE]"
+            *_, last, end = lines
+            assert '"finish_reason":"length"' in last and end == "[DONE]"
             assert other.result().json()["model"] == "two"
     assert builds.names == ["one", "two"]
 

@@ -122,18 +122,6 @@ def test_several_paths_are_predicted_from_how_often_another_shape_s_second_path_
     assert tuned.predicted(tuned.trials[4]) is None, "no other shape says what a second path is worth"
 
 
-def test_the_seconds_of_chains_are_predicted_within_a_third_on_a_machine_that_others_use_too():
-    engine = Engine.embedded(max_num_seqs=1, threads=1)
-    prompts = [engine.encode(p.text) for p in pair.prompts()[:3]]
-    tuned = tune(engine, prompts, params=SamplingParams(max_tokens=48), repetitions=2)
-    errors = list[float]()
-    for t in (t for t in tuned.trials if t.is_chain):
-        costs, drafted = chain_costs([other for other in tuned.trials if other is not t]), t.drafted.total() / t.steps
-        assert costs is not None
-        errors.append(costs.step(1 + drafted, drafted) / (t.seconds / t.steps) - 1)
-    assert sorted(map(abs, errors))[len(errors) // 2] < 1 / 3, errors
-
-
 def test_a_draft_s_cost_is_printed_in_forward_passes_of_the_target(capsys):
     report = tuning(500, 600, 700)  # a pass of 1 row takes a second, a draft .05, and each of its steps .1
     _show(report)
