@@ -46,30 +46,33 @@ def parsed(parts):
 AWKWARD = {"a": 'x"}]{', "b": [{"c": "\\"}, []], "d": "</tool_call>"}
 
 
-@pytest.mark.parametrize("seed", range(20))
+def pieces(text, number):
+    """A text in so many pieces and one."""
+    cuts = sorted(random.Random(number).sample(range(len(text)), number))
+    return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
 @pytest.mark.parametrize("text", ["", "Let me see.", "a < b <tool\n\nof "])
-def test_calls_are_found_whatever_pieces_they_come_in(seed, text):
-    rng = random.Random(seed)
+def test_calls_are_found_whatever_pieces_they_come_in(text):
     whole = text + "\n" * bool(text) + call("add", AWKWARD) + "\n" + call("now", {})
-    cuts = sorted(rng.sample(range(len(whole)), 1 + seed))
-    content, calls = parsed([whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)])
-    assert content == text.rstrip() and [(c.name, json.loads(c.arguments), c.complete) for c in calls] == [
-        ("add", AWKWARD, True),
-        ("now", {}, True),
-    ]
+    for number in range(1, 21):
+        content, calls = parsed(pieces(whole, number))
+        assert content == text.rstrip() and [(c.name, json.loads(c.arguments), c.complete) for c in calls] == [
+            ("add", AWKWARD, True),
+            ("now", {}, True),
+        ]
 
 
 BARE = '{\n  "name": "add",\n  "arguments": {\n    "a": 3\n  }\n}'
 
 
-@pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("whole", [BARE, f"```json\n{BARE}\n```", BARE.replace("arguments", "parameters"), f"```\n{BARE}\n```\n"])
 @pytest.mark.parametrize("text", ["", 'Like {"name": "Bob", "x": 1}, or `{`:'])
-def test_a_call_without_marks_is_found_where_it_names_a_tool(seed, whole, text):
-    rng, said = random.Random(seed), f"{text}\n{whole}" if text else whole
-    cuts = sorted(rng.sample(range(len(said)), 1 + seed))
-    content, (made,) = parsed([said[a:b] for a, b in zip([0, *cuts], [*cuts, len(said)], strict=True)])
-    assert content == text and (made.name, json.loads(made.arguments), made.complete) == ("add", {"a": 3}, True)
+def test_a_call_without_marks_is_found_where_it_names_a_tool(whole, text):
+    said = f"{text}\n{whole}" if text else whole
+    for number in range(1, 21):
+        content, (made,) = parsed(pieces(said, number))
+        assert content == text and (made.name, json.loads(made.arguments), made.complete) == ("add", {"a": 3}, True)
     other = said.replace('"add"', '"bob"')
     assert parsed(list(other)) == (other, [])
 
