@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from polydraft.cli.main import app
 from polydraft.cli.options import _keep_nothing
-from polydraft.files.cache_folder import NOTHING_KEPT, kept_folder
+from polydraft.files.cache_folder import NO_CACHE, enabled_cache_folder
 
 
 @pytest.fixture
@@ -60,8 +60,8 @@ def test_a_folder_that_is_not_there_is_empty(tmp_path, monkeypatch):
 
 def test_nothing_is_kept_where_that_was_asked_for(monkeypatch):
     monkeypatch.setenv("POLYDRAFT_CACHE", "somewhere")
-    monkeypatch.setenv(NOTHING_KEPT, "")
-    assert kept_folder() is not None
+    monkeypatch.setenv(NO_CACHE, "")
+    assert enabled_cache_folder() is not None
     _keep_nothing(True)
-    assert kept_folder() is None
+    assert enabled_cache_folder() is None
     assert all("--no-cache" in invoke(command, "--help").stdout for command in ("generate", "chat", "serve"))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from polydraft.core import Outcome, TokenTree
 from polydraft.core import geometry as trees
-from polydraft.drafters.base import as_one_round
+from polydraft.drafters.base import as_one_step
 
 texts = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), min_size=1, max_size=4)
 
@@ -15,7 +15,7 @@ texts = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), min_size=1
 @given(texts, st.data())
 def test_rounds_told_as_one_emit_all_their_tokens(missed, data):
     last = [data.draw(st.integers(0, 9)) for _ in missed]
-    outcome, scores = as_one_round(last, missed)
+    outcome, scores = as_one_step(last, missed)
     trees.check(scores.tree, 10, torch.tensor(last))
     assert outcome.emitted(scores.tree) == missed
     assert scores.tree.is_node.sum(1).tolist() == outcome.path.ge(0).sum(1).add(1).tolist() == list(map(len, missed))

@@ -57,7 +57,7 @@ def test_a_node_that_two_sources_propose_is_one_and_worth_more():
 def learnt(rounds, right, decay=1.0):
     credit = Credit(2, decay)
     for i in range(rounds):
-        credit.learn_round(nodes((7, -1, 0, 0.5), (8, 0, 0, 0.5), (5, -1, 1, 0.5)), [7, 9] if right(i) else [5])
+        credit.learn_step(nodes((7, -1, 0, 0.5), (8, 0, 0, 0.5), (5, -1, 1, 0.5)), [7, 9] if right(i) else [5])
     return credit
 
 
@@ -188,7 +188,7 @@ def test_threads_share_a_credit_without_losing_a_round():
 
     def work():
         for _ in range(500):
-            credit.learn_round(nodes((7, -1, 0, 0.5), (5, -1, 1, 0.5)), [7])
+            credit.learn_step(nodes((7, -1, 0, 0.5), (5, -1, 1, 0.5)), [7])
 
     workers = [threading.Thread(target=work) for _ in range(4)]
     for w in workers:

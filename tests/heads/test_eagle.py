@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from polydraft import Engine, FixedPolicy
 from polydraft.core import Budget, Request, SamplingParams
 from polydraft.core import geometry as tree
-from polydraft.drafters.base import as_one_round
+from polydraft.drafters.base import as_one_step
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.model.paths_of_models import SeveralDrafter
 from polydraft.drafters.text.ngram import NgramDrafter
@@ -372,7 +372,7 @@ def test_a_head_that_reads_in_pieces_what_it_was_told_drafts_the_same(folder, ta
     scores = target.prefill([0], [ids[:-1]], hidden=drafter.needs.hidden)
     target.release([0])
     (state,) = drafter.start([Request("a", (ids[0],), SamplingParams(), seed=3)])
-    outcome, told = as_one_round([ids[0]], [ids[1:]])
+    outcome, told = as_one_step([ids[0]], [ids[1:]])
     (state,) = drafter.observe([state], outcome, replace(told, hidden=scores.hidden))
     whole = drafter.propose([state], [Budget.fixed(tree.chain(3))])
     assert drafter.num_pending(state) == 89

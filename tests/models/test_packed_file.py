@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from polydraft.files.cache_folder import NOTHING_KEPT
+from polydraft.files.cache_folder import NO_CACHE
 from polydraft.models import pair
 from polydraft.models.compiled import packed_file, weights
 from polydraft.models.compiled.packed_file import PackedFile
@@ -63,10 +63,10 @@ def packed(model):
 
 def test_the_next_start_maps_the_weights_that_the_first_one_packed(folder, tmp_path, monkeypatch):
     model = shutil.copytree(pair.draft_folder(), tmp_path / "model")
-    monkeypatch.setenv(NOTHING_KEPT, "1")
+    monkeypatch.setenv(NO_CACHE, "1")
     plain = packed(model)
     assert not folder.exists()
-    monkeypatch.delenv(NOTHING_KEPT)
+    monkeypatch.delenv(NO_CACHE)
     assert packed(model) == plain
     with monkeypatch.context() as patch:
         patch.setattr(weights, "_run", None)

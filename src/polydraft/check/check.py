@@ -21,7 +21,7 @@ text    the tokens that come out of the same requests with no look at the steps 
         for each position of a block; at temperature 0 each is the largest.
 
 Steps follow each other as martingale differences, so mean / standard error is a standard normal for many steps.
-What passes was tested: too few steps to find a bias of `SMALLEST` are inconclusive, and none with a draft is a failure.
+A check that succeeds has tested something: too few steps to find a bias of `SMALLEST` are inconclusive, and none with a draft is a failure.
 """
 
 import math
@@ -49,7 +49,7 @@ from polydraft.verifiers.match import match
 IMPLAUSIBLE = 1e-4
 """A smallest p-value below this, after correction for the number of tests, is a failure."""
 DOUBTFUL = 1e-3
-"""One below this is no pass: more steps decide."""
+"""One below this decides nothing: more steps do."""
 SMALLEST = 0.1
 """Total variation distance at a position that a check must be able to find; fewer steps are inconclusive."""
 WHEN_PAUSED = Budget.fixed(tree.chain(4))
@@ -64,7 +64,7 @@ SELF_TEST = 3
 class Report:
     """All tests of a check and what they come to.
 
-    rounds: those with a draft, or without where the engine drafts nothing.  drafting: whether the engine has a drafter.
+    rounds: steps with a draft, or without where the engine drafts nothing.  drafting: whether the engine has a drafter.
     spares: steps whose chain had spare siblings, see `budget.Stop`.  failures: what the drafter failed with, each once.  differing: outcomes that are not the verdict's on the same noise, in words.
     """
 

@@ -55,7 +55,7 @@ class Comparison:
     def examples(self) -> tuple[str, ...]:
         """The first steps that differ, in words."""
         return tuple(
-            f"seed {seed}, position {position}: the engine kept {ours}; the verdict samples {theirs} on the same noise"
+            f"seed {seed}, position {position}: the engine accepted {ours}; the verdict samples {theirs} on the same noise"
             for seed, position, ours, theirs in self.differing[:EXAMPLES]
         )
 
@@ -79,7 +79,7 @@ def _by_rounding(verifier: Verifier, draft: Draft, p: Float[Tensor, "B N V"], ke
 
 
 def _rounded(p: Float[Tensor, "1 N V"]) -> Iterator[Float[Tensor, "1 N V"]]:
-    """The target distribution, and some that differ from it by rounding; copies of a context keep equal rows."""
+    """The target distribution, and some that differ from it by rounding; copies of a context have equal rows."""
     yield p
     random = torch.Generator().manual_seed(0)
     for _ in range(CHANGES):

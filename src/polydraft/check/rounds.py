@@ -1,4 +1,4 @@
-"""What `polydraft check` sees of rounds: M_j of every verdict, X_j of every outcome, and the tests of their means; see `check.check`."""
+"""What `polydraft check` sees of steps: M_j of every verdict, X_j of every outcome, and the tests of their means; see `check.check`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ OF_TARGET = ("sharp", "best")
 CONTROLS = ("speculative", "recursive", "recursive_wor", "block", "greedy_traversal")
 """Verifiers to stand beside the one that is checked."""
 FEWEST_ROUNDS = 30
-"""Positions reached in fewer steps are not tested: the normal law would not hold."""
+"""Positions reached in fewer steps are not tested: the normal distribution would not hold."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Recorder:
 
     paired: for each other lossless verifier that fits the drafts, M_j of `verifier` minus M_j of that verifier on the same draft.
     plain: X_1 of steps without a draft.  walks: outcomes beside those of the verdicts on the same noise.
-    rounds: sequences' rounds, those without a draft among them.  spares: those whose chain had spare siblings, see `budget.Stop`.
+    rounds: sequences' steps, those without a draft among them.  spares: those whose chain had spare siblings, see `budget.Stop`.
     """
 
     verifier: Verifier

@@ -91,7 +91,7 @@ class OwnPositions(ModelDrafter):
         return replace(head, tree=TokenTree(tokens, parents), rows=rows, probs=probs, confidence=None)
 
     def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Any) -> list[ModelState]:
-        """The cache is read again from the committed tokens: a chain made of many steps cannot be kept."""
+        """The cache is read again from the committed tokens: a chain made of many steps cannot stay."""
         new: list[ModelState] = []
         for s, emitted in zip(states, outcome.emitted(scores.tree), strict=True):
             num_cached = len(s.context) - len(s.pending)

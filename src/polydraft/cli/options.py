@@ -12,7 +12,7 @@ import typer
 
 from polydraft.config import OUTPUT, Config, EngineConfig, Setting, flag, setting, settings
 from polydraft.errors import InvalidInputError
-from polydraft.files.cache_folder import NOTHING_KEPT
+from polydraft.files.cache_folder import NO_CACHE
 
 ENGINE_OF_REQUESTS = ("offered", "max_num_seqs", "prefix_cache_bytes", "prefix_cache_file")
 """Fields of engines that serve many requests at a time."""
@@ -45,7 +45,7 @@ Verbose = Annotated[
 
 def _keep_nothing(wanted: bool) -> None:
     if wanted:
-        os.environ[NOTHING_KEPT] = "1"
+        os.environ[NO_CACHE] = "1"
 
 
 NoCache = Annotated[

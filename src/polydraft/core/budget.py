@@ -1,4 +1,4 @@
-"""A draft's size is a tree: fixed by position before its first draw, or the bounds of one that grows; its shape is what rules ask about."""
+"""A draft's size is a tree: fixed by position before its first draw, or the bounds of one that grows; its shape is what verifiers ask about."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,11 +46,11 @@ class Stop(NamedTuple):
     acceptance: of a drafted token by its confidence; see `polydraft.core.confidence`.
     spare_least: of a chain, by the number of tokens drafted so far, from 1 on, the smallest chance of acceptance with which one more is drawn
         beside a token of the chain, a spare sibling: a row of the forward pass and no draft step. None are drawn behind the last, or where it is ().
-        Of a tree that a head of one pass grows (`heads.one_pass`) the same of any node at temperature 0, and of spare siblings above it.
+        Of a tree that a head of one forward pass grows (`heads.one_pass`) the same of any node at temperature 0, and of spare siblings above it.
     spare_acceptance: of a spare sibling whose elder was rejected.
 
     `least` reads the tokens of a node's path and the rows above them, before the node's own children are drawn, and what was drawn stays: so
-    chains, paths of equal length and trees of one width a depth keep the shape that verifiers are told, and every verifier that is exact for
+    chains, paths of equal length and trees of one width a depth have the shape that verifiers are told, and every verifier that is exact for
     it stays exact. Trap: dropping a token after a look at it biases the output (total variation up to .28 in enumerated cases).
     Spare siblings are chosen when the chain is drawn, by all of its tokens, the best first: they make a tree that grows (`TreeShape.GROWN`), its
     siblings drawn without replacement. Verifiers that try siblings in the order of their draws stay exact.
@@ -64,7 +64,7 @@ class Stop(NamedTuple):
 
 @dataclass(frozen=True)
 class Budget:
-    """The draft of one sequence in one round: a tree fixed by position before its first draw, or the bounds of one that grows.
+    """The draft of one sequence in one step: a tree fixed by position before its first draw, or the bounds of one that grows.
 
     Made by `Budget.fixed` and `Budget.grown`, for drafters that draw by position and for those that choose nodes as they go; what
     either may be asked of the other kind reads the four bounds, which both have.

@@ -30,7 +30,7 @@ class Decoding(Protocol):
     """What is sampled, from the target's rows: its sampling parameters on its logits are one decoding method, contrastive decoding another.
 
     needs: hidden states that it reads in `scores`.
-    gives_logits: whether it returns logits in place of the target's, to which each request's sampling parameters apply and the rules'
+    gives_logits: whether it returns logits in place of the target's, to which each request's sampling parameters apply and the verifiers'
         fused walks; else it returns p itself, instead of what the parameters would make.
 
     A method of several logits that belong together (a second model's, the same model's after another prompt) also is a `SecondSequenceDecoding`.
@@ -59,12 +59,12 @@ class NamedDecoding(Protocol):
 class SecondSequenceDecoding(Protocol):
     """A decoding method that reads a second sequence of each request, which begins differently and goes on with the same tokens.
 
-    second_model: that runs it, with the target's vocabulary; None is the target, in slots of its own and in the same pass. Where it is the
-        engine's draft model too, drafts are made in the slots of its second sequences, and what the draft pass scored is not scored again.
+    second_model: that runs it, with the target's vocabulary; None is the target, in slots of its own and in the same forward pass. Where it is the
+        engine's draft model too, drafts are made in the slots of its second sequences, and what was scored for the draft is not scored again.
     """
 
     second_model: Target | None
 
     def second_prompt(self, request: Request) -> Sequence[int]:
-        """How it begins: at least one token."""
+        """How it begins: one token or more."""
         ...

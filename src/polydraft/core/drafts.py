@@ -17,10 +17,10 @@ FIXED = frozenset(TreeShape) - {TreeShape.GROWN}
 
 
 class DraftSampling(Enum):
-    """How the children of one node were drawn; it decides which rules may verify them."""
+    """How the children of one node were drawn; it decides which verifiers are exact for them."""
 
     IID = auto()
-    """With replacement from q, duplicates kept."""
+    """With replacement from q, duplicates among them."""
     WITHOUT_REPLACEMENT = auto()
     """One after the other from q without the tokens already drawn, in this order."""
     POINT_MASS = auto()
@@ -30,16 +30,16 @@ class DraftSampling(Enum):
     GREEDY_PLUS_ONE = auto()
     """The top n-1 of q, then one draw from the rest of q."""
     INDEPENDENT = auto()
-    """With replacement, draw j from a row q_j of its own (several draft models); duplicates kept."""
+    """With replacement, draw j from a row q_j of its own (several draft models), duplicates among them."""
     LISTED = auto()
     """Paths that each win races of their own: argmin E^(k)/q, one set of clocks a path, which the verifier shares."""
     SYSTEMATIC = auto()
-    """The k draws at a context at equal steps of one uniform: draw j is the token where q's cumulative distribution passes (u + j)/k. Copies pool theirs, in node order."""
+    """The k draws at a context at equal steps of one uniform: draw j is the token where q's cumulative distribution crosses (u + j)/k. Copies pool theirs, in node order."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A batch of drafted trees with all that a rule may know of how they were drawn.
+    """A batch of drafted trees with all that a verifier may know of how they were drawn.
 
     tree: the drafted tokens.  sampling: how siblings were drawn.  shape: what was fixed beforehand.
     probs: [B, R, V] the very rows that the tokens were drawn from, in full; None where `sampling` is POINT_MASS.
@@ -49,7 +49,7 @@ class Draft:
     noise: the shared noise, only for COUPLED and LISTED.
     logits: [B, N, V] of the draft model after every node, leaves too, where it drafts in the slots of a decoding method's second sequences; its
         cache then holds every node at its first copy. For the decoding method; no verifier reads them.
-    confidence: [B, N] of a draft model in each node's token, see `polydraft.core.confidence`; None where nobody says. No rule reads it.
+    confidence: [B, N] of a draft model in each node's token, see `polydraft.core.confidence`; None where nobody says. No verifier reads it.
     """
 
     tree: TokenTree

@@ -395,8 +395,8 @@ def children(tree: TokenTree) -> Int[Tensor, "B N W"]:
     return torch.from_numpy(_children(parents, _first_copies(tokens, parents))).to(tree.tokens.device)
 
 
-def packed(tree: TokenTree, kept: Bool[np.ndarray, "B N"]) -> tuple[TokenTree, Int[Tensor, "B M"]]:
-    """A tree without some nodes, padding last, and the old number of each node. kept: the root and, of each node, its parent.
+def packed(tree: TokenTree, stays: Bool[np.ndarray, "B N"]) -> tuple[TokenTree, Int[Tensor, "B M"]]:
+    """A tree without some nodes, padding last, and the old number of each node. stays: the root and, of each node, its parent.
 
     Example:
         >>> smaller, places = packed(TokenTree.chain(torch.tensor([[7, 8, 9]])), np.array([[True, True, False]]))
@@ -404,9 +404,9 @@ def packed(tree: TokenTree, kept: Bool[np.ndarray, "B N"]) -> tuple[TokenTree, I
         (([[7, 8]], [[-1, 0]]), [[0, 1]])
     """
     tokens, parents = tree.host
-    order = np.argsort(~kept, 1, kind="stable")[:, : kept.sum(1).max()]
-    number = np.where(kept, kept.cumsum(1) - 1, -1)
-    above, real = np.take_along_axis(parents, order, 1), np.take_along_axis(kept, order, 1)
+    order = np.argsort(~stays, 1, kind="stable")[:, : stays.sum(1).max()]
+    number = np.where(stays, stays.cumsum(1) - 1, -1)
+    above, real = np.take_along_axis(parents, order, 1), np.take_along_axis(stays, order, 1)
     new = np.where(real & (above >= 0), np.take_along_axis(number, np.maximum(above, 0), 1), -1)
     ids = np.where(real, np.take_along_axis(tokens, order, 1), 0)
     return TokenTree.of(ids, new), torch.from_numpy(order)

@@ -43,7 +43,7 @@ class Method:
 
 @runtime_checkable
 class Verifier(Protocol):
-    """A rule: drafts and target distributions in, a verdict out. `info` declares what it accepts."""
+    """A verifier: drafts and target distributions in, a verdict out. `info` declares what it accepts."""
 
     @property
     def info(self) -> Method: ...
@@ -80,7 +80,7 @@ class Offers:
     read: `read(states, scores) -> states`, of one that needs `hidden`: called after `start` with the states of all tokens but the last ([B, T, D], zero
         behind the end of a shorter text), which no step scores.
     held: `held(state)`, of one that is given those states in pieces, as they are made: tokens at the beginning of the text whose states it does not need,
-        as it kept what it made of an earlier request's. `read(states, scores, start)` then says which token is the first; from there on all is read again.
+        as it stored what it made of an earlier request's. `read(states, scores, start)` then says which token is the first; from there on all is read again.
     aux: `aux(states) -> AuxRows | None`, of one that needs `aux`: called in steps for which a draft was asked. Its nodes are those of the last
         proposal; the rows' logits come with the next `observe`.
     read_ahead: `read_ahead(token_ids, count)`, of one whose model reads a long prompt in pieces, between which others are served: read at most so many
@@ -120,7 +120,7 @@ class Drafter(Protocol):
 
     `info.draft_sampling` and `info.shapes` hold the one draft sampling method and the shapes that it makes. `needs` says what it asks of the target
     beyond tokens; a target that cannot give it is refused when the engine is built. One that does not need every
-    round is not told of rounds for which no draft was asked until it is asked for the next, then of all their tokens at once,
+    step is not told of steps for which no draft was asked until it is asked for the next, then of all their tokens at once,
     with the hidden states that it needs and without logits. One that needs `embeddings` or `head` is given the target when it is built.
     `offers` says what it has beyond these methods; `Offers()` is nothing.
     """
@@ -143,7 +143,7 @@ class Drafter(Protocol):
         ...
 
     def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
-        """States after a round: row b emitted `outcome.emitted(scores.tree)[b]`; `scores` has what `needs` names."""
+        """States after a step: row b emitted `outcome.emitted(scores.tree)[b]`; `scores` has what `needs` names."""
         ...
 
     def release(self, states: Sequence[Any]) -> None:

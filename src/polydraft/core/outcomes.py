@@ -16,7 +16,7 @@ from polydraft.core.trees import NoiseKey, TokenTree
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a round keeps.
+    """What a step accepts.
 
     path: [B, A] accepted nodes below the root, padded with -1.
     num_accepted: [B]; row b emits num_accepted[b] + 1 tokens, never zero.
@@ -75,7 +75,7 @@ class Outcome:
 
 
 class Verdict(Protocol):
-    """What a rule decides, before any randomness; randomness then is two draws: stop node and extra token."""
+    """What a verifier decides, before any randomness; randomness then is two draws: stop node and extra token."""
 
     @property
     def stop(self) -> Float[Tensor, "B N"]:

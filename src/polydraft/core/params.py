@@ -45,7 +45,7 @@ class Constraint(Protocol):
     def allowed(self, context: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Bool[np.ndarray, "N V"]:
         """What may follow each node of a tree whose root is the end of `context`, the prompt and the output so far.
 
-        At least one token each; rows of padding and of nodes that may not be there themselves are read by nobody.
+        One token or more each; rows of padding and of nodes that may not be there themselves are read by nobody.
         """
         ...
 
@@ -119,20 +119,20 @@ class SamplingParams:
 
     Fields:
         temperature: logits are divided by it; 0 is greedy decoding.
-        top_p: keep the smallest set of tokens with at least this mass; in (0, 1].
-        top_k: keep the k largest; 0 and -1 switch it off; above the vocabulary it is clipped.
-        min_p: keep tokens with at least this fraction of the largest probability; in [0, 1].
+        top_p: sample from the smallest set of tokens with this mass or more; in (0, 1].
+        top_k: sample from the k largest; 0 and -1 switch it off; above the vocabulary it is clipped.
+        min_p: sample from tokens with this fraction of the largest probability or more; in [0, 1].
         repetition_penalty: > 1 discourages tokens of prompt and output (transformers' definition); in [1e-9, 1e9].
         presence_penalty, frequency_penalty: subtracted from logits of tokens in the output, once or per occurrence; in [-1e9, 1e9].
         logit_bias: token id -> number added to its logit, in [-1e9, 1e9] (-inf bans it).
         max_tokens: most tokens to emit; None = 512, or what the context holds where that is less; -1 = all that it holds.
         min_tokens: end-of-sequence and stop ids have no mass before this many tokens; stop strings that these complete do not end the output.
         stop: text that ends the output and is not part of it; special tokens in it are found where they are hidden, too.
-        stop_token_ids: ids that end the output, kept as its last token id.
+        stop_token_ids: ids that end the output, as its last token id.
         ignore_eos: go on after tokens that end a text.
         n: independent samples of the same prompt, each with its own sample index; at most 65,536.
         seed: noise of the request, another one for each prompt of a call; None = drawn once from the system. The result records what repeats it.
-            Which text of the distribution it gives depends on how much is drafted, but for temperature 0 and the rule `race`; a policy that learns its
+            Which text of the distribution it gives depends on how much is drafted, but for temperature 0 and the verifier `race`; a policy that learns its
             costs looks at the clock for that, a fixed policy or a given profile does not.
         logprobs: None, or how many top alternatives to report beside each emitted token, at most 1000.
         logprobs_mode: "raw" = log-softmax of the target's logits; "processed" = log of the distribution sampled from.

@@ -20,7 +20,7 @@ class Request:
     slot: of the target, which holds all tokens but the last, for drafters that share its cache; None where nobody says.
     second_slot: the same of the second sequence that a decoding method reads, in its own model.
     budget: of each of its drafts, in place of the engine's policy; max_depth 0 decodes it plainly.
-    drafter, verifier: by name, in place of the engine's: one of those that it was built with, and a rule that is exact for it.
+    drafter, verifier: by name, in place of the engine's: one of those that it was built with, and a verifier that is exact for it.
     prediction_token_ids: what the output may be, as its sender guesses; drafters from text look it up, and nothing else reads it.
     source_token_ids: what the encoder of an encoder-decoder reads; the prompt then is how every output begins, see `EncoderDecoder`.
     """

@@ -17,7 +17,7 @@ from polydraft.core.trees import TokenTree
 
 @dataclass(frozen=True)
 class AuxRows:
-    """Extra rows of a scoring pass, returned and never committed; real rows never see them.
+    """Extra rows of a forward pass, returned and never committed; real rows never see them.
 
     inputs: [B, X] token ids or [B, X, D] embeddings.  positions: [B, X] below the root (root = 0).
     nodes: [B, X] tree node whose path each row sees.  mask: [B, X, X] which aux rows see which.
@@ -31,7 +31,7 @@ class AuxRows:
 
 @dataclass(frozen=True)
 class Scores:
-    """What one pass of the target returns.
+    """What one forward pass of the target returns.
 
     logits: [B, N, V] in float32; row n is for the token after node n of `tree`.
     hidden: layer index -> [B, T, D], only the layers asked for: T = N, after a prefill all tokens that it was given, zero behind
@@ -53,8 +53,8 @@ class Needs:
     hidden: layers whose states are wanted of every committed token: 0 is the embedding, l what layer l puts out, the last one
         after the final norm, as in transformers' `hidden_states`.
     embeddings: `target.embed(token_ids) -> [..., D]`.  head: `target.head(hidden) -> [..., V]`, logits of last states.
-    logits: those of the rounds that it drafts for.  aux: auxiliary rows in the pass, see `AuxRows`.
-    every_round: to be told of rounds without drafts too, one by one.
+    logits: those of the steps that it drafts for.  aux: auxiliary rows in the forward pass, see `AuxRows`.
+    every_round: to be told of steps without drafts too, one by one.
 
     Example:
         >>> Needs(hidden=(2,)) | Needs(hidden=(0, 2), head=True)
@@ -76,14 +76,14 @@ class Needs:
 
     @property
     def each_round(self) -> bool:
-        """Whether what is needed of a round cannot be had later, from its tokens alone."""
+        """Whether what is needed of a step cannot be had later, from its tokens alone."""
         return self.every_round or bool(self.hidden)
 
 
 class Target(Protocol):
     """A model that scores token trees in slots; a slot holds the keys and values of committed tokens and nothing else.
 
-    Node 0 of a tree is committed by the text but not yet in the cache: `score` feeds all nodes and `commit` keeps the
+    Node 0 of a tree is committed by the text but not yet in the cache: `score` feeds all nodes and `commit` retains the
     rows of the root and of the accepted path. The extra token is the root of the next tree.
 
     Derive from this class: what has a value here is optional.
@@ -91,7 +91,7 @@ class Target(Protocol):
     name: that it is known by again.  eos_token_ids, bos_token_id: that end and begin a text.  rolls_back: whether `cut` is cheap.
     absent_ids: ids below `vocab_size` without a token, which have probability 0.
     plain_reason: why no drafts can be scored, or None where they can.
-    draft_ids: tokens that a draft model has logits of, where they are not all.  pool: entered around each pass.
+    draft_ids: tokens that a draft model has logits of, where they are not all.  pool: entered around each forward pass.
     checkpoint: where its weights can be read again.  weight_bytes, cache_bytes: of its weights and of a full cache, 0 where nobody says.
     cache_grows: whether memory is taken as tokens are written.  cache_tokens: that all slots may hold together, 0 for full slots.
     weight_format, quantization_error, activations, rounded_again, draft_vocabulary: see `models.compiled.llama`.
@@ -123,7 +123,7 @@ class Target(Protocol):
 
     @property
     def num_threads(self) -> int:
-        """Threads that a pass runs on."""
+        """Threads that a forward pass runs on."""
         return torch.get_num_threads()
 
     @property
@@ -143,14 +143,14 @@ class Target(Protocol):
     def score(
         self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None, since: int = 0
     ) -> Scores:
-        """One pass over the nodes `since` .. N-1, whose ancestors the last calls on these slots scored (a tree that grows).
+        """One forward pass over the nodes `since` .. N-1, whose ancestors the last calls on these slots scored (a tree that grows).
 
         The committed cache is not changed. hidden: layers whose states are wanted, as in transformers' `hidden_states`.
         """
         ...
 
     def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
-        """Keep the rows of the root and the path of the last `score`; drop the siblings."""
+        """Retain the KV cache entries of the root and the path of the last `score`; drop the siblings."""
         ...
 
     def cut(self, slot: int, length: int) -> None:
@@ -170,7 +170,7 @@ class Target(Protocol):
         return False
 
     def resumes(self, slot: int, length: int) -> int:
-        """Of the first `length` committed tokens of a slot, behind how many a text goes on with nothing read again: fewer where a state is kept."""
+        """Of the first `length` committed tokens of a slot, behind how many a text goes on with nothing read again: fewer where there is a state."""
         return length
 
 
@@ -209,7 +209,7 @@ class EncoderDecoder(Target, Protocol):
 class BlockCopying(Target, Protocol):
     """A target whose KV cache entries can be copied out of a slot, and back into any, in blocks of `block_tokens` tokens; 0 where it cannot now.
 
-    state_bytes: of what recurrent layers keep of a slot, 0 where there are none.
+    state_bytes: of the states of recurrent layers in a slot, 0 where there are none.
     """
 
     block_tokens: int
@@ -221,7 +221,7 @@ class BlockCopying(Target, Protocol):
         ...
 
     def reads(self, slot: int, token_ids: Sequence[int]) -> None:
-        """The text of a slot goes on so, though no pass reads it: its entries are written in blocks."""
+        """The text of a slot goes on so, though no forward pass reads it: its entries are written in blocks."""
         ...
 
     def write_block(self, slot: int, entries: Any) -> None:
@@ -229,20 +229,20 @@ class BlockCopying(Target, Protocol):
         ...
 
     def read_states(self, slot: int, length: int) -> Any:
-        """A copy of what recurrent layers keep after the first `length` tokens, a multiple of `block_tokens`; None where nobody knows it any more."""
+        """A copy of the states of recurrent layers after the first `length` tokens, a multiple of `block_tokens`; None where nobody knows it any more."""
         ...
 
     def write_states(self, slot: int, states: Any) -> None:
-        """They are what recurrent layers keep after the committed tokens, which were written in blocks."""
+        """They are the states of recurrent layers after the committed tokens, which were written in blocks."""
         ...
 
 
 @runtime_checkable
 class Mixing(Target, Protocol):
-    """A target whose passes take pieces of prompts beside the trees of others."""
+    """A target whose forward passes take pieces of prompts beside the trees of others."""
 
     def score_mixed(
         self, slots: Sequence[int], tree: TokenTree, pieces: Mapping[int, Sequence[int]], *, hidden: Sequence[int] = ()
     ) -> tuple[Scores, Scores]:
-        """`Target.score` of the tree in the same pass as a `prefill` of each piece, by slot: the results of both, the second without logits."""
+        """`Target.score` of the tree in the same forward pass as a `prefill` of each piece, by slot: the results of both, the second without logits."""
         ...

@@ -14,7 +14,7 @@ from polydraft.core.batch import padded
 
 @dataclass(frozen=True)
 class TokenTree:
-    """A batch of token trees: topological order, siblings in draw order, duplicates kept, padding last.
+    """A batch of token trees: topological order, siblings in draw order, duplicates among them, padding last.
 
     tokens: [B, N] token ids; tokens[:, 0] is the last committed token; padding: 0.
     parents: [B, N] node indices, parents[:, 0] == -1 and parents[:, n] < n; padding: -1.
@@ -83,7 +83,7 @@ class NoiseKey:
     """Which noise a row of the batch meets; see `polydraft.sampling.noise` for the draws made with it.
 
     seed: [B] the request's seed.  sample: [B] sample index, for n > 1.
-    position: [B] committed length at the start of the round (absolute position for the race stream).
+    position: [B] committed length at the start of the step (absolute position for the race stream).
     """
 
     seed: Int[Tensor, " B"]

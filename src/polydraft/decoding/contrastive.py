@@ -5,8 +5,8 @@ Li et al. 2022, contrastive decoding (arXiv 2210.15097); Yuan et al. 2023, specu
     V*          plausible tokens: Y_e >= ln(alpha) + max Y_e; all of them where alpha is 0, always the largest
     distribution         softmax over V* of ((1 + beta) Y_e - beta Y_a); sampling parameters, temperature among them, apply to these logits
 
-Lossless to this distribution, not to the expert's: with every lossless rule and any drafter. Where the amateur is the draft model, too, its logits at all
-nodes, leaves included, come from the draft pass; E[accepted] of one draw is 1 - TV(decoding, amateur's), less than towards the expert.
+Lossless to this distribution, not to the expert's: with every lossless verifier and any drafter. Where the amateur is the draft model, too, its logits at all
+nodes, leaves included, come from drafting; E[accepted] of one draw is 1 - TV(decoding, amateur's), less than towards the expert.
 Traps: beta = 0 is the expert only where alpha is 0, else it is the expert cut by min-p = alpha; the bonus row is contrastive like the others.
 """
 

@@ -4,7 +4,7 @@ Ho & Salimans 2022 (arXiv 2207.12598); of language models Sanchez et al. 2023 (a
     Y_c, Y_u    the target's logits after the prompt, and after the unconditional prompt and the same output
     distribution         softmax of Y_u + scale (Y_c - Y_u); sampling parameters apply to these logits
 
-Lossless to this distribution with every lossless rule. The second sequence has a slot of its own and is scored in the very pass of the first: a pass of
+Lossless to this distribution with every lossless verifier. The second sequence has a slot of its own and is scored in the forward pass of the first: one of
 2 N rows. scale = 1 is the target itself, 0 the unconditional distribution.
 """
 

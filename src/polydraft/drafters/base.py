@@ -75,13 +75,13 @@ def teach_each(drafters: Iterable[Drafter], token_ids: Sequence[int]) -> None:
             learn(token_ids)
 
 
-def as_one_round(last: Sequence[int], missed: Sequence[Sequence[int]]) -> tuple[Outcome, Scores]:
-    """What `observe` takes, for tokens of several rounds at once: a round whose draft was right; without logits.
+def as_one_step(last: Sequence[int], missed: Sequence[Sequence[int]]) -> tuple[Outcome, Scores]:
+    """What `observe` takes, for tokens of several steps at once: a step whose draft was right; without logits.
 
-    last: the last token before, of every row.  missed: what each row emitted since, at least one token.
+    last: the last token before, of every row.  missed: what each row emitted since, one token or more.
 
     Example:
-        >>> outcome, scores = as_one_round([7], [[1, 2, 3]])
+        >>> outcome, scores = as_one_step([7], [[1, 2, 3]])
         >>> outcome.emitted(scores.tree), scores.tree.tokens.tolist()
         ([[1, 2, 3]], [[7, 1, 2]])
     """

@@ -38,7 +38,7 @@ class Counts(NamedTuple):
 class Credit:
     """How often each source's nodes were right. One belongs to each request, unless it is given to the drafter.
 
-    decay: weight of a round relative to the one after it.
+    decay: weight of a step relative to the one after it.
 
     Example:
         >>> credit = Credit(1)
@@ -66,10 +66,10 @@ class Credit:
         with self.lock:
             _learn(self.counts, source, depth, score, right)
 
-    def learn_round(self, candidates: np.ndarray, emitted: Sequence[int]) -> None:
+    def learn_step(self, candidates: np.ndarray, emitted: Sequence[int]) -> None:
         """All nodes that were proposed before these tokens came out. candidates: of CANDIDATE."""
         with self.lock:
-            _learn_round(self.counts, self.decay, candidates, np.array(emitted, np.int64))
+            _learn_step(self.counts, self.decay, candidates, np.array(emitted, np.int64))
 
     def choose(self, root: int, candidates: np.ndarray, budget: Budget, eos: np.ndarray) -> tuple[GrownTree, np.ndarray]:
         """The tree of the most valuable nodes, scored by their values, and [N] the source that each owes its estimate to.
@@ -109,7 +109,7 @@ def _learn(counts, s, depth, score, right):
 
 
 @njit(cache=True)
-def _learn_round(counts, decay, candidates, emitted):
+def _learn_step(counts, decay, candidates, emitted):
     counts.right[:] *= decay
     counts.tried[:] *= decay
     counts.total_right[:] *= decay

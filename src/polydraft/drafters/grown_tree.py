@@ -2,7 +2,7 @@
 
 Children are merged by token, so that no two nodes spell the same prefix; nothing hangs on an end-of-sequence token.
 A tree lives in arrays, so that a compiled drafter grows it in one call; the methods are for drafters in Python. Between two
-passes of a model nothing of all this is in the processor's caches: few different functions a round are worth more than few steps.
+forward passes of a model nothing of all this is in the processor's caches: few different functions a step are worth more than few nodes.
 """
 
 from collections.abc import Collection, Iterable, Sequence

@@ -4,13 +4,13 @@ The notation is that of `drafters.credit`.
 
 1. Each source proposes under the whole budget. Equal prefixes are one node.
 2. Nodes are taken in the order of v until the budget is used up.
-3. After the round the true tokens are known along the accepted path and one further: every node that any source proposed there,
-   taken or not, was right or wrong. Its cell learns it; old rounds decay.
+3. After the step the true tokens are known along the accepted path and one further: every node that any source proposed there,
+   taken or not, was right or wrong. Its cell learns it; old steps decay.
 
 Feedback is complete, so nothing is explored: a calibrated estimate, not a bandit.
-Lossless: the union of drafts is POINT_MASS and meets the match rule, whose draws are fresh. Which nodes are taken depends on what
-the sources drafted and on rounds that are over, never on the draws that decide this round; and a node's own outcome is learnt
-only after it. So any choice, however clever or wrong, keeps the distribution.
+Lossless: the union of drafts is POINT_MASS and meets the verifier `match`, whose draws are fresh. Which nodes are taken depends on what
+the sources drafted and on steps that are over, never on the draws that decide this one; and a node's own outcome is learnt
+only after it. So any choice, however clever or wrong, is lossless.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ class MixtureState:
     """One request: the sources' states, what it has learnt, and what was proposed last.
 
     proposed: (candidates of all sources as `Credit.choose` takes them, the tree of those taken, the source of each of its nodes).
-    length: of the text that it was proposed for.  credit: sources of the last round's accepted tokens.
+    length: of the text that it was proposed for.  credit: sources of the last step's accepted tokens.
     """
 
     tokens: list[int]
@@ -153,7 +153,7 @@ class MixtureDrafter:
         return [MixtureState(list(r.prompt_token_ids), [m[b] for m in members], self._credit()) for b, r in enumerate(requests)]
 
     def held(self, state: MixtureState) -> int:
-        """What all that need hidden states have kept."""
+        """What all that need hidden states have cached."""
         reading = [(source.offers.held, member) for source, member in zip(self.sources, state.members, strict=True)]
         return min(held(member) for held, member in reading if held is not None)
 
@@ -235,7 +235,7 @@ class MixtureDrafter:
             state.credit = []
             if state.proposed is not None and state.length == len(state.tokens):
                 candidates, grown, sources = state.proposed
-                state.learnt.learn_round(candidates, tokens)
+                state.learnt.learn_step(candidates, tokens)
                 node = 0
                 for token in tokens[:-1]:  # as far as the tree that was scored is the one that was proposed
                     node = grown.child(node, token)

@@ -28,7 +28,7 @@ from polydraft.core.geometry import chains
 from polydraft.core.methods import Drafter, Verifier
 from polydraft.core.outcomes import Outcome
 from polydraft.core.targets import AuxRows, Scores, Target
-from polydraft.drafters.base import as_one_round
+from polydraft.drafters.base import as_one_step
 from polydraft.engine import drafter_state
 from polydraft.engine.drafter_state import Pace, begin_one, release, switch_off
 from polydraft.engine.reading import states_of
@@ -147,7 +147,7 @@ def _tell_missed(target: Target, drafter: Drafter, behind: Seq[Sequence]) -> Non
     """Tell the drafter all that these sequences emitted since it was last told, as one round whose draft was right."""
     if not behind:
         return
-    outcome, scores = as_one_round([s.token_ids[s.num_read - 1] for s in behind], [s.token_ids[s.num_read :] for s in behind])
+    outcome, scores = as_one_step([s.token_ids[s.num_read - 1] for s in behind], [s.token_ids[s.num_read :] for s in behind])
     layers = drafter.needs.hidden
     unread = {layer: [torch.cat([states[layer][b] for states, b in s.unread]) for s in behind] for layer in layers}
     hidden = {layer: pad_sequence(rows, batch_first=True) for layer, rows in unread.items()}

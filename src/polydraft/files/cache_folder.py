@@ -1,4 +1,4 @@
-"""Where this user's models, costs and compiled code are kept between runs."""
+"""Where this user's models, costs and compiled code are stored between runs."""
 
 import os
 import re
@@ -7,13 +7,13 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-__all__ = ["COMPILED", "COSTS", "NOTHING_KEPT", "PACKED", "cache_folder", "kept_folder", "temporary_folder"]
+__all__ = ["COMPILED", "COSTS", "NO_CACHE", "PACKED", "cache_folder", "enabled_cache_folder", "temporary_folder"]
 
 COMPILED, PACKED, COSTS = "compiled", "packed", re.compile("[0-9a-f]{24}.json")
 """In the folder: folders of compiled code and of packed weights, and names of files of costs."""
 
-NOTHING_KEPT = "POLYDRAFT_NO_CACHE"
-"""In the environment: nothing is kept of models that can be found out again. `--no-cache` sets it."""
+NO_CACHE = "POLYDRAFT_NO_CACHE"
+"""In the environment: nothing is stored of models that can be found out again. `--no-cache` sets it."""
 
 
 def cache_folder() -> Path | None:
@@ -28,9 +28,9 @@ def cache_folder() -> Path | None:
         return None
 
 
-def kept_folder() -> Path | None:
-    """Where costs and packed weights are kept: None where nothing is to be, as after `--no-cache` or with `POLYDRAFT_CACHE=off`."""
-    return None if os.environ.get("POLYDRAFT_CACHE") in ("", "off") or os.environ.get(NOTHING_KEPT) else cache_folder()
+def enabled_cache_folder() -> Path | None:
+    """Where costs and packed weights are stored: None where nothing is to be, as after `--no-cache` or with `POLYDRAFT_CACHE=off`."""
+    return None if os.environ.get("POLYDRAFT_CACHE") in ("", "off") or os.environ.get(NO_CACHE) else cache_folder()
 
 
 @cache

@@ -140,9 +140,9 @@ def _array_fault(value: np.ndarray, schema: Array, bounds: dict[str, int], at: s
     if expected_shape != value.shape:
         return f"{at} has the shape {value.shape}; expected {expected_shape}"
     low, high = _at(schema.low, bounds), _at(schema.high, bounds)
-    least, greatest = (value.min().item(), value.max().item()) if value.size else (low, high)
-    if not (low <= least and greatest <= high):  # NaN is neither
-        return f"{at} holds numbers from {least} to {greatest}; expected them from {low} to {high}"
+    lowest, highest = (value.min().item(), value.max().item()) if value.size else (low, high)
+    if not (low <= lowest and highest <= high):  # NaN is neither
+        return f"{at} holds numbers from {lowest} to {highest}; expected them from {low} to {high}"
     return None
 
 

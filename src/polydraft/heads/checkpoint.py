@@ -153,8 +153,8 @@ class HeadCheckpoint:
         for name, shape in expected.items():
             actual = tuple(tensors[name].shape) if name in tensors else None
             if actual != shape:
-                found = f"no tensor {name}" if actual is None else f"{name} of shape {actual}"
-                raise ModelLoadError(f"the head in {str(folder)!r} has {found}; expected {shape}. Is it {cls.kind}?")
+                actual_tensor = f"no tensor {name}" if actual is None else f"{name} of shape {actual}"
+                raise ModelLoadError(f"the head in {str(folder)!r} has {actual_tensor}; expected {shape}. Is it {cls.kind}?")
         return head
 
     @classmethod
@@ -212,9 +212,9 @@ class HeadCheckpoint:
         if reason := self.reads_beyond(last):
             raise IncompatibleError(f"the head is not for {name}: it {reason}. Use the head of this target.")
         ours = self.tensors.get("target_probe")
-        own = None if getattr(self.config, "embed_requires_grad", False) else self.tensors.get("embed_tokens.weight")
-        if ours is None and own is not None:  # published heads may bring all of the target's
-            ours = own[torch.arange(PROBED) * (target.vocab_size // PROBED)]
+        own_embeddings = None if getattr(self.config, "embed_requires_grad", False) else self.tensors.get("embed_tokens.weight")
+        if ours is None and own_embeddings is not None:  # published heads may bring all of the target's
+            ours = own_embeddings[torch.arange(PROBED) * (target.vocab_size // PROBED)]
         if ours is not None and torch.cosine_similarity(ours.float().flatten(), theirs.flatten(), dim=0) < 0.98:
             raise IncompatibleError(
                 f"the head was trained for another model than {name}: their embeddings differ. Use the head of this target, or "

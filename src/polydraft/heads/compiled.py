@@ -1,4 +1,4 @@
-"""What compiled heads have in common: passes over trees, CHUNK rows at a time, and distributions over a draft vocabulary.
+"""What compiled heads have in common: forward passes over trees, CHUNK rows at a time, and distributions over a draft vocabulary.
 
 A kind of head is a tuple of arrays with `work`, `memory` and `sizes`; `HEADS` has the compiled function that runs its rows.
 """
@@ -19,7 +19,7 @@ from polydraft.models.compiled.workspace import CHUNK
 from polydraft.models.slots import TREE_ROOM
 from polydraft.numerics.compiled_code import njit
 
-__all__ = ["HEADS", "CompiledHead", "compiled", "head_pass", "run_rows"]
+__all__ = ["HEADS", "CompiledHead", "compiled", "head_forward", "run_rows"]
 
 HEADS: dict[type, Any] = {}
 """Arrays of a kind -> its `run_rows`."""
@@ -37,8 +37,8 @@ def _(model, rows, logits, done):
 
 
 @njit(cache=True, nogil=True)
-def head_pass(model, slots, tokens, parents, begins, ends, wanted, logits):
-    """One pass over nodes begins[b] .. ends[b]-1 of every tree, see `forward.compiled_pass`."""
+def head_forward(model, slots, tokens, parents, begins, ends, wanted, logits):
+    """One forward pass over nodes begins[b] .. ends[b]-1 of every tree, see `forward.compiled_pass`."""
     work, lengths = model.work, model.memory.lengths
     rows, done = np.int64(0), np.int64(0)
     for b in range(len(slots)):
@@ -47,8 +47,8 @@ def head_pass(model, slots, tokens, parents, begins, ends, wanted, logits):
                 done = run_rows(model, rows, logits, done)
                 rows = np.int64(0)
             if n == 0 or parents[b, n] >= 0:
-                row, seen, slot = work.rows[rows], work.seen_columns[rows], slots[b]
-                describe(row, seen, tokens[b, n], slot, lengths[slot], parents[b], n, n >= wanted[b])
+                row, seen_columns, slot = work.rows[rows], work.seen_columns[rows], slots[b]
+                describe(row, seen_columns, tokens[b, n], slot, lengths[slot], parents[b], n, n >= wanted[b])
                 rows += 1
     if rows > 0:
         run_rows(model, rows, logits, done)
@@ -57,7 +57,7 @@ def head_pass(model, slots, tokens, parents, begins, ends, wanted, logits):
 @overload(draft_pass)
 def _(model, slots, tokens, parents, begins, ends, wanted, logits):
     if model.instance_class in HEADS:
-        return lambda model, slots, tokens, parents, begins, ends, wanted, logits: head_pass(
+        return lambda model, slots, tokens, parents, begins, ends, wanted, logits: head_forward(
             model, slots, tokens, parents, begins, ends, wanted, logits
         )
     return None
@@ -71,14 +71,14 @@ class CompiledHead(CompiledProposals):
         logits = np.empty((B * (N - wanted), self.arrays.sizes.outputs), np.float32)
         first_nodes, node_ends, first_logits = (np.full(B, n) for n in (since, N, wanted))
         with self.pool:
-            head_pass(self.arrays, np.array(slots), *tree.host, first_nodes, node_ends, first_logits, logits)
+            head_forward(self.arrays, np.array(slots), *tree.host, first_nodes, node_ends, first_logits, logits)
         self.passes += 1
         return logits
 
     def score(
         self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: Any = None, since: int = 0
     ) -> Scores:
-        """One pass over the nodes `since` .. N-1; see `core.Target.score`."""
+        """One forward pass over the nodes `since` .. N-1; see `core.Target.score`."""
         self.check_tree(tree.num_nodes)
         self.check_slots(slots, [tree.num_nodes] * len(slots), TREE_ROOM)
         if since == 0:

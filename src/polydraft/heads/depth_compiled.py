@@ -1,8 +1,8 @@
 """Draft models that know logits of all depths before anything is drafted, as slots of rows: all kinds of drafts come from `proposals` unchanged.
 
 Medusa's heads, rows that a target transferred, a block that was drafted at once: what they know of a sequence before its drafts are
-logits by depth, [K, D]. `DepthDistributions.know` computes them; a pass of a proposal copies them, and adds what the drafted tokens before a node
-say, where a head has such a part (`heads.markov`). Branches cost no pass of the head. Nothing is cached: a slot has no columns.
+logits by depth, [K, D]. `DepthDistributions.know` computes them; a proposal copies them, and adds what the drafted tokens before a node say,
+where a head has such a part (`heads.markov`). Branches cost no forward pass of the head. Nothing is cached: a slot has no columns.
 """
 
 from abc import abstractmethod
@@ -53,7 +53,7 @@ class DepthArrays(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def depth_pass(model, slots, tokens, parents, begins, ends, wanted, logits):
+def depth_forward(model, slots, tokens, parents, begins, ends, wanted, logits):
     """Logits of the nodes wanted[b] .. ends[b]-1 that are no padding, each those of its depth and path, see `forward.compiled_pass`."""
     row, rank = 0, model.markov.words.shape[1]
     vectors = np.empty((len(logits) if model.markov.kind else 0, rank), np.float32)
@@ -75,7 +75,7 @@ def depth_pass(model, slots, tokens, parents, begins, ends, wanted, logits):
 @overload(draft_pass)
 def _(model, slots, tokens, parents, begins, ends, wanted, logits):
     if model.instance_class is DepthArrays:
-        return lambda model, slots, tokens, parents, begins, ends, wanted, logits: depth_pass(
+        return lambda model, slots, tokens, parents, begins, ends, wanted, logits: depth_forward(
             model, slots, tokens, parents, begins, ends, wanted, logits
         )
     return None
@@ -133,7 +133,7 @@ class DepthDistributions(CompiledProposals):
         if since == 0:
             real[:, 0] = True
         logits = np.empty((int(real.sum()), self.arrays.sizes.outputs), np.float32)
-        depth_pass(self.arrays, np.array(slots), tokens, parents, first_nodes, node_ends, first_nodes, logits)
+        depth_forward(self.arrays, np.array(slots), tokens, parents, first_nodes, node_ends, first_nodes, logits)
         self.scored(slots, N)
         rows = torch.full((B, N - since, self.vocab_size), -torch.inf)
         rows[real] = self.wide(logits)
@@ -143,7 +143,7 @@ class DepthDistributions(CompiledProposals):
     def propose_tree(
         self, slots: Sequence[int], pending: Sequence[Sequence[int]], budgets: Sequence[Budget], params: Sequence[SamplingParams]
     ) -> tuple[TokenTree, np.ndarray, list[tuple[list[int], list[int]]]]:
-        """See `proposals.CompiledProposals.propose_tree`; no pass is made, and nothing is cached."""
+        """See `proposals.CompiledProposals.propose_tree`; nothing is run, and nothing is cached."""
         tree, confidence = most_probable_trees(self, slots, [ids[-1] for ids in pending], budgets, params)
         return tree, confidence, [([], [])] * len(slots)
 

@@ -1,7 +1,7 @@
 """Heads that foretell several depths from one state, whatever is drafted on the way: their drafts are draws of distributions by depth.
 
 The state is the one that the root was drawn from. Tokens of different depths are independent, and each is drawn from the very row that is
-reported, so every rule for independent draws is exact. A tree is at most as deep as there are distributions.
+reported, so every verifier for independent draws is exact. A tree is at most as deep as there are distributions.
 """
 
 from collections.abc import Sequence
@@ -82,7 +82,7 @@ class DepthDrafter(HeadDrafter):
 
 
 class CachingDrafter(DepthDrafter):
-    """One whose model keeps what the target's states of all committed tokens but the last became, by `inject`, and reads `roots`."""
+    """One whose model caches what the target's states of all committed tokens but the last became, by `inject`, and reads `roots`."""
 
     def held(self, state: Any) -> int:
         """None: its columns are of this text alone."""
@@ -92,8 +92,8 @@ class CachingDrafter(DepthDrafter):
         """Columns of all tokens but the last."""
         joined = self._joined(scores)
         for b, s in enumerate(states):
-            known = joined[b, : len(s.context) - 1 - start]
-            self.model.inject(s.slot, start, known, s.context[start + 1 : start + 1 + len(known)])
+            known_states = joined[b, : len(s.context) - 1 - start]
+            self.model.inject(s.slot, start, known_states, s.context[start + 1 : start + 1 + len(known_states)])
         return super().read(states, scores, start)
 
     def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:

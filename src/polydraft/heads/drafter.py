@@ -60,9 +60,9 @@ class HeadDrafter(ModelDrafter):
     @classmethod
     def of_kind(cls, kind: str = "paths") -> Method:
         """The head by its name, and how a kind of `ModelDrafter` draws."""
-        own, general = cls.methods[0], ModelDrafter.of_kind(kind)
-        name = own.name if kind == "paths" else f"{own.name}:{kind}"
-        return replace(own, name=name, draft_sampling=general.draft_sampling, shapes=general.shapes, ranked=general.ranked)
+        head, general = cls.methods[0], ModelDrafter.of_kind(kind)
+        name = head.name if kind == "paths" else f"{head.name}:{kind}"
+        return replace(head, name=name, draft_sampling=general.draft_sampling, shapes=general.shapes, ranked=general.ranked)
 
     @classmethod
     def model_of(cls, head: Any, target: Any, quantization: str | None = None) -> Any:

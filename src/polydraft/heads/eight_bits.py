@@ -77,8 +77,8 @@ def write_in_eight_bits(head: str | Path, out: str | Path) -> Path:
         matrix = tensor.is_floating_point() and tensor.ndim == 2 and tensor.shape[1] % INPUTS == 0 and name != "target_probe"
         tensors[name + SUFFIX * matrix] = in_eight_bits(tensor) if matrix else tensor
     place.mkdir(parents=True, exist_ok=True)
-    for other in folder.glob("*.json"):
-        shutil.copy(other, place)
+    for settings in folder.glob("*.json"):
+        shutil.copy(settings, place)
     with replacing(place / "model.safetensors") as written:
         written.write(save(tensors))
     return place

@@ -51,8 +51,8 @@ def unknown_field(settings: Mapping[str, Any], own: Iterable[str]) -> str | None
         >>> unknown_field({"hidden_size": 8, "norm_output": True}, ()), unknown_field({"norm_output": True}, ["norm_output"])
         ('norm_output=True', None)
     """
-    known = {*READ, *INERT, *own}
+    known_fields = {*READ, *INERT, *own}
     for name, value in settings.items():
-        if name not in known and value is not None and value not in COMPUTED.get(name, ()):
+        if name not in known_fields and value is not None and value not in COMPUTED.get(name, ()):
             return f"{name}={value!r}"
     return None

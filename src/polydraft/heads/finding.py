@@ -120,9 +120,9 @@ def misfit(settings: Mapping[str, Any], target: Target) -> str | None:
 def _differs(settings: Mapping[str, Any], width: Any, vocab_size: Any, layers: Any) -> str | None:
     head = flat(settings)
     head = {**head, **(head.get("text_config") or {})}
-    said = head.get("target_hidden_size") or head.get("hidden_size")
-    if said is not None and width is not None and said != width:
-        return f"its states have hidden_size={said} numbers, the model's {width}"
+    state_size = head.get("target_hidden_size") or head.get("hidden_size")
+    if state_size is not None and width is not None and state_size != width:
+        return f"its states have hidden_size={state_size} numbers, the model's {width}"
     if head.get("vocab_size") is not None and vocab_size is not None and head["vocab_size"] < vocab_size:
         return f"it knows vocab_size={head['vocab_size']} tokens, the model {vocab_size}"
     if head.get("num_target_layers") is not None and layers and head["num_target_layers"] != layers:
@@ -181,8 +181,8 @@ def _of_owner(name: str) -> list[str]:
 
     owner, _, model = name.partition("/")
     try:
-        found = HfApi().list_models(author=owner, search=model, limit=50) if hub_answers() else []
-        return [info.id for info in found if _called_like(info.id.partition("/")[2], model)]
+        repositories = HfApi().list_models(author=owner, search=model, limit=50) if hub_answers() else []
+        return [info.id for info in repositories if _called_like(info.id.partition("/")[2], model)]
     except Exception:  # a hub that cannot be asked has no heads
         return []
 

@@ -72,11 +72,11 @@ def ends_of(head: HeadCheckpoint, target: Any, num_drafts: int, kind: Format) ->
 
 def _embedding(head: HeadCheckpoint, target: Any, kind: Format) -> Packed:
     """Of the head where it has one, else the target's: the very memory of a compiled one that does not scale it."""
-    own = head.tensors.get("embed_tokens.weight")
-    if own is None and isinstance(target, CompiledLlama) and target.arrays.sizes.embedding_scale == ONE:
+    rows = head.tensors.get("embed_tokens.weight")
+    if rows is None and isinstance(target, CompiledLlama) and target.arrays.sizes.embedding_scale == ONE:
         return target.arrays.embed
-    exact = own is not None and own.dtype == torch.float32 and kind == FORMATS["float32"]
-    return packed([embeddings(target) if own is None else own], FORMATS["float32" if exact else "bfloat16"])
+    exact = rows is not None and rows.dtype == torch.float32 and kind == FORMATS["float32"]
+    return packed([embeddings(target) if rows is None else rows], FORMATS["float32" if exact else "bfloat16"])
 
 
 def _outputs(head: HeadCheckpoint, target: Any, num_drafts: int, kind: Format) -> Packed:

@@ -103,8 +103,8 @@ class _Distance(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Float[Tensor, "n D"], p: Float[Tensor, "n D"], loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
-        wanted = ctx.needs_input_grad[0]
-        slope, other = torch.empty_like(logits), torch.empty_like(logits) if loss.eta else None
+        needs_slope = ctx.needs_input_grad[0]
+        slope, tv_slope = torch.empty_like(logits), torch.empty_like(logits) if loss.eta else None
         overlaps, sums = torch.empty(len(logits), device=logits.device), torch.zeros(4, dtype=torch.float64)
         for i in range(0, len(logits), ROWS):
             target = p[i : i + ROWS].float()
@@ -114,24 +114,24 @@ class _Distance(torch.autograd.Function):
             q = log_q.exp_()
             overlaps[i : i + ROWS] = overlap = torch.minimum(target, q).sum(-1)
             sums += torch.stack([-hard.double().sum(), -soft.double().sum(), (1 - overlap.double()).sum(), agreed.sum()]).cpu()
-            if not wanted:
+            if not needs_slope:
                 continue
-            if other is None:
+            if tv_slope is None:
                 slope[i : i + ROWS] = _slope(q, target, peak, loss)
             else:
-                other[i : i + ROWS], slope[i : i + ROWS] = _slope(q, target, peak, KL), _slope(q, target, peak, TV)
+                tv_slope[i : i + ROWS], slope[i : i + ROWS] = _slope(q, target, peak, KL), _slope(q, target, peak, TV)
         hard, soft, apart, agreed = sums / len(logits)
         ce, kl, tv = loss.shares(1.0 - float(apart))
-        if other is not None:
-            slope.mul_(tv).add_(other, alpha=kl)
+        if tv_slope is not None:
+            slope.mul_(tv).add_(tv_slope, alpha=kl)
         ctx.save_for_backward(slope)
         ctx.mark_non_differentiable(overlaps, agreed)
         return (ce * hard + kl * soft + tv * apart).float(), overlaps, agreed
 
     @staticmethod
-    def backward(ctx: Any, *wanted: Any) -> Any:
+    def backward(ctx: Any, *gradients: Any) -> Any:
         (slope,) = ctx.saved_tensors
-        return slope * (wanted[0] / len(slope)).to(slope), None, None
+        return slope * (gradients[0] / len(slope)).to(slope), None, None
 
 
 def _slope(q: Tensor, p: Tensor, peak: Tensor, loss: Loss) -> Float[Tensor, "n D"]:

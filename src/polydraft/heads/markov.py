@@ -1,4 +1,4 @@
-"""What the token before a drafted one adds to its logits, where places of one pass know none of each other: a product of low rank.
+"""What the token before a drafted one adds to its logits, where places of one forward pass know none of each other: a product of low rank.
 
 DeepSeek-AI 2026 (DeepSpec's DSpark). At a place with state h behind the norm, w = W1[token before]; W2 has a row for each draft token:
 

@@ -110,13 +110,13 @@ def _loaded(kind: type[HeadNetwork], head: HeadCheckpoint, target: Any) -> HeadN
 
 def own_embeddings(head: HeadCheckpoint, device: torch.device) -> Float[Tensor, "V h"] | None:
     """Of a head that brings some."""
-    own = head.tensors.get("embed_tokens.weight")
-    return None if own is None else own.to(device)
+    rows = head.tensors.get("embed_tokens.weight")
+    return None if rows is None else rows.to(device)
 
 
-def embedded(own: Tensor | None, target: Any, tokens: Tensor, device: torch.device) -> Float[Tensor, "*shape h"]:
+def embedded(own_rows: Tensor | None, target: Any, tokens: Tensor, device: torch.device) -> Float[Tensor, "*shape h"]:
     """What a head's own embedding, or the target's where it has none, makes of tokens."""
-    rows = target.embed(tokens) if own is None else own[tokens.to(own.device)]
+    rows = target.embed(tokens) if own_rows is None else own_rows[tokens.to(own_rows.device)]
     return rows.to(device).float()
 
 
@@ -161,7 +161,7 @@ class HeadModel(SlotModel):
 
 
 class TargetSlots(SlotModel):
-    """A head in the slots of its target: it reads the target's KV cache entries and leaves none that the target's next pass does not write anew."""
+    """A head in the slots of its target: it reads the target's KV cache entries and leaves none that the target's next forward pass does not write anew."""
 
     def share(self, target: Any) -> None:
         """Use the target's slots."""

@@ -1,4 +1,4 @@
-"""Trees of a head that knows the logits of all depths after one pass: a branch costs a row of the target's pass and no draft step.
+"""Trees of a head that knows the logits of all depths after one forward pass: a branch costs a row of the target's and no draft step.
 
     greedy   the most probable tree: nodes join best first, by the product of their calibrated confidences, up to the first that is not worth its row
     sampled  a chain that ends by its own path; beside its tokens spare siblings, drawn without replacement, the likeliest to be accepted first;
@@ -9,7 +9,7 @@ the CANDIDATES largest of the depth alone, as a tree of point masses may be any;
 probability, times what a confidence part says of its place.
 
 What is drawn stays, and what is drawn beside or behind a spare sibling is decided by the chain, and by the spare's own path: the chain is tried before
-them, and no other spare is looked at. So verifiers that try siblings in the order of their draws stay exact (`budget.Stop`). Traps, kept as wrong
+them, and no other spare is looked at. So verifiers that try siblings in the order of their draws stay exact (`budget.Stop`). Traps, tested as wrong
 variants: a spare that is dropped after a look at it, and chains behind spares that are drawn from the row of the first chain at their depth.
 """
 
@@ -71,7 +71,7 @@ def _largest(values, count, places):
     return size
 
 
-class Asked(NamedTuple):
+class DraftBatch(NamedTuple):
     """What is drafted. ids: the draft vocabulary.  requests: [B] of `REQUEST`.  samplings, bias: of `proposals.draft_samplings`."""
 
     ids: Int[np.ndarray, " D"]
@@ -131,19 +131,19 @@ def _children(model, depths, slot, d, vector, inverse, probs):
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
-def _most_probable(sync, model, asked, tokens, parents, confidence):
+def _most_probable(sync, model, batch, tokens, parents, confidence):
     """Fill trees whose roots are there; see the module. Returns how many nodes each has. Without columns of `stops.least` confidences are the
     probabilities alone, uncalibrated."""
-    (B, N), ids, least, acceptance = tokens.shape, asked.ids, asked.stops.least, asked.stops.acceptance
-    next_least = asked.stops.spare_least
+    (B, N), ids, min_reach, acceptance = tokens.shape, batch.ids, batch.stops.least, batch.stops.acceptance
+    spare_min_reach = batch.stops.spare_least
     outputs, K, r = model.sizes.outputs, model.logits.shape[1], model.markov.words.shape[1] if model.markov.kind else 0
-    C, calibrated = CANDIDATES if r else N, least.shape[1] > 0
+    C, calibrated = CANDIDATES if r else N, min_reach.shape[1] > 0
     num_tokens = ids.size if ids.size else outputs
     room, probs, places = np.empty(outputs, _f32), np.empty(num_tokens, _f32), np.empty(num_tokens, np.int32)
     sizes, vector = np.ones(B, np.int64), np.empty(r, _f32)
     C = min(C, num_tokens)
     for b in range(B):
-        g, sampling = asked.requests[b], asked.samplings[b]
+        g, sampling = batch.requests[b], batch.samplings[b]
         if g.depth == 0:
             continue
         depths = _Depths(np.empty((K, C), np.int64), np.empty((K, C)), np.full(K, -1), np.empty(K), np.empty((K, r, C), _f32))
@@ -157,9 +157,9 @@ def _most_probable(sync, model, asked, tokens, parents, confidence):
                 if turn[n] >= 0 or d >= g.depth or expanded[d] >= g.width:
                     continue
                 if d == opened:
-                    if d > 0 and calibrated and reach[d] < least[b, min(d, least.shape[1]) - 1]:
+                    if d > 0 and calibrated and reach[d] < min_reach[b, min(d, min_reach.shape[1]) - 1]:
                         continue
-                    _open_depth(sync, model, depths, g.slot, d, asked.bias[b], sampling, room, probs, places)
+                    _open_depth(sync, model, depths, g.slot, d, batch.bias[b], sampling, room, probs, places)
                     opened += 1
                 if d < opened:
                     if r:
@@ -178,7 +178,11 @@ def _most_probable(sync, model, asked, tokens, parents, confidence):
                         best, value, certain = n, chance, sure_of
             if best < 0 or size > g.nodes or value < sampling.least:
                 break
-            if next_least.shape[1] > 0 and size > 1 and (size - 2 >= next_least.shape[1] or value < next_least[b, size - 2]):
+            if (
+                spare_min_reach.shape[1] > 0
+                and size > 1
+                and (size - 2 >= spare_min_reach.shape[1] or value < spare_min_reach[b, size - 2])
+            ):
                 break
             d = deep[best]
             token = depths.tokens[d, order[best, turn[best]]]
@@ -208,9 +212,9 @@ class _Room(NamedTuple):
 
 
 @inner(error_model="numpy")
-def _add_row(sync, model, asked, b, n, trees, places, room):
+def _add_row(sync, model, batch, b, n, trees, places, room):
     """The distribution behind a node, made where there is none yet."""
-    slot, d, row = asked.requests[b].slot, places.depth[n], trees.num_rows[b]
+    slot, d, row = batch.requests[b].slot, places.depth[n], trees.num_rows[b]
     if model.markov.kind == 0 and places.row_at[d] >= 0:
         trees.row[b, n] = places.row_at[d]
         return
@@ -219,18 +223,18 @@ def _add_row(sync, model, asked, b, n, trees, places, room):
         vectors = np.empty((1, model.markov.words.shape[1]), _f32)
         bias_vectors(model.markov, slot, trees.tokens[b], trees.parents[b], n, d, vectors[0])
         add_bias(model.markov.rows, vectors, room.logits, 1)
-    out = room.compact if asked.ids.size else trees.probs[b, row]
-    draft_distribution(sync, room.logits[0], asked.bias[b], asked.samplings[b], out, room.order)
-    for i in range(asked.ids.size):
-        trees.probs[b, row, asked.ids[i]] = room.compact[i]
+    out = room.compact if batch.ids.size else trees.probs[b, row]
+    draft_distribution(sync, room.logits[0], batch.bias[b], batch.samplings[b], out, room.order)
+    for i in range(batch.ids.size):
+        trees.probs[b, row, batch.ids[i]] = room.compact[i]
     trees.row[b, n] = places.row_at[d] = row
     trees.num_rows[b] += 1
 
 
 @inner(error_model="numpy")
-def _draw(model, asked, b, parent, node, trees, places, rest):
+def _draw(model, batch, b, parent, node, trees, places, rest):
     """Node `node`, a child of `parent` that is none of the children that are there; whether the row had one."""
-    g, row, d = asked.requests[b], trees.row[b, parent], places.depth[parent]
+    g, row, d = batch.requests[b], trees.row[b, parent], places.depth[parent]
     q = trees.probs[b, row]
     copy_row(q, rest)
     for m in range(parent + 1, node):
@@ -245,14 +249,14 @@ def _draw(model, asked, b, parent, node, trees, places, rest):
 
 
 @inner(error_model="numpy")
-def _chain_from(sync, model, asked, b, n, size, end, trees, places, room):
+def _chain_from(sync, model, batch, b, n, size, end, trees, places, room):
     """Draw a chain behind node n, up to node `end` at most. size: how many nodes there are; returns how many there are then."""
-    least, acceptance = asked.stops.least, asked.stops.acceptance
-    while size < end and places.depth[n] < asked.requests[b].depth:
-        if n > 0 and trees.reach[b, n] < least[b, min(places.depth[n], least.shape[1]) - 1]:
+    min_reach, acceptance = batch.stops.least, batch.stops.acceptance
+    while size < end and places.depth[n] < batch.requests[b].depth:
+        if n > 0 and trees.reach[b, n] < min_reach[b, min(places.depth[n], min_reach.shape[1]) - 1]:
             break
-        _add_row(sync, model, asked, b, n, trees, places, room)
-        if not _draw(model, asked, b, n, size, trees, places, room.rest):
+        _add_row(sync, model, batch, b, n, trees, places, room)
+        if not _draw(model, batch, b, n, size, trees, places, room.rest):
             break
         trees.reach[b, size] = trees.reach[b, n] * acceptance_at(trees.confidence[b, size], acceptance[b])
         n, size = size, size + 1
@@ -260,32 +264,32 @@ def _chain_from(sync, model, asked, b, n, size, end, trees, places, room):
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
-def _drawn(sync, model, asked, N, num_rows, vocab):
+def _drawn(sync, model, batch, N, num_rows, vocab):
     """Draw trees of N nodes and so many rows at most, see the module; and how many nodes each has."""
-    B, outputs, stops = len(asked.requests), model.sizes.outputs, asked.stops
+    B, outputs, stops = len(batch.requests), model.sizes.outputs, batch.stops
     trees, sizes, chances = planted(B, N, num_rows, vocab), np.ones(B, np.int64), np.empty(N)
-    room = _Room(np.empty((1, outputs), _f32), np.empty(asked.ids.size, _f32), np.empty(outputs, np.int32), np.empty(vocab, _f32))
+    room = _Room(np.empty((1, outputs), _f32), np.empty(batch.ids.size, _f32), np.empty(outputs, np.int32), np.empty(vocab, _f32))
     for b in range(B):
-        trees.tokens[b, 0] = asked.requests[b].root
-        g, next_least, spare_acceptance = asked.requests[b], stops.spare_least[b], stops.spare_acceptance[b]
+        trees.tokens[b, 0] = batch.requests[b].root
+        g, spare_min_reach, spare_acceptance = batch.requests[b], stops.spare_least[b], stops.spare_acceptance[b]
         places = _Places(np.zeros(N, np.int64), np.full(model.logits.shape[1] + 1, -1))
-        size = _chain_from(sync, model, asked, b, 0, 1, g.nodes + 1, trees, places, room)
+        size = _chain_from(sync, model, batch, b, 0, 1, g.nodes + 1, trees, places, room)
         length, beside = size, np.zeros(N, np.int64)
         for n in range(length - 1):
             elder = acceptance_at(trees.confidence[b, n + 1], stops.acceptance[b])
             chances[n] = trees.reach[b, n] * (1.0 - elder) * spare_acceptance
-        while size <= g.nodes and length > 1 and size - 2 < next_least.size:
+        while size <= g.nodes and length > 1 and size - 2 < spare_min_reach.size:
             parent = chances[: length - 1].argmax()
-            if chances[parent] < next_least[size - 2]:
+            if chances[parent] < spare_min_reach[size - 2]:
                 break
-            if _draw(model, asked, b, parent, size, trees, places, room.rest):
+            if _draw(model, batch, b, parent, size, trees, places, room.rest):
                 trees.reach[b, size] = chances[parent]
                 size += 1
             beside[parent] += 1
             chances[parent] = chances[parent] * (1.0 - spare_acceptance) if beside[parent] < g.width else -1.0
         end, most = size, (g.nodes + 1 - size) // max(size - length, 1)  # nodes behind a spare sibling, at most
         for n in range(length, end):
-            size = _chain_from(sync, model, asked, b, n, size, size + most, trees, places, room)
+            size = _chain_from(sync, model, batch, b, n, size, size + most, trees, places, room)
         sizes[b] = size
     return trees, sizes
 
@@ -299,21 +303,21 @@ class Drawn(NamedTuple):
     confidence: Float[Tensor, "B N"]
 
 
-def _asked(
+def _batch_of(
     model: Any,
     slots: Sequence[int],
     roots: Sequence[int],
     keys: Keys,
     budgets: Sequence[Budget],
     params: Sequence[SamplingParams],
-) -> Asked:
+) -> DraftBatch:
     bounds = [(g.max_depth if g.max_nodes else 0, g.max_nodes, g.width) for g in budgets]
     requests = np.array(
         [(*about, *bound) for about, bound in zip(zip(slots, roots, *keys, strict=True), bounds, strict=True)], REQUEST
     )
     samplings, bias = draft_samplings(params, model.vocab_size, model.draft_ids)
     samplings["least"] = [g.least for g in budgets]
-    return Asked(model.draft_ids, requests, samplings, bias, stops_asked(tuple(g.stop for g in budgets), len(budgets)))
+    return DraftBatch(model.draft_ids, requests, samplings, bias, stops_asked(tuple(g.stop for g in budgets), len(budgets)))
 
 
 def most_probable_trees(
@@ -324,12 +328,12 @@ def most_probable_trees(
     budgets: grown ones, of whose depths `width` nodes are expanded at most; with a stop path probabilities are products of calibrated confidences.
     """
     nothing = [0] * len(slots)
-    asked = _asked(model, slots, roots, (nothing, nothing, nothing), budgets, params)
+    batch = _batch_of(model, slots, roots, (nothing, nothing, nothing), budgets, params)
     tokens = np.zeros((len(slots), 1 + max(g.max_nodes for g in budgets)), np.int64)
     tokens[:, 0] = roots
     parents, confidence = np.full_like(tokens, -1), np.ones(tokens.shape)
     with ROWS:
-        sizes = _most_probable(sync, model.arrays, asked, tokens, parents, confidence)
+        sizes = _most_probable(sync, model.arrays, batch, tokens, parents, confidence)
     N = sizes.max()
     return TokenTree.of(tokens[:, :N].copy(), parents[:, :N].copy()), confidence[:, :N].copy()
 
@@ -347,10 +351,10 @@ def draw_trees(
     keys: seeds, sample indices and positions of the noise.  budgets: chains, or grown ones, beside whose tokens `width` spare siblings are drawn at
     most; all that draft have a stop.
     """
-    asked, num_nodes = _asked(model, slots, roots, keys, budgets, params), 1 + max(g.max_nodes for g in budgets)
+    batch, num_nodes = _batch_of(model, slots, roots, keys, budgets, params), 1 + max(g.max_nodes for g in budgets)
     num_rows = num_nodes if model.arrays.markov.kind else model.depths
     with ROWS:
-        trees, sizes = _drawn(sync, model.arrays, asked, num_nodes, num_rows, model.vocab_size)
+        trees, sizes = _drawn(sync, model.arrays, batch, num_nodes, num_rows, model.vocab_size)
     N, used = int(sizes.max()), max(int(trees.num_rows.max()), 1)
     tree = TokenTree.of(trees.tokens[:, :N].copy(), trees.parents[:, :N].copy())
     return Drawn(tree, *(torch.from_numpy(x.copy()) for x in (trees.rows[:, :N], trees.probs[:, :used], trees.confidence[:, :N])))

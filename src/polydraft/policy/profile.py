@@ -21,7 +21,7 @@ from polydraft import __version__
 from polydraft.core import Drafter, EncoderDecoder, Target, Verifier
 from polydraft.errors import IncompatibleError, InvalidInputError, place
 from polydraft.files.atomic import replacing
-from polydraft.files.cache_folder import COSTS, kept_folder
+from polydraft.files.cache_folder import COSTS, enabled_cache_folder
 from polydraft.files.schema import PROFILE, fault
 from polydraft.models.slots import SlotModel
 from polydraft.numerics.processor import processor
@@ -264,7 +264,7 @@ def _parts(about: dict[str, Any]) -> list[Any]:
 
 def _file(about: dict[str, Any]) -> tuple[str, Path | None]:
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
-    folder = kept_folder()
+    folder = enabled_cache_folder()
     return key, None if folder is None else folder / f"{key}.json"
 
 

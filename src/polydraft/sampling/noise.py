@@ -4,12 +4,12 @@ Philox4x32-10 (Salmon, Moraes, Dror & Shaw 2011, "Parallel random numbers: as ea
 64-bit seed; the counter is (index // 2, position, stream, sample). Each counter gives four 32-bit words, two for each
 index. Nothing depends on the slot, the batch row, the order of arrival or the size of the vocabulary.
 
-    DRAFT, STOP, EXTRA  position = committed length at the start of the round
+    DRAFT, STOP, EXTRA  position = committed length at the start of the step
     RACE                position = absolute position of the token, index = token id
     EPOCH               position = committed length when an epoch of asynchronous drafts began
 
 Trap: DRAFT and STOP keyed by a token's own position would meet, at a position that is drafted again after a rejection,
-noise that the rule has already looked at; single rounds stay exact and the distribution over several rounds is biased.
+noise that the verifier has already looked at; single steps stay exact and the distribution over several steps is biased.
 
 On the CPU the functions are compiled; on other devices they run in int64 torch operations. The integer bits are the same
 everywhere, and so are the floats: they are made with exact bit patterns, + - * / and no library logarithm.
@@ -113,7 +113,7 @@ def _clock(high, low):
 
 
 @njit(error_model="numpy", forceinline=True)
-def _least_clock(high, low):
+def _earliest_clock(high, low):
     """A number just below `_clock`, without its logarithm: -log(u) >= 1 - u."""
     k = (high << _U(20)) | (low >> _U(12))
     return (1.0 - (np.uint64(k | _UONE).view(np.float64) - _BELOW_ONE)) * (1.0 - 1e-12)
@@ -138,9 +138,9 @@ def uniform_at(seed: int, sample: int, position: int, stream: int, index: int) -
 
 
 def epoch_seed(seed: int, sample: int, start: int) -> int:
-    """The seed of what is drafted asynchronously from one rollback to the next: such drafts cannot know where a round starts.
+    """The seed of what is drafted asynchronously from one rollback to the next: such drafts cannot know where a step starts.
 
-    With it a draft meets noise of its own place in the text and of its epoch, which no rule has looked at; epochs never begin at one place twice.
+    With it a draft meets noise of its own place in the text and of its epoch, which no verifier has looked at; epochs never begin at one place twice.
 
     Example:
         >>> epoch_seed(1, 0, 10) == epoch_seed(1, 0, 10), epoch_seed(1, 0, 10) == epoch_seed(1, 0, 11)
@@ -166,12 +166,12 @@ SPAN = 256
 
 
 @njit(error_model="numpy")
-def _fill_least(seed, sample, position, index, least):
+def _fill_earliest(seed, sample, position, index, earliest):
     """Numbers just below the clocks from an even index on, in vector lanes."""
     key, position, sample, block = _U(seed), _U(position) & _LOW, _U(sample) & _LOW, index >> 1
     for j in range(SPAN // 2):
         w0, w1, w2, w3 = _philox(key & _LOW, key >> _U(32), _U(block + j) & _LOW, position, _U(_RACE), sample)
-        least[2 * j], least[2 * j + 1] = _least_clock(w0, w1), _least_clock(w2, w3)
+        earliest[2 * j], earliest[2 * j + 1] = _earliest_clock(w0, w1), _earliest_clock(w2, w3)
 
 
 @njit(error_model="numpy")
@@ -183,19 +183,19 @@ def _has_any(rates):
 
 
 @njit(error_model="numpy")
-def _num_possible(rates, least, bound):
+def _num_possible(rates, earliest, bound):
     """How many tokens may arrive before the bound."""
     count = 0
     for t in range(rates.size):
-        count += least[t] < bound * rates[t]
+        count += earliest[t] < bound * rates[t]
     return count
 
 
 @njit(cache=True, error_model="numpy")
-def arrivals(rates, begin, end, seed, sample, position, start, least, arrival, drawn):
+def arrivals(rates, begin, end, seed, sample, position, start, earliest, arrival, drawn):
     """The first arrivals of the tokens begin .. end-1, as many as there is room for; returns how many there are.
 
-    arrival, drawn: times and tokens, in their order.  start: as of `first_arrivals`.  least: [SPAN] room.
+    arrival, drawn: times and tokens, in their order.  start: as of `first_arrivals`.  earliest: [SPAN] room.
     """
     count, bound, first = 0, np.inf, (start + begin) // 2 * 2
     for index in range(first, start + end, SPAN):
@@ -203,11 +203,11 @@ def arrivals(rates, begin, end, seed, sample, position, start, least, arrival, d
         part = rates[low:high]
         if not _has_any(part):
             continue
-        _fill_least(seed, sample, position, index, least)
-        if _num_possible(part, least[low + start - index :], bound) == 0:
+        _fill_earliest(seed, sample, position, index, earliest)
+        if _num_possible(part, earliest[low + start - index :], bound) == 0:
             continue
         for t in range(low, high):
-            if not least[t + start - index] < bound * rates[t]:
+            if not earliest[t + start - index] < bound * rates[t]:
                 continue
             at, j = clock_at(seed, sample, position, start + t) / np.float64(rates[t]), min(count, drawn.size - 1)
             if count < drawn.size or at < bound:

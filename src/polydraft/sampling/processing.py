@@ -10,7 +10,7 @@ tokens only) and follow the repetition penalty:
     top_p  removes the smallest tokens while their summed mass is at most 1 - top_p, of equal logits the highest id first
     min_p  removes tokens below min_p times the largest probability
 
-Temperature 0 is the point mass at the largest logit before the temperature, the lowest id among equals. At least one token
+Temperature 0 is the point mass at the largest logit before the temperature, the lowest id among equals. One token or more
 always stays. Arithmetic is in the precision of the logits, float32 or wider; sums of mass are in float64.
 """
 

@@ -2,9 +2,9 @@
 
     mass   exp((logit - largest logit) / temperature), in float32; a token that does not stay has mass 0
 
-Top-k and top-p are searches among candidates: tokens that a bound does not rule out. That of top-k is the k-th largest of the largest logits
+Top-k and top-p are searches among candidates: tokens that a bound does not exclude. That of top-k is the k-th largest of the largest logits
 of some spans of the row. For top-p those are dropped first whose masses are so small that all such tokens may go; the others are thrown into
-buckets by their masses, and only the bucket where the sum passes the limit is put in order. All threads take pieces of the row.
+buckets by their masses, and only the bucket where the sum crosses the limit is put in order. All threads take pieces of the row.
 """
 
 from typing import Any
@@ -129,7 +129,7 @@ def largest(sync, x):
 @njit(cache=True)
 def kth_largest(x, k):
     """By a heap of k. `np.partition` finds it, too, and takes some three seconds to compile."""
-    heap, first = np.arange(k), np.int64(0)  # the least on top; a literal 0 would compile `sift` twice
+    heap, first = np.arange(k), np.int64(0)  # the lowest on top; a literal 0 would compile `sift` twice
     for j in range(k // 2 - 1, -1, -1):
         sift(heap, x, j, k)
     for i in range(k, x.size):
@@ -148,7 +148,7 @@ def _find_tops(arguments, begin, end, thread):
 
 @njit(cache=True)
 def _candidates_of(x, bound, out):
-    """out = those of x that are at least the bound; how many there are."""
+    """out = those of x that are the bound or more; how many there are."""
     count, whole = 0, x.size // LANES * LANES
     for start in range(0, whole, LANES):
         many = 0
@@ -175,7 +175,7 @@ def _find_candidates(arguments, begin, end, thread):
 
 
 @njit(cache=True)
-def _least_of_top_k(sync, x, k, tops, candidates):
+def _top_k_threshold(sync, x, k, tops, candidates):
     """The k-th largest logit. tops: largest ones of spans.  candidates: [V] room."""
     bound, counts, size = _f32(-np.inf), np.empty(num_pieces(x.size), np.int64), 0
     if k <= tops.size:
@@ -192,13 +192,13 @@ def _least_of_top_k(sync, x, k, tops, candidates):
 
 @njit(cache=True, error_model="numpy")
 def _exponentiate(arguments, begin, end, thread):
-    x, out, top, inverse, least, sums = arguments
+    x, out, top, inverse, threshold, sums = arguments
     for start in range(begin, end, PIECE):
         faults, last = 0, min(start + PIECE, end)
         logits, masses = x[start:last], out[start:last]
         for i in range(logits.size):
             power = (logits[i] - top) * inverse
-            masses[i] = exp(power) if power > _LOWEST and logits[i] >= least else _f32(0.0)
+            masses[i] = exp(power) if power > _LOWEST and logits[i] >= threshold else _f32(0.0)
             faults += logits[i] != logits[i]
         sums[start // PIECE] = np.nan if faults else total_mass(masses)
 
@@ -223,7 +223,7 @@ def _mass_below(x, bound):
 
 @njit(cache=True)
 def _places_from(x, bound, out):
-    """out = the places of those that are at least the bound; how many there are."""
+    """out = the places of those that are the bound or more; how many there are."""
     count = 0
     for i in range(x.size):
         out[count] = i
@@ -261,7 +261,7 @@ def _bucket(mass):
 
 @njit(cache=True, error_model="numpy")
 def _drop_tail(sync, masses, limit, ids):
-    """masses = 0 for the smallest whose sum is at most this, of equals the highest id first; at least one stays. Returns the sum of the others.
+    """masses = 0 for the smallest whose sum is at most this, of equals the highest id first; one or more stay. Returns the sum of the others.
 
     masses: the largest is 1.  ids: [V] room for numbers of tokens.
     """
@@ -313,29 +313,29 @@ def _drop_tail(sync, masses, limit, ids):
 
 @njit(cache=True)
 def _keep_from(arguments, begin, end, thread):
-    masses, least, sums = arguments
+    masses, threshold, sums = arguments
     for start in range(begin, end, PIECE):
         piece = masses[start : min(start + PIECE, end)]
-        _clear_below(piece, least)
+        _clear_below(piece, threshold)
         sums[start // PIECE] = total_mass(piece)
 
 
 @njit(cache=True, error_model="numpy")
 def _distribution(sync, x, sampling, out, ids) -> tuple[float, Any]:
-    """`soften`, and the least logit that top-k leaves."""
+    """`soften`, and the lowest logit that top-k leaves."""
     if sampling.temperature == 0.0:
         place, out[:] = largest(sync, x), 0.0
         out[max(place, 0)] = 1.0
         return (1.0 if place >= 0 else np.nan), _f32(-np.inf)
-    tops, sums, least = np.empty((num_pieces(x.size), LANES), _f32), np.empty(num_pieces(x.size)), _f32(-np.inf)
+    tops, sums, threshold = np.empty((num_pieces(x.size), LANES), _f32), np.empty(num_pieces(x.size)), _f32(-np.inf)
     arguments = x, tops
     share_row(sync, shared_code(_find_tops, arguments), arguments, x.size)
     top = highest(tops.ravel())
     if not -np.inf < top < np.inf:
-        return np.nan, least
+        return np.nan, threshold
     if 0 < sampling.top_k < x.size:
-        least = _least_of_top_k(sync, x, sampling.top_k, tops.ravel(), ids.view(_f32))
-    more = x, out, top, _f32(min(1.0 / sampling.temperature, _STEEPEST)), least, sums
+        threshold = _top_k_threshold(sync, x, sampling.top_k, tops.ravel(), ids.view(_f32))
+    more = x, out, top, _f32(min(1.0 / sampling.temperature, _STEEPEST)), threshold, sums
     share_row(sync, shared_code(_exponentiate, more), more, x.size)
     mass = sums.sum()
     if sampling.top_p < 1.0 and mass > 0.0:
@@ -344,7 +344,7 @@ def _distribution(sync, x, sampling, out, ids) -> tuple[float, Any]:
         rest = out, _f32(sampling.min_p), sums
         share_row(sync, shared_code(_keep_from, rest), rest, x.size)
         mass = sums.sum()
-    return mass, least
+    return mass, threshold
 
 
 @njit(cache=True, error_model="numpy")
@@ -375,7 +375,7 @@ def scale_row(row, factor):
 
 @njit(cache=True, error_model="numpy", nogil=True)
 def truncate(sync, x, out, samplings):
-    """out = x / temperature of rows [R, V], -inf for tokens that do not stay; which rows were sound. Rows that are not keep all tokens.
+    """out = x / temperature of rows [R, V], -inf for tokens that do not stay; which rows were sound. Of rows that are not all tokens stay.
 
     samplings: [R] of `SAMPLING`, temperatures above 0; see `soften`.
     """
@@ -383,10 +383,10 @@ def truncate(sync, x, out, samplings):
     masses, ids = np.empty(V, _f32), np.empty(V, np.int32)
     for r in range(R):
         sampling, temperature = samplings[r], _f32(samplings[r].temperature)
-        mass, least = _distribution(sync, x[r], sampling, masses, ids)
+        mass, threshold = _distribution(sync, x[r], sampling, masses, ids)
         sound[r] = mass > 0.0
         by_mass = sound[r] and (sampling.top_p < 1.0 or sampling.min_p > 0.0)
         for i in range(V):
-            stays = masses[i] > 0.0 if by_mass else x[r, i] >= least or not sound[r]
+            stays = masses[i] > 0.0 if by_mass else x[r, i] >= threshold or not sound[r]
             out[r, i] = x[r, i] / temperature if stays else _f32(-np.inf)
     return sound

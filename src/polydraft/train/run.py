@@ -1,4 +1,4 @@
-"""From a checkpoint to a drafter of any kind: text, features, training, evaluation, export; every part is kept and taken up again.
+"""From a checkpoint to a drafter of any kind: text, features, training, evaluation, export; every part is saved and taken up again.
 
 texts/       what the target wrote (or the files that were given), in shards        features/   its states there, in bfloat16
 checkpoint   weights, optimizers, seconds spent                                     card.json   what was done and what it is worth
@@ -38,7 +38,7 @@ SAVED_EVERY = 100.0
 LOOKED_AT = 32
 """Texts of these that a look reads; the last one reads all."""
 PATIENCE = 6
-"""Looks in a row without a better one, after which training stops; what was best is kept. Steps of full size, in the first half, may make it worse."""
+"""Looks in a row without a better one, after which training stops; what was best is saved. Steps of full size, in the first half, may make it worse."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _layers(target: Target, recipe: Recipe, wanted: tuple[int, ...] | None) -> t
 def _texts(
     engine: Engine, data: Sequence[Path], folder: Path, goes_on: Callable[[], bool], seed: int, report: Callable[[str], None]
 ) -> list[list[TrainingText]]:
-    """Texts of files, or of the target while there is time: at least one shard, and those that were there before."""
+    """Texts of files, or of the target while there is time: one shard or more, and those that were there before."""
     if data:
         return [conversations.from_file(path, engine) for path in data]
     folder.mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,7 @@ def _texts(
 def _examples(
     engine: Engine, texts: Sequence[TrainingText], folder: Path, number: int, layers: Sequence[int], last: int
 ) -> list[Example]:
-    """The target's states along texts, mapped from the files where they are kept, or made now: several trainings read the same pages."""
+    """The target's states along texts, mapped from the files where they are saved, or made now: several trainings read the same pages."""
     stored = tuple(sorted({*layers, last}))
     name = f"{number:05d}-{'-'.join(map(str, stored))}"
     paths = {part: folder / f"{name}.{part}.npy" for part in ("states", "totals")}
@@ -372,7 +372,7 @@ def _fit(
         now = clock()
         if now - reported > 20:
             report(
-                f"step {steps}, {num_tokens / (spent + now - start):.0f} tokens/s, first drafts kept {np.mean(recent):.3f}, {(seconds_left - now + start) / 60:.1f} min left"
+                f"step {steps}, {num_tokens / (spent + now - start):.0f} tokens/s, first drafts accepted {np.mean(recent):.3f}, {(seconds_left - now + start) / 60:.1f} min left"
             )
             reported, recent = now, []
         if now - saved > SAVED_EVERY:

@@ -149,7 +149,7 @@ class Tuning:
         errors = [abs(p / t.measured - 1.0) for t in self.trials if t.measured and (p := self.predicted(t)) is not None]
         if max(errors, default=0.0) <= MISSED:
             return ""
-        return f"Predictions are up to {max(errors):.0%} off: speeds changed while shapes ran, as beside other work. Measure on an idle machine before you keep the profile."
+        return f"Predictions are up to {max(errors):.0%} off: speeds changed while shapes ran, as beside other work. Measure on an idle machine before you use the profile."
 
     def recommendation(self) -> str:
         """One setting, in plain words; or that the runs do not tell one."""

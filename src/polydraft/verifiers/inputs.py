@@ -1,7 +1,7 @@
-"""What verifiers take for granted, checked: a draft that keeps its contract, and rows that are distributions.
+"""What verifiers take for granted, checked: a draft that follows its contract, and rows that are distributions.
 
 check_draft   shapes and types, rows that exist, mass at every drawn token: a few microseconds, for every step
-check_draft_probs    the rows of q that tokens were drawn from: one pass over them, for what comes from outside and a request's first draft
+check_draft_probs    the rows of q that tokens were drawn from: read once, for what comes from outside and a request's first draft
 check_target  the rows of p at every node: likewise
 
 Compiled verifiers index rows unchecked, and a token that its row could not give would be accepted for certain.
@@ -21,7 +21,7 @@ from polydraft.numerics.staging import fetched
 from polydraft.verifiers.walks.rows import compiled
 
 SLACK = 0.01
-"""How far a row's sum may be from 1: bfloat16 rounds every probability by up to 0.4%, and rules normalise."""
+"""How far a row's sum may be from 1: bfloat16 rounds every probability by up to 0.4%, and verifiers normalise."""
 
 _DISTINCT = frozenset({DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.COUPLED, DraftSampling.GREEDY_PLUS_ONE})
 _NO_PROBS = np.empty((0, 0, 0), np.float32)

@@ -1,4 +1,4 @@
-"""K-SEQ: try iid drafts in turn, each with p/(rho q), rho the smallest divisor that keeps every token within its share.
+"""K-SEQ: try iid drafts in turn, each with p/(rho q), rho the smallest divisor with which every token stays within its share.
 
 Sun et al. 2023 (SpecTr, arXiv 2310.15141).
 
@@ -6,7 +6,7 @@ Sun et al. 2023 (SpecTr, arXiv 2310.15141).
     rho    smallest in [1, n] with A(rho) <= rho b(rho)
     accept x_j with probability min(1, p(x_j) / (rho q(x_j))); if all are rejected emit N(p - min(p/rho, q) A/b)
 
-Lossless for n iid draws of one q, duplicates kept; acceptance A, at least (1 - 1/e) of the optimum (the paper's guarantee).
+Lossless for n iid draws of one q, duplicates among them; acceptance A >= (1 - 1/e) of the optimum (the paper's guarantee).
 Traps: rho below its root; merged duplicates; a child list made from paths, which counts a shared draw twice; a number n that was
 not fixed before the first of the n draws, as where copies of a context get theirs in turn and the tree grows by what was drawn.
 """

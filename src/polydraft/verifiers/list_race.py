@@ -6,8 +6,8 @@ Rowan, Phan & Khisti 2025 (arXiv 2506.05632).
     active      the paths that agree with the output so far
     y_t       = argmin_i min over active k of E^(k)_t(i) / p(i | path)
 
-Lossless: the active set was settled by earlier positions, so the least of its clocks is exponential for every token, and y_t ~ p.
-Acceptance at one node is at least sum_j K / (sum_i max(p_i / p_j, q_i / q_j) + (K - 1) / p_j).
+Lossless: the active set was settled by earlier positions, so the earliest of its clocks is exponential for every token, and y_t ~ p.
+Acceptance at one node is no less than sum_j K / (sum_i max(p_i / p_j, q_i / q_j) + (K - 1) / p_j).
 The clock of path k and token i is number k V + i of the race stream; path 0 is the one of `race`. The j-th child of a node,
 j > 0, starts a new path; the first child continues its parent's.
 Trap: a path dropped because of the token it drew at this very position biases the distribution (total variation 0.07).

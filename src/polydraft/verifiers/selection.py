@@ -6,7 +6,7 @@ Khisti et al. 2024 (arXiv 2410.18234).
     q_I(y)        sum over draws of Pr(draws) sum of pi_c over c with x_c = y: the exact distribution of the picked token
     accept x_c with probability min(1, p(x_c) / q_I(x_c)); else emit N((p - q_I)+)
 
-Lossless for any pi as long as q_I is the distribution of the pi that is used; acceptance at least sum min(p, q_I). Whether to select at
+Lossless for any pi as long as q_I is the distribution of the pi that is used; acceptance no less than sum min(p, q_I). Whether to select at
 all is decided by that sum, a function of the tables alone: so no verifier made here is below speculative sampling of one draw.
 Traps: q_I of other weights than those used, or a choice that looks at the draws; a number of draws that was not fixed before the
 first of them, as where copies of a context get theirs in turn and the tree grows by what was drawn.

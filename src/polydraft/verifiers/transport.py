@@ -5,10 +5,10 @@ Resolution, 2511.15898), which is lossless up to its tolerance. Here the optimis
 picked token is computed from the very weights used (importance selection), so an unfinished optimisation costs acceptance
 and never exactness.
 
-    buckets  tokens in ascending p/q, cut where (p + q)/2-mass passes multiples of 1/m; a bucket counts as one token, and the
+    buckets  tokens in ascending p/q, cut where (p + q)/2-mass crosses multiples of 1/m; a bucket counts as one token, and the
              first draw in it stands for it: q_I(t) = q(t) / q(bucket) q_I(bucket)
     psi      P(H) - q(H)^n over the beginnings H of this order; H* = its minimiser
-    targets  t_b = P_b less the change of psi's lowest value seen from the other side: at most P_b outside H*, at least P_b inside
+    targets  t_b = P_b less the change of psi's lowest value seen from the other side: at most P_b outside H*, no less than P_b inside
     levels   where psi is that lowest value, drafts inside H serve H alone and all others none of it: a new level begins,
              and draws of the highest level present are picked
     e^a      weights: within that level, bucket b is picked with probability e^a_b / sum over the buckets present
@@ -125,7 +125,7 @@ def _targets(P, Q, n, target, level):
 
 @njit(cache=True)
 def _keep_highest(members, level):
-    """Of each set keep the buckets of its highest level, in front; the rest becomes -1."""
+    """Of each set the buckets of its highest level, in front; the rest becomes -1."""
     for s in range(len(members)):
         top, size = level[members[s, 0]], 0
         for b in members[s]:

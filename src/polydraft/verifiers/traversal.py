@@ -1,4 +1,4 @@
-"""Traversal verification: try the children of a node in draw order, deepest first, and keep what their rejection leaves.
+"""Traversal verification: try the children of a node in draw order, deepest first, and go on with what their rejection leaves.
 
 Weng et al. 2025 (arXiv 2505.12398), in a form for any known distribution of the draws.
 

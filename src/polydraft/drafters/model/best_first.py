@@ -1,11 +1,11 @@
 """The most probable tree of a draft model, grown best first: a node is worth the product of the draft's probabilities along its path.
 
-    frontier  the `width` most probable nodes kept of the depth above: one pass of the model gives the distributions behind them
-    kept      the `max_nodes` most probable candidates of all depths; no node is more probable than its parent, so parents are kept too
-    stop      at `max_depth`, or where nothing of a depth is kept: all of it is below `least`, or below the last one kept; with `budget.Stop`
-              path probabilities are calibrated, and a depth is expanded where their sum is worth a pass
+    frontier  the `width` most probable nodes chosen of the depth above: one forward pass of the model gives the distributions behind them
+    chosen    the `max_nodes` most probable candidates of all depths; no node is more probable than its parent, so parents are among them
+    stop      at `max_depth`, or where nothing of a depth is chosen: all of it is below `budget.least`, or below the last one chosen; with `budget.Stop`
+              path probabilities are calibrated, and a depth is expanded where their sum is worth a forward pass
 
-The sum of the kept products, which estimates the accepted tokens, is the largest of all trees of so many nodes where `width` does not
+The sum of the chosen products, which estimates the accepted tokens, is the largest of all trees of so many nodes where `width` does not
 bind (Wang et al. 2024, OPT-Tree, arXiv 2406.17276); a bounded frontier and a choice among the candidates of all depths are EAGLE-2's
 (Li et al. 2024, arXiv 2406.16858). `tests/theory/tree_plan.py` has the reference.
 A tree is a function of the past, whatever its distribution: its nodes are point masses. Traps: verifying them with the draft's distribution as if they had been
@@ -37,7 +37,7 @@ def grow(
 ) -> tuple[Draft, list[CachedNodes]]:
     """The draft of a batch, and for each row what the model's cache now holds behind the committed tokens, no node where nothing was asked for.
 
-    budgets: of which the contexts leave room for the depths.  stop_ids: what `min_tokens` masks.  One pass a depth for the whole batch.
+    budgets: of which the contexts leave room for the depths.  stop_ids: what `min_tokens` masks.  One forward pass a depth for the whole batch.
     compiled: by the model's `propose_tree` where it offers one, which is one call: penalties are left out of the distribution, the tree fits a little less.
         Not for outputs whose form is given, nor where the model may have no token that is allowed.
     """
@@ -56,20 +56,20 @@ class _Tree:
     def __init__(self, root: int, budget: Budget) -> None:
         self.budget, self.tokens, self.parents = budget, [root], [-1]
         self.nodes, self.size, self.depth = np.empty(budget.max_nodes, NODE), 0, 0
-        least, acceptance, *_ = stops_asked((budget.stop,), 1)
-        self.least, self.acceptance = least[0], acceptance[0] if budget.stop else np.empty(0)
+        min_reach, acceptance, *_ = stops_asked((budget.stop,), 1)
+        self.min_reach, self.acceptance = min_reach[0], acceptance[0] if budget.stop else np.empty(0)
         self.begin, self.weights = 0, np.ones(1)
 
     def deepen(self, draft_probs: Float[np.ndarray, "F V"]) -> None:
         """Take the children of the frontier, then choose the next one."""
         for f, weight in enumerate(self.weights.tolist()):
-            row, least = self.begin + f, self.budget.least
-            self.size = join(draft_probs[f], _ALL, weight, row, least, self.acceptance, self.nodes, self.size)
+            row, min_value = self.begin + f, self.budget.least
+            self.size = join(draft_probs[f], _ALL, weight, row, min_value, self.acceptance, self.nodes, self.size)
         chosen, begin = np.empty(self.budget.max_nodes, np.int64), self.begin
         self.begin = len(self.tokens)
         chosen = chosen[: advance(self.nodes, self.size, begin, self.begin, self.budget.width, chosen)]
         self.depth += 1
-        if len(self.least) and self.nodes[chosen]["value"].sum() < self.least[min(self.depth, len(self.least)) - 1]:
+        if len(self.min_reach) and self.nodes[chosen]["value"].sum() < self.min_reach[min(self.depth, len(self.min_reach)) - 1]:
             chosen = chosen[: retreat(self.nodes, self.size, self.begin)]
         frontier = self.nodes[chosen]
         self.weights = frontier["value"]

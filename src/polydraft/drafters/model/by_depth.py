@@ -64,9 +64,9 @@ class CachedNodes(NamedTuple):
 class Growth:
     """Trees being grown through a model's `score`, one depth for all rows at a time.
 
-    Rows may differ in size: nodes are kept per row, and a pass scores, for every row, the nodes that are new.
+    Rows may differ in size: nodes are listed per row, and a forward pass scores, for every row, the nodes that are new.
     kind: see `drafters.model.paths`.  fixed: of each row.  stop_ids: what `min_tokens` masks.  leaves: whether they are scored, too, and
-        the logits after all nodes kept for the draft.
+        the logits after all nodes of the draft.
     """
 
     def __init__(

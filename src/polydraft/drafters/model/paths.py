@@ -160,7 +160,7 @@ class ModelDrafter:
         return drafter
 
     def start(self, requests: Sequence[Request]) -> list[ModelState]:
-        """Read the prompts into slots, those that kept most of them, from where what they kept ends; see `core.Drafter.start`."""
+        """Read the prompts into slots, those that have cached most of them, from where what is cached ends; see `core.Drafter.start`."""
         states: list[ModelState] = []
         with given_back_on_error():
             for request in requests:
@@ -175,7 +175,7 @@ class ModelDrafter:
         return states
 
     def read_ahead(self, token_ids: Sequence[int], count: int) -> bool:
-        """A free slot keeps what is read; see `core.Offers`."""
+        """What is read stays cached in a free slot; see `core.Offers`."""
         unread = tuple(token_ids[:-1])
         if isinstance(self.model, EncoderDecoder) or len(unread) <= count or len(token_ids) >= self.model.max_model_len:
             return True
@@ -204,7 +204,7 @@ class ModelDrafter:
         return replace(state, pending=state.pending[count:])
 
     def release(self, states: Sequence[ModelState]) -> None:
-        """Give the slots back; each keeps what it has read for texts that begin alike."""
+        """Give the slots back; what each has read stays cached for texts that begin alike."""
         for state in states:
             try:
                 self._rewind([state])
@@ -322,7 +322,7 @@ class ModelDrafter:
         return replace(bare, sampling=self._sampling(budgets), probs=probs)
 
     def _grow(self, states: Sequence[ModelState], fixed: list[Budget], key: NoiseKey) -> Draft:
-        """Depth by depth through `score`, once the slots have all committed tokens but the root: one pass a depth for the whole batch."""
+        """Depth by depth through `score`, once the slots have all committed tokens but the root: one forward pass a depth for the whole batch."""
         behind = [s for s, g in zip(states, fixed, strict=True) if g.max_depth and len(s.pending) > 1]
         if behind:
             self.model.prefill([s.slot for s in behind], [s.pending[:-1] for s in behind])
@@ -331,7 +331,7 @@ class ModelDrafter:
         return growth.draft(self._sampling(fixed), shape_of(fixed))
 
     def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Scores) -> list[ModelState]:
-        """Keep the cache rows of the proposal that agree with what was emitted; see `core.Drafter.observe`.
+        """KV cache entries of the proposal stay where they agree with what was emitted; see `core.Drafter.observe`.
 
         The scored tree may be another than the one proposed, as in a mixture.
         """
@@ -375,10 +375,10 @@ class Guest(ModelDrafter):
         """The slots are somebody else's."""
 
     def _rewind(self, states: Sequence[ModelState]) -> None:
-        """What a proposal left lies where the next pass writes."""
+        """What a proposal left lies where the next forward pass writes."""
 
     def observe(self, states: Sequence[ModelState], outcome: Outcome, scores: Scores) -> list[ModelState]:
-        """Nothing is kept: the columns are those of the text by now."""
+        """Nothing stays to be done: the columns are those of the text by now."""
         emitted = zip(states, outcome.emitted(scores.tree), strict=True)
         return [replace(s, context=s.context + tuple(new), pending=tuple(new[-1:])) for s, new in emitted]
 

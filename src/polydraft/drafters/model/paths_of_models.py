@@ -7,7 +7,7 @@ Miao et al. 2023 (SpecInfer, 2305.09781).
     INDEPENDENT: draws are independent, and node n's row is the distribution that its own model drew it from
 
 Member j draws with noise of its own, a function of the request's seed and j: with the same noise two members would tend to
-draw the same token, and the distribution of a pair would not be the product q_i q_j that every rule for such drafts takes for granted.
+draw the same token, and the distribution of a pair would not be the product q_i q_j that every verifier for such drafts takes for granted.
 Which members draft (the first `width`) and how deep is settled before the first draw.
 """
 
@@ -39,7 +39,7 @@ State = tuple[Any, ...]
 
 
 def _own(request: Request, member: int) -> Request:
-    """The request with the member's noise; the first member keeps the request's own."""
+    """The request with the member's noise; the first member has the request's own."""
     return replace(request, seed=(request.seed + member * _STEP) & _SEEDS) if member else request
 
 
@@ -131,12 +131,15 @@ class SeveralDrafter:
 
     def num_pending(self, state: State) -> int:
         """Of the member that has most to read."""
-        return max(member.num_pending(own) for member, own in zip(self.members, state, strict=True))
+        return max(member.num_pending(member_state) for member, member_state in zip(self.members, state, strict=True))
 
     def catch_up(self, state: State, count: int) -> State:
         """Every member that has more to read."""
         pairs = zip(self.members, state, strict=True)
-        return tuple(member.catch_up(own, count) if member.num_pending(own) > count else own for member, own in pairs)
+        return tuple(
+            member.catch_up(member_state, count) if member.num_pending(member_state) > count else member_state
+            for member, member_state in pairs
+        )
 
     def release(self, states: Sequence[State]) -> None:
         """Give the slots back."""
@@ -162,7 +165,7 @@ class SeveralDrafter:
         return _joined(drafts, sizes)
 
     def observe(self, states: Sequence[State], outcome: Outcome, scores: Scores) -> list[State]:
-        """Every member keeps what of its own path was emitted; see `core.Drafter.observe`."""
+        """In every member what of its own path was emitted stays cached; see `core.Drafter.observe`."""
         by_member = zip(self.members, self._by_member(states), strict=True)
         return list(zip(*(member.observe(s, outcome, scores) for member, s in by_member), strict=True))
 

@@ -4,7 +4,7 @@ Timor et al. 2025 (arXiv 2502.05202), SLEM. The draft model continues the text g
 decoded and read with the target's tokenizer. Such a draft has no q: it is POINT_MASS and verified by matching, which is
 lossless for any draft whatever, so nothing here can bias the output.
 
-The text is read again by the draft's tokenizer in every round, and the longest common prefix of its cache is kept. A character
+The text is read again by the draft's tokenizer in every step, and the longest common prefix of its cache stays. A character
 of which the target has emitted only some bytes is left out until it is complete. A continuation that would change how the
 last committed tokens are cut is read on its own.
 """
@@ -93,7 +93,7 @@ class SlemDrafter:
         return text.rstrip(REPLACEMENT)
 
     def _continue(self, states: Sequence[SlemState], contexts: Sequence[list[int]], depths: Sequence[int]) -> list[list[int]]:
-        """Greedy continuations in the draft's tokens, one pass of the batch for each depth; they end after EOS."""
+        """Greedy continuations in the draft's tokens, one forward pass of the batch for each depth; they end after EOS."""
         continuations: list[list[int]] = [[] for _ in states]
         eos = self._theirs.eos_token_id
         for b, (s, ids) in enumerate(zip(states, contexts, strict=True)):

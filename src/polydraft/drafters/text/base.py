@@ -1,7 +1,7 @@
 """What drafters from text have in common: they follow the text of each request, and hand over what may go on from its end.
 
 Such a drafter is a structure of its own and two functions: `begin`, a request's state after its first tokens, and `continuations`,
-the tree of what may follow. All are deterministic, so drafts are POINT_MASS and meet the match rule.
+the tree of what may follow. All are deterministic, so drafts are POINT_MASS and meet the verifier `match`.
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ from polydraft.methods.papers import method
 
 
 class FollowsText(Protocol):
-    """The state of a request: its text, and whatever a drafter keeps of it."""
+    """The state of a request: its text, and whatever a drafter stores of it."""
 
     @property
     def tokens(self) -> Sequence[int] | np.ndarray: ...
@@ -30,7 +30,7 @@ class FollowsText(Protocol):
 
 @dataclass
 class TextState:
-    """The state of a request of which nothing is kept but its text."""
+    """The state of a request of which nothing is stored but its text."""
 
     tokens: list[int]
 

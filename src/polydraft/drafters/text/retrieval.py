@@ -31,9 +31,9 @@ from polydraft.numerics.compiled_code import njit
 
 
 @njit(cache=True)
-def _longest(index, text, most, least):
+def _longest(index, text, longest, shortest):
     """Length of the longest end of the text that occurs, within the bounds; 0 if there is none. Ends of ends occur too."""
-    low, high = least - 1, min(most, len(text))
+    low, high = shortest - 1, min(longest, len(text))
     while low < high:
         m = (low + high + 1) // 2
         begin, end = find(index, text, len(text) - m)
@@ -41,16 +41,16 @@ def _longest(index, text, most, least):
             low = m
         else:
             high = m - 1
-    return low if low >= least else 0
+    return low if low >= shortest else 0
 
 
 @njit(cache=True)
-def _grow(tree, index, text, most, least, limits):
+def _grow(tree, index, text, longest, shortest, limits):
     """Continuations of the longest match, then of matches of half the length, and so on."""
     plant(tree, text[-1], limits)
-    m = 0 if is_full(tree) else _longest(index, text, most, least)
+    m = 0 if is_full(tree) else _longest(index, text, longest, shortest)
     trial, candidates = new_trial(tree), new_candidates(limits)
-    while m >= least:
+    while m >= shortest:
         begin, end = find(index, text, len(text) - m)
         draft(trial, index, begin, end, m, (limits.max_nodes, 0.0, 0.0), limits, candidates)
         copy_onto(tree, trial)

@@ -55,7 +55,7 @@ class SuffixStore:
     """Finished outputs for the drafts of later requests; the oldest leave first. May be used by several threads at a time.
 
     max_tokens: most tokens held.  depth: longest string that is counted.
-    made_with: vocabulary size and tokenizer of the file it was loaded from.  Memory: 8 bytes a token; a new text costs one pass over it.
+    made_with: vocabulary size and tokenizer of the file it was loaded from.  Memory: 8 bytes a token; a new text is read once.
 
     Raises:
         InvalidInputError: depth outside 2 .. 1024, max_tokens below 1 or above 2^30.
@@ -137,7 +137,7 @@ class SuffixStore:
 
 
 class Reach(NamedTuple):
-    """How far a match is followed: `factor * m + offset` nodes after m tokens, each at least as probable as `min_prob`."""
+    """How far a match is followed: `factor * m + offset` nodes after m tokens, each with probability `min_prob` or more."""
 
     factor: float
     offset: float
@@ -149,7 +149,7 @@ class SuffixDrafter(TextDrafter[GrowingText]):
 
     store: shared by all requests; a request's output enters it when the request is finished.
     depth: of the request's text.  factor, offset: most drafted tokens after a match of m are factor * m + offset.
-    min_prob: least estimate of a node's path.  eos_token_ids: nothing is drafted behind one.
+    min_prob: minimum estimate of a node's path.  eos_token_ids: nothing is drafted behind one.
 
     Raises:
         InvalidInputError: a parameter out of its range.

@@ -2,11 +2,11 @@
 
     order     places of the texts, sorted by what stands from there on: occurrences of a string are neighbours, an interval low .. high
     pending   the ends of a growing text that occurred before, longest first, each as the interval of its other occurrences
-    depth     tokens by which suffixes are sorted at least; no longer string is looked up
+    depth     minimum number of tokens by which suffixes are sorted; no longer string is looked up
 
-A growing text keeps its ends out of the order while they may still go on like another place. A new token narrows their intervals;
+The ends of a growing text stay out of the order while they may still go on like another place. A new token narrows their intervals;
 an end whose interval is empty, or that is as long as the depth, enters the order, where no later token moves it. So a string of
-q tokens occurs as often as its interval is long, and once for each pending end of at least q tokens within it.
+q tokens occurs as often as its interval is long, and once for each pending end of q tokens or more within it.
 Texts are sorted whole by libdivsufsort (Mori; bound by `pydivsufsort`).
 """
 
@@ -23,7 +23,7 @@ Tokens = Sequence[int] | np.ndarray
 ABOUT = np.dtype([(name, np.int64) for name in ("length", "num_sorted", "num_pending", "depth", "separator")])
 """Of the whole: tokens, suffixes in the order, pending ends, the depth, the id that ends a text."""
 PROBES = 32
-"""Places of an interval that are looked at for its children: at least so many where there are as many, and less than twice as many."""
+"""Places of an interval that are looked at for its children: so many or more where there are as many, and less than twice as many."""
 NO_SEPARATOR = np.iinfo(np.int32).max
 """The id behind a text in a store: beyond all others, as order wants it."""
 NO_TABLE = np.empty(0, np.int64)
@@ -125,7 +125,7 @@ def find(index, tokens, begin):
 
 @njit(cache=True)
 def _pending_in(index, low, high, length):
-    """(number, latest place) of the pending ends of at least `length` tokens that begin like an interval of so many."""
+    """(number, latest place) of the pending ends of `length` tokens or more that begin like an interval of so many."""
     number, latest, about = 0, np.int64(-1), index.about[0]
     for i in range(about.num_pending - length + 1):
         if low <= index.pending[i, 0] < high:
@@ -135,13 +135,13 @@ def _pending_in(index, low, high, length):
 
 @njit(cache=True)
 def occurrences(index, low, high, length):
-    """How often the string of an interval occurs with at least `length` tokens from its begin on."""
+    """How often the string of an interval occurs with `length` tokens or more from its begin on."""
     return high - low + _pending_in(index, low, high, length)[0]
 
 
 @njit(cache=True)
 def count(index, tokens):
-    """Occurrences of a string of at least one token, at most `depth`."""
+    """Occurrences of a string of 1 to `depth` tokens."""
     low, high = find(index, tokens, 0)
     return occurrences(index, low, high, len(tokens))
 
@@ -209,7 +209,7 @@ def draft(trial, index, low, high, m, how, limits, candidates):
     """Plant and grow the trie of what follows an interval of m tokens, the most probable nodes first; returns their sum of probabilities.
 
     how: (most nodes, smoothing, min_prob). A node's score is n(sc)/n(s) * |s|/(|s| + smoothing), s the match and the path above it;
-    the product along its path is at least min_prob where the path forks. Of equally frequent children the latest one comes first.
+    the product along its path is min_prob or more where the path forks. Of equally frequent children the latest one comes first.
     """
     most, smoothing, min_prob = how
     plant(trial, 0, Limits(min(limits.max_nodes, most), limits.max_depth, limits.width))
@@ -231,13 +231,13 @@ def draft(trial, index, low, high, m, how, limits, candidates):
 
 
 @njit(cache=True, error_model="numpy")
-def _add_children(index, low, high, offset, smoothing, least, candidates, begin):
-    """Put the tokens that follow an interval of `offset` tokens, and are at least so probable, behind `begin` candidates."""
+def _add_children(index, low, high, offset, smoothing, min_prob, candidates, begin):
+    """Put the tokens that follow an interval of `offset` tokens, with `min_prob` or more, behind `begin` candidates."""
     text, order, about, children = index.text, index.order, index.about[0], candidates
     length, trust, shares = about.length, offset / (offset + smoothing), children.shares
     continued = _pending_in(index, low, high, offset + 1)[0]
     total = high - low + continued
-    step = max(1, (high - low) // PROBES, min(high - low, int(least * total / trust) - continued))
+    step = max(1, (high - low) // PROBES, min(high - low, int(min_prob * total / trust) - continued))
     size, child, probe = begin, low, low
     while probe < high and high - child >= step and size < len(shares):
         token, end = _token(text, order, length, probe, offset), high
@@ -247,7 +247,7 @@ def _add_children(index, low, high, offset, smoothing, least, candidates, begin)
         if token >= 0 and token != about.separator:
             number, latest = _pending_in(index, child, end, offset + 1)
             number += end - child
-            if number == total or trust * number >= least * total:
+            if number == total or trust * number >= min_prob * total:
                 if smoothing > 0 and latest < 0 and end - child <= PROBES and number < total:
                     for i in range(child, end):
                         latest = max(latest, np.int64(order[i]))
@@ -277,13 +277,13 @@ def _add_children(index, low, high, offset, smoothing, least, candidates, begin)
 
 @njit(cache=True)
 def extend(index, tokens):
-    """Append to a growing text with room for it; returns the least token, and does nothing if that is negative."""
+    """Append to a growing text with room for it; returns the lowest token id, and does nothing if that is negative."""
     text, order, pending, about = index.text, index.order, index.pending, index.about[0]
-    least = np.int64(0)
+    lowest = np.int64(0)
     for token in tokens:
-        least = min(least, np.int64(token))
-    if least < 0:
-        return least
+        lowest = min(lowest, np.int64(token))
+    if lowest < 0:
+        return lowest
     for token in tokens:
         text[about.length] = token
         about.length += 1
@@ -305,7 +305,7 @@ def extend(index, tokens):
                 pending[i, 0] += not within and begin <= pending[i, 0]
                 pending[i, 1] += within or begin < pending[i, 1]
         about.num_pending = num - entered
-    return least
+    return lowest
 
 
 @njit(cache=True)
@@ -414,14 +414,14 @@ class GrowingText:
         new = np.array(tokens, np.int32)
         self.reserve(len(new))
         if len(new) <= FEW:
-            least = extend(self.arrays, new)
-        elif (least := new.min()) >= 0:
+            lowest = extend(self.arrays, new)
+        elif (lowest := new.min()) >= 0:
             self.arrays.text[self.num_tokens : self.num_tokens + len(new)] = new
             self.arrays.about["length"] += len(new)
             self.arrays.order[: self.num_tokens] = sort_suffixes(self.tokens)
             settle(self.arrays)
-        if least < 0:
-            raise InvalidInputError(f"token id {least} was given; expected ids >= 0. Use the target's own tokenizer.")
+        if lowest < 0:
+            raise InvalidInputError(f"token id {lowest} was given; expected ids >= 0. Use the target's own tokenizer.")
 
     def count(self, tokens: Tokens) -> int:
         """Occurrences of a string of 1 to `depth` tokens."""

@@ -1,6 +1,6 @@
 """One bounded table of what was learnt: a row of entries for each key, for ADED's updates and the phrases of Lookahead and Ouroboros.
 
-A full table gives the row of the key least recently used to a new one; a full row gives the place of its last entry.
+A full table gives the row of the key that was used longest ago to a new one; a full row gives the place of its last entry.
 """
 
 import threading
@@ -79,7 +79,7 @@ class Table:
             return rows[at, 1 : 1 + size * self.words].reshape(size, self.words).copy()
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Its rows from the least to the most recently used: key [P], size [P], entry [P, width, words]."""
+        """Its rows, the longest unused first: key [P], size [P], entry [P, width, words]."""
         with self.lock:
             order = by_age(self.arrays)
             rows = self.arrays.rows[order]
@@ -210,7 +210,7 @@ def lift(rows, at, words, j, to):
 
 @njit(cache=True)
 def by_age(table):
-    """The rows in use, from the least to the most recently used."""
+    """The rows in use, the longest unused first."""
     about = table.about[0]
     order, at = np.empty(about.used, np.int64), np.int64(about.oldest)
     for i in range(len(order)):

@@ -108,5 +108,5 @@ class TextIndex:
         return opened
 
     def count(self, tokens: Sequence[int]) -> int:
-        """Occurrences of a string of at least one token."""
+        """Occurrences of a string of one token or more."""
         return int(count(self.arrays, np.asarray(tokens, np.int64)))

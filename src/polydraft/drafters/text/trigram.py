@@ -6,18 +6,18 @@
     W, n          summed reward and visits of a node        N  visits of its parent
     c1, c2        exploration: c1 + ln((N + c2 + 1) / c2)   L  levels of the search below the root
 
-1. The table counts the triples inside each document, divides by the pair's total and keeps the heaviest successors of a pair.
-2. After each round, and once for the prompt, every triple of the last tokens is bumped, up to a cap. Windows overlap.
+1. The table counts the triples inside each document, divides by the pair's total and stores the heaviest successors of a pair.
+2. After each step, and once for the prompt, every triple of the last tokens is bumped, up to a cap. Windows overlap.
 3. Each iteration descends to the child with the largest W/n + (c1 + ln((N + c2 + 1)/c2)) M sqrt(N)/(1 + n), an unvisited one
    first; expands a leaf into all its successors; rolls out to level L, drawing in proportion to M; adds 1 + the sum of M
    along the path to every node above.
 4. The most visited nodes, then one greedy successor of each, make the draft, in this order, as far as the budget goes.
 
-Lossless: the tree is a function of earlier rounds, the committed text and the DRAFT stream, none of which the match rule's
-draws depend on; the table never hears of the round that it drafts for. Weights are scores, never a q: drafts are POINT_MASS.
+Lossless: the tree is a function of earlier steps, the committed text and the DRAFT stream, none of which the draws of
+`match` depend on; the table never hears of the step that it drafts for. Weights are scores, never a q: drafts are POINT_MASS.
 Trap: drawing again from p after a failed match, as the released code does at temperature > 0, is biased.
-Beyond the paper: a search has no more iterations than a small budget can use (four for each node, 64 at least); the prompt is read
-whole when a request starts; updates live in a bounded table of their own on top of the corpus's, least recently bumped pairs
+Beyond the paper: a search has no more iterations than a small budget can use (four for each node, no fewer than 64); the prompt is read
+whole when a request starts; updates live in a bounded table of their own on top of the corpus's, longest untouched pairs
 leaving first, so that requests do not see each other.
 """
 
@@ -69,7 +69,7 @@ class TrigramDrafter(TextDrafter[TrigramState]):
     table: counted from a corpus; None knows nothing at first.
     store: shared by all requests, if they may learn from each other; without it each request has a store of `max_pairs`.
     iterations: of the search, fewer for small budgets (see the module).  c1: exploration.
-    num_paths: most visited nodes that are kept, each extended by one.
+    num_paths: most visited nodes that are drafted, each extended by one.
     window, bump: of the online update; bump=0 makes the table static.
     eos_token_ids: nothing is drafted behind one.
 

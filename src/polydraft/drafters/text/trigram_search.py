@@ -1,6 +1,6 @@
 """The search of ADED: the triples behind a pair as a game tree, compiled; see `drafters.text.trigram` for paper and symbols.
 
-A pass of the target has driven the rows from the processor's caches, so most of the time goes into waiting for them: a node's row
+A forward pass of the target has driven the rows from the processor's caches, so most of the time goes into waiting for them: a node's row
 is looked up once, and that of a node at the last level only if it is drafted.
 """
 
@@ -38,7 +38,7 @@ class Learnt(NamedTuple):
 
 
 class Search(NamedTuple):
-    """How to search. factors: see `explore`.  num_paths: most visited nodes that are kept."""
+    """How to search. factors: see `explore`.  num_paths: most visited nodes that are drafted."""
 
     levels: int
     iterations: int

@@ -17,7 +17,7 @@ class TrigramStore(Table):
 
     One belongs to each request, unless a store is given to the drafter: then all its requests share what they learn.
     made_with: vocabulary size and tokenizer of the file it was loaded from.
-    max_pairs: most pairs, of which the one least recently bumped leaves first.  Memory: 156 to 160 bytes a pair, allocated at once.
+    max_pairs: most pairs, of which the one longest untouched leaves first.  Memory: 156 to 160 bytes a pair, allocated at once.
 
     Example:
         >>> store = TrigramStore(max_pairs=4)

@@ -1,10 +1,10 @@
-"""Block diffusion: masks behind the last token are denoised together, in one pass or in a few.
+"""Block diffusion: masks behind the last token are denoised together, in one forward pass or in a few.
 
-Christopher et al. 2024, SpecDiff (arXiv 2408.05636); Chen, Liang & Liu 2026, DFlash (arXiv 2602.06036). In each of T passes every masked
-place has a distribution; some places are revealed with a token, by an order, and are read by the passes after.
+Christopher et al. 2024, SpecDiff (arXiv 2408.05636); Chen, Liang & Liu 2026, DFlash (arXiv 2602.06036). In each of T forward passes every
+masked place has a distribution; some places are revealed with a token, by an order, and are read by those after it.
 
     order            a place is revealed                                        distribution of the draft
-    (one pass)       all at once, each from its own row: distributions by depth          IID, all kinds of draws
+    (none)           all at once, each from its own row: distributions by depth          IID, all kinds of draws
     left_to_right    in T groups from the left, each token drawn from its row   IID: a row depends on tokens to its left alone
     random           at step s with chance 1 / (T - s), drawn from its row      POINT_MASS
     confidence       those whose most probable token is the most probable       POINT_MASS
@@ -36,7 +36,7 @@ from polydraft.sampling.noise import Stream, choose_row, uniform_at
 __all__ = ["BlockDrafter", "revealed"]
 
 STEPS = 2
-"""Passes of a draft in an order, where nobody says."""
+"""Forward passes of a draft in an order, where nobody says."""
 _CHAIN, _PAPERS = {TreeShape.CHAIN}, "2408.05636 2602.06036"
 _METHODS = (
     method("block", "Block diffusion, one pass", "2602.06036 2408.05636", {DraftSampling.IID}, FIXED),
@@ -66,7 +66,7 @@ def revealed(
 
 
 class BlockDrafter(CachingDrafter):
-    """A block drafter of the target; kinds are those of `ModelDrafter`, of one pass, and the orders of the module. steps: passes in an order.
+    """A block drafter of the target; kinds are those of `ModelDrafter`, of one forward pass, and the orders of the module. steps: forward passes in an order.
     least_confidence: a path ends before the first token of which a head with a confidence part is less sure.
 
     Raises:
@@ -95,7 +95,7 @@ class BlockDrafter(CachingDrafter):
             raise InvalidInputError(f"steps={steps} was given to the drafter 'block'; expected 1 or more.")
         if not 0 <= least_confidence < 1:
             raise InvalidInputError(
-                f"least_confidence={least_confidence} was given to the drafter 'block'; expected 0 (all is kept) or more, below 1."
+                f"least_confidence={least_confidence} was given to the drafter 'block'; expected 0 (nothing ends early) or more, below 1."
             )
         self.least_confidence = least_confidence
         super().__init__(model, layers, "chain" if kind in ORDERS else kind, stop_ids=stop_ids)
@@ -118,7 +118,7 @@ class BlockDrafter(CachingDrafter):
         least_confidence: float = 0.0,
         quantization: str | None = None,
     ) -> "BlockDrafter":
-        """For the engine; see `HeadDrafter.build`. steps: passes of a draft in an order.  least_confidence: see the class."""
+        """For the engine; see `HeadDrafter.build`. steps: forward passes of a draft in an order.  least_confidence: see the class."""
         head = BlockCheckpoint.load(head_folder("block", parts.target, weights))
         if kind in ORDERS and "mask" not in head.tensors:
             raise InvalidInputError(
@@ -164,18 +164,18 @@ class BlockDrafter(CachingDrafter):
         logits = confidence_logits(self.model.arrays.markov, slots, tokens, parents)
         if logits is None:
             return draft
-        kept = logits >= np.log(self.least_confidence / (1 - self.least_confidence))
-        kept[:, 0] = True
-        rows = np.arange(len(kept))
-        for n in range(1, kept.shape[1]):
-            kept[:, n] &= (parents[:, n] >= 0) & kept[rows, np.maximum(parents[:, n], 0)]
-        smaller, places = tree.packed(draft.tree, kept)
+        stays = logits >= np.log(self.least_confidence / (1 - self.least_confidence))
+        stays[:, 0] = True
+        rows = np.arange(len(stays))
+        for n in range(1, stays.shape[1]):
+            stays[:, n] &= (parents[:, n] >= 0) & stays[rows, np.maximum(parents[:, n], 0)]
+        smaller, places = tree.packed(draft.tree, stays)
         rows = torch.where(smaller.parents >= 0, draft.rows.gather(1, places), -1)
         confidence = None if draft.confidence is None else draft.confidence.gather(1, places)
         return replace(draft, tree=smaller, rows=rows, confidence=confidence)
 
     def _denoised(self, states: Sequence[Any], depths: Sequence[int]) -> tuple[list[list[int]], np.ndarray]:
-        """The chains of so many tokens, and the rows [B, X, V] that they were drawn from, by as many passes as there are steps."""
+        """The chains of so many tokens, and the rows [B, X, V] that they were drawn from, by as many forward passes as there are steps."""
         X, drafting = self.model.depths, [b for b, depth in enumerate(depths) if depth]
         blocks, probs = np.full((len(states), X), self.model.mask), np.zeros((len(states), X, self.model.vocab_size), np.float32)
         for step in range(min(self.steps, max(depths, default=0))):
@@ -199,7 +199,7 @@ class BlockDrafter(CachingDrafter):
             probs[j] = draft_probs[j]
 
     def _cut(self, ids: list[int]) -> list[int]:
-        """Up to an end of text, where no rule asks with which chance a token was drawn."""
+        """Up to an end of text, where no verifier asks with which chance a token was drawn."""
         if DraftSampling.POINT_MASS not in self.info.draft_sampling:
             return ids
         return next((ids[: i + 1] for i, token in enumerate(ids) if token in self._stop_ids), ids)

@@ -73,18 +73,18 @@ class BlockCheckpoint(HeadCheckpoint):
     @classmethod
     def _form(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of the module, of a published configuration."""
-        said, num_layers = settings.get("dflash_config") or {}, settings["num_hidden_layers"]
-        if strange := sorted(said.keys() - IN_CONFIG):
+        block_config, num_layers = settings.get("dflash_config") or {}, settings["num_hidden_layers"]
+        if strange := sorted(block_config.keys() - IN_CONFIG):
             raise ValueError(
-                f"dflash_config.{strange[0]}={said[strange[0]]!r} is not understood, and may change what the head drafts"
+                f"dflash_config.{strange[0]}={block_config[strange[0]]!r} is not understood, and may change what the head drafts"
             )
         speculators, names = "speculators_model_type" in settings, [str(name) for name in settings.get("architectures") or ()]
         if speculators:
             layers = settings["aux_hidden_state_layer_ids"]
             in_place = not settings.get("sample_from_anchor", settings["speculators_model_type"] == "dspark")
         else:
-            layers = said.get("target_layer_ids", settings.get("target_layer_ids")) or _spread(settings)
-            layers, in_place = [layer + 1 for layer in layers], bool(said) or "DFlashDraftModel" in names
+            layers = block_config.get("target_layer_ids", settings.get("target_layer_ids")) or _spread(settings)
+            layers, in_place = [layer + 1 for layer in layers], bool(block_config) or "DFlashDraftModel" in names
         kinds = settings.get("layer_types") or ["full_attention"] * num_layers
         if len(kinds) != num_layers or set(kinds) - {"full_attention", "sliding_attention"}:
             raise ValueError(f"layer_types={kinds!r}: expected full_attention or sliding_attention, {num_layers} of them")
@@ -92,9 +92,10 @@ class BlockCheckpoint(HeadCheckpoint):
         if any(sliding) and not (speculators and settings.get("sliding_window")):
             raise ValueError("sliding layers are understood of speculators' heads with a sliding_window alone")
         causal = [
-            bool(said.get("causal_head")) or (slides and not settings.get("sliding_window_non_causal")) for slides in sliding
+            bool(block_config.get("causal_head")) or (slides and not settings.get("sliding_window_non_causal"))
+            for slides in sliding
         ]
-        mask = said.get("mask_token_id", settings.get("mask_token_id"))
+        mask = block_config.get("mask_token_id", settings.get("mask_token_id"))
         if not isinstance(mask, int) or not 0 <= mask < settings["vocab_size"]:
             raise ValueError(f"mask_token_id={mask!r}: expected a token below vocab_size={settings['vocab_size']}")
         return {
@@ -131,8 +132,8 @@ class BlockCheckpoint(HeadCheckpoint):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the tensors that a head of this configuration has."""
         c, h, taps = self.config, self.config.hidden_size, len(self.layers)
-        own = {"embed_tokens.weight": (c.vocab_size, h), "lm_head.weight": (len(self.ids), h)}
-        shapes = {name: shape for name, shape in own.items() if name in self.tensors}
+        optional = {"embed_tokens.weight": (c.vocab_size, h), "lm_head.weight": (len(self.ids), h)}
+        shapes = {name: shape for name, shape in optional.items() if name in self.tensors}
         shapes |= {"fc.weight": (h, taps * self.state_size), "hidden_norm.weight": (h,), "norm.weight": (h,)}
         shapes |= {} if getattr(c, "mask_token_id", None) is not None else {"mask": (h,)}
         layer = _gemma_shapes(c) if c.model_type == GEMMA else LLAMA.layer_shapes(c)

@@ -81,8 +81,8 @@ def _sight(row, n, length, places, sees, has_window):
 
 
 @njit(cache=True, nogil=True)
-def block_pass(head, slots, tokens, wanted, states, logits, where):
-    """One pass over blocks of tokens [B, N], the last token first.
+def block_forward(head, slots, tokens, wanted, states, logits, where):
+    """One forward pass over blocks of tokens [B, N], the last token first.
 
     wanted: places from this one on have logits, [*, N - wanted, D], of block b at where[b].  states: [B N, h] what they put out, behind the norm.
     """
@@ -92,10 +92,10 @@ def block_pass(head, slots, tokens, wanted, states, logits, where):
         length = model.memory.lengths[slots[b]]
         for n in range(N):
             t = b * N + n
-            row, seen = work.rows[t], work.seen_columns[t]
+            row, seen_columns = work.rows[t], work.seen_columns[t]
             row.token, row.slot, row.position, row.column, row.length = tokens[b, n], slots[b], length + n, length + n, length
             for m in range(N):
-                seen[m] = length + m
+                seen_columns[m] = length + m
             for kind in range(len(head.sights)):
                 head.sights[kind, t].slot = slots[b]
                 _sight(head.sights[kind, t], n, length, N, head.sees[kind], head.has_window[kind])
@@ -140,15 +140,15 @@ class CompiledBlock(DepthDistributions):
         own_mask = tensors.get("mask")
         self._shown = MASK if own_mask is not None else int(config.mask_token_id)
         columns, layers = whole(target.max_model_len + TREE_ROOM, COLUMNS), config.num_hidden_layers
-        ends, windows = ends_of(head, target, len(self.draft_ids), kind), [window or 0 for window in config.windows]
+        model_ends, windows = ends_of(head, target, len(self.draft_ids), kind), [window or 0 for window in config.windows]
         files = HeadLayers.of(config, tensors, [f"layers.{l}." for l in range(layers)], windows)
         stored = None if quantization == "float32" else quantization
-        weights = packed_weights(files, columns, stored, length=target.max_model_len, ends=ends).weights
+        weights = packed_weights(files, columns, stored, length=target.max_model_len, ends=model_ends).weights
         fc, sizes = packed([tensors["fc.weight"].float()], kind), sizes_of(config, self.arrays.sizes.outputs)
         self.cache_dtype = fitting_dtype(target.cache_dtype, sizes.width)
         memory = new_memory((layers, target.max_num_seqs, sizes.groups), sizes.width, columns, self._lengths, self.cache_dtype)
         self.cache_bytes += memory.keys.nbytes + memory.values.nbytes + memory.scales.nbytes
-        self.weight_bytes = sum(x.nbytes for x in (weights.qkv, weights.out, weights.gate_up, weights.down, ends.head, fc))
+        self.weight_bytes = sum(x.nbytes for x in (weights.qkv, weights.out, weights.gate_up, weights.down, model_ends.head, fc))
         states = aligned(CHUNK, tensors["fc.weight"].shape[1])
         work, step = workspace(weights, sizes, target.num_threads, states.shape[1]), new_step()
         looks = list(zip(config.sees, map(bool, config.windows), strict=True))
@@ -159,12 +159,12 @@ class CompiledBlock(DepthDistributions):
             [
                 _injection(weights, sizes, memory, work, step, states, fc, tensors["hidden_norm.weight"].float().numpy()[None]),
                 *(_seeing(layer, sights[kinds.index(look)]) for layer, look in zip(parts, looks, strict=True)),
-                [(head_part(ends.head, sizes.outputs, work, step), 0)],
+                [(head_part(model_ends.head, sizes.outputs, work, step), 0)],
             ],
             step,
             target.num_threads,
         )
-        model = ModelArrays(*ends, sizes, memory, work, program)
+        model = ModelArrays(*model_ends, sizes, memory, work, program)
         mask = np.zeros(0, np.float32) if own_mask is None else own_mask.float().numpy()
         sees, has_window = np.array([SEES[sees] for sees, _ in kinds]), np.array([window for _, window in kinds])
         self.net = BlockArrays(model, states, aligned(CHUNK, sizes.outputs), mask, sights, sees, has_window)
@@ -182,7 +182,7 @@ class CompiledBlock(DepthDistributions):
     def _block(
         self, slots: Sequence[int], blocks: Int[np.ndarray, "B X"], logits: Float[np.ndarray, "C K D"], where: Sequence[int]
     ) -> Float[np.ndarray, "B N h"]:
-        """States of all places of blocks of masks and revealed tokens behind the last token, by one pass; logits of those that draft go to logits[where]."""
+        """States of all places of blocks of masks and revealed tokens behind the last token, by one forward pass; logits of those that draft go to logits[where]."""
         tokens = np.concatenate([self.roots[list(slots)][:, None], np.where(blocks == self.mask, self._shown, blocks)], 1)
         (B, N), most = tokens.shape, CHUNK // tokens.shape[1]
         states = np.empty((B, N, len(self.net.model.norm)), np.float32)
@@ -190,18 +190,18 @@ class CompiledBlock(DepthDistributions):
             for i in range(0, B, most):
                 some = slice(i, i + most)
                 places = np.array(slots[some]), tokens[some], N - self.depths, states[some].reshape(-1, states.shape[2])
-                block_pass(self.net, *places, logits, np.array(where[some]))
+                block_forward(self.net, *places, logits, np.array(where[some]))
         self.passes += 1
         return states
 
     def denoise(self, slots: Sequence[int], blocks: Int[np.ndarray, "B X"]) -> Float[np.ndarray, "B X D"]:
-        """Logits at every place of blocks of masks and revealed tokens: one pass."""
+        """Logits at every place of blocks of masks and revealed tokens: one forward pass."""
         logits = np.empty((len(slots), self.depths, self.arrays.sizes.outputs), np.float32)
         self._block(slots, blocks, logits, range(len(slots)))
         return logits
 
     def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
-        """One pass over a block of masks. The states are injected already."""
+        """One forward pass over a block of masks. The states are injected already."""
         blocks = np.full((len(slots), self.num_places - 1), self.mask)
         place(self.arrays.markov, list(slots), self._block(slots, blocks, self.arrays.logits, slots), self.roots[list(slots)])
 

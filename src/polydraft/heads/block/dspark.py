@@ -86,22 +86,22 @@ class DSparkNet(BlockNet):
         self.confidence_head = Confidence(config.hidden_size + rank)
 
     def places(self, batch: Batch, text: list[tuple[Tensor, Tensor]], rows: Tensor, at: Tensor) -> Places:
-        """Of blocks that go out from the positions `at` of the texts `rows`; text: what the layers keep of all texts."""
+        """Of blocks that go out from the positions `at` of the texts `rows`; text: keys and values of all texts in each layer."""
         X, T, device = self.num_depths, batch.tokens.shape[1], at.device
         roots, depths = at[:, None] + 1, torch.arange(X, device=device)
         before = roots + depths
         counted = (before + 1 < T) & batch.counted[rows[:, None], (before + 1).clamp(max=T - 1)]
         known_rows = self.embeddings[batch.tokens[rows, at + 1]][None, :, None].expand(-1, -1, X, -1)
-        shown = self.shown(known_rows, (depths > 0).expand(1, len(at), X))[0]
-        outputs = torch.empty_like(shown)
+        block_rows = self.shown(known_rows, (depths > 0).expand(1, len(at), X))[0]
+        outputs = torch.empty_like(block_rows)
         for b in rows.unique().tolist():  # blocks of one text share its keys and values
             mine = (rows == b).nonzero()[:, 0]
             entries = [(keys[b : b + 1], values[b : b + 1]) for keys, values in text]
-            outputs[mine] = self.outputs(shown[None, mine], before[mine], entries, roots[mine])[0].to(outputs.dtype)
+            outputs[mine] = self.outputs(block_rows[None, mine], before[mine], entries, roots[mine])[0].to(outputs.dtype)
         block, depth = counted.nonzero(as_tuple=True)
-        known = rows[block], before[block, depth]
-        words = self.markov_head.markov_w1(batch.tokens[known])
-        return Places(outputs[block, depth], words, batch.distributions[known], depth, block)
+        token_before = rows[block], before[block, depth]
+        words = self.markov_head.markov_w1(batch.tokens[token_before])
+        return Places(outputs[block, depth], words, batch.distributions[token_before], depth, block)
 
     def drafted(self, places: Places) -> Float[Tensor, "n D"]:
         """Logits of drafts."""
@@ -152,11 +152,11 @@ class DSparkRecipe(BlockRecipe):
             IncompatibleError: one of another form.
         """
         form = {"in_place": False, "markov_head_type": "vanilla", "confidence_head_with_markov": True}
-        other = next((name for name, wanted in form.items() if getattr(first.config, name, None) != wanted), None)
-        if other or "mask" not in first.tensors:
-            found = f"has {other}={getattr(first.config, other, None)!r}" if other else "has no mask of its own"
+        misfit = next((name for name, value in form.items() if getattr(first.config, name, None) != value), None)
+        if misfit or "mask" not in first.tensors:
+            reason = f"has {misfit}={getattr(first.config, misfit, None)!r}" if misfit else "has no mask of its own"
             raise IncompatibleError(
-                f"the head to start with {found}; expected one that `polydraft train dspark` wrote. Start with such a head, or with none."
+                f"the head to start with {reason}; expected one that `polydraft train dspark` wrote. Start with such a head, or with none."
             )
         return self.network.of(first, material)
 
@@ -171,11 +171,11 @@ class DSparkRecipe(BlockRecipe):
         figures, overlaps = _figures(network, places, network.num_depths, loss)
         if not torch.is_grad_enabled():
             return figures
-        begins = at + 1 + accepted_depths(overlaps, places, len(at))
-        unseen = (begins < T - 2) & ((begins - first[0]) % EVERY != 0)
-        rows, begins = rows[unseen], begins[unseen]
-        some = batch.counted[rows, begins + 2]
-        replayed, _ = _figures(network, network.places(batch, text, rows[some], begins[some]), network.num_depths, loss)
+        starts = at + 1 + accepted_depths(overlaps, places, len(at))
+        unseen = (starts < T - 2) & ((starts - first[0]) % EVERY != 0)
+        rows, starts = rows[unseen], starts[unseen]
+        some = batch.counted[rows, starts + 2]
+        replayed, _ = _figures(network, network.places(batch, text, rows[some], starts[some]), network.num_depths, loss)
         share = float(some.sum()) / max(len(at) + int(some.sum()), 1)
         return figures._replace(loss=(1 - share) * figures.loss + share * replayed.loss)
 
@@ -221,13 +221,13 @@ def _figures(network: DSparkNet, places: Places, depths: int, loss: Loss) -> tup
 
 def accepted_depths(overlaps: Float[Tensor, " n"], places: Places, blocks: int) -> Int[Tensor, " A"]:
     """How many drafts of each block a step accepts, each with the chance of its place, up to the first that is not."""
-    kept = torch.zeros(blocks, int(places.depth.max()) + 1 if len(overlaps) else 1, dtype=torch.bool, device=overlaps.device)
-    kept[places.block, places.depth] = torch.rand(overlaps.shape, device=overlaps.device) < overlaps
-    return kept.long().cumprod(1).sum(1)
+    accepted = torch.zeros(blocks, int(places.depth.max()) + 1 if len(overlaps) else 1, dtype=torch.bool, device=overlaps.device)
+    accepted[places.block, places.depth] = torch.rand(overlaps.shape, device=overlaps.device) < overlaps
+    return accepted.long().cumprod(1).sum(1)
 
 
 def calibration(logits: Float[Tensor, " n"], rates: Float[Tensor, " n"]) -> tuple[float, float]:
-    """Scale and shift of logits, of least cross-entropy with rates; by Newton's method.
+    """Scale and shift of logits, of the lowest cross-entropy with rates; by Newton's method.
 
     Example:
         >>> scale, shift = calibration(torch.tensor([-2.0, 0.0, 2.0]), torch.tensor([-1.0, 0.0, 1.0]).add(0.5).sigmoid())

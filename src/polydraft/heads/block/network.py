@@ -79,10 +79,10 @@ class BlockNet(HeadNetwork):
         if self.gemma:
             x = x * self.config.hidden_size**0.5
         for layer, entries, sees, window in zip(self.layers, text, self.config.sees, self.config.windows, strict=True):
-            seen = every < before[..., None]
+            visible = every < before[..., None]
             if window is not None:
-                seen = seen & (every >= before[..., None] - window)
-            x, _ = layer(x, positions, [KeyValues(*entries, seen)], together[sees])
+                visible = visible & (every >= before[..., None] - window)
+            x, _ = layer(x, positions, [KeyValues(*entries, visible)], together[sees])
         return self.norm(x)
 
     def drafting(self, outputs: Float[Tensor, "B A N h"]) -> Float[Tensor, "B A X D"]:
@@ -145,13 +145,13 @@ class BlockModel(DepthModel):
 
     @torch.inference_mode()
     def denoise(self, slots: Sequence[int], blocks: Int[np.ndarray, "B X"]) -> Float[np.ndarray, "B X D"]:
-        """Logits at the places that draft of blocks of masks and revealed tokens behind the last token: one pass."""
+        """Logits at the places that draft of blocks of masks and revealed tokens behind the last token: one forward pass."""
         self.passes += 1
         return self.network.drafting(self._outputs(slots, blocks)[:, None])[:, 0].float().cpu().numpy()
 
     @torch.inference_mode()
     def foretold(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> Float[Tensor, "B X D"]:
-        """One pass over a block of masks. The states are injected already."""
+        """One forward pass over a block of masks. The states are injected already."""
         num_masks = int(self.network.config.slots) - 1
         outputs = self._outputs(slots, np.full((len(slots), num_masks), self.mask))
         place(self.arrays.markov, list(slots), outputs.float().cpu().numpy(), self.roots[list(slots)])
@@ -160,7 +160,7 @@ class BlockModel(DepthModel):
 
 EVERY = 5
 """Positions of a text for one from which a block goes out."""
-LEAST = 0.05
+MIN_TIME = 0.05
 """Of t: the weight 1/t is bounded."""
 
 
@@ -215,7 +215,7 @@ class BlockRecipe(Recipe):
         whole = unrolled(((logits[:, :, k][counted[:, :, k]], distributions[:, :, k][counted[:, :, k]]) for k in range(X)), loss)
         if not torch.is_grad_enabled():
             return whole
-        times = torch.rand(*blocks.shape[:2], 1, device=at.device).clamp(min=LEAST)
+        times = torch.rand(*blocks.shape[:2], 1, device=at.device).clamp(min=MIN_TIME)
         masked = masked & (torch.rand(blocks.shape, device=at.device) < times)
         log_q = network.logits(batch.states, blocks, masked, at).float().log_softmax(-1)
         counted_masks = masked[..., 1:] & counted

@@ -1,11 +1,11 @@
 """EAGLE-3: one layer behind the target drafts from the target's states, and from its own where those are not known yet.
 
 Li, Wei, Zhang & Zhang 2025 (arXiv 2503.01840).
-    states     of a low, a middle and a high layer at each committed position but the last, from the passes that run anyway
+    states     of a low, a middle and a high layer at each committed position but the last, from the forward passes that run anyway
     proposal   the head reads what was committed since the last one, each token with the states before it; behind that it reads its own output
 
-The head is a draft model that reads more than tokens, see `heads.eagle.compiled`: all kinds of `drafters.model.paths` and all rules for them
-serve unchanged. Trap: what was drafted was read with the head's own states; of a proposal only the root stays in its cache, and what was accepted
+The head is a draft model that reads more than tokens, see `heads.eagle.compiled`: all kinds of `drafters.model.paths` and all verifiers for
+them serve unchanged. Trap: what was drafted was read with the head's own states; of a proposal only the root stays in its cache, and what was accepted
 is read again with the target's. A tree is fixed before its first draw, or its most probable nodes (as the authors draft): point masses.
 """
 
@@ -44,7 +44,7 @@ class EagleDrafter(HeadDrafter):
         return replace(super().offers, read=self.read, held=self.held)
 
     def start(self, requests: Sequence[Request]) -> list[Any]:
-        """Take slots, those that kept most of the texts; they are read when their states are known."""
+        """Take slots, those that have cached most of the texts; they are read when their states are known."""
         states, none = list[HeadState](), torch.empty(0, 0)
         with given_back_on_error():
             for request in requests:
@@ -55,14 +55,14 @@ class EagleDrafter(HeadDrafter):
         return states
 
     def release(self, states: Sequence[Any]) -> None:
-        """Give the slots back; each keeps what was read with the target's states."""
+        """Give the slots back; what was read with the target's states stays cached."""
         self._rewind(states)
         for s in states:
             self._proposed.pop(s.slot, None)
             self.slots.give_back(s.slot, _pairs(s.context)[: self.held(s)])
 
     def held(self, state: Any) -> int:
-        """As many as its slot has kept: see `core.Offers`."""
+        """As many as its slot has cached: see `core.Offers`."""
         return int(self.model.lengths[state.slot])
 
     def read(self, states: Sequence[Any], scores: Scores, start: int = 0) -> list[Any]:
@@ -102,7 +102,7 @@ class EagleDrafter(HeadDrafter):
         return super()._within(state, budget) if len(state.states) else budget.within(0)
 
     def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
-        """Keep the root of the proposal, which was read with the target's states; what was emitted is pending with those of this round."""
+        """The root of the proposal, which was read with the target's states, stays cached; what was emitted is pending with those of this step."""
         joined, new = self._joined(scores), list[HeadState]()
         paths, _ = outcome.lists
         for b, (s, emitted) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):

@@ -8,7 +8,7 @@ Li, Wei, Zhang & Zhang 2025 (arXiv 2503.01840). A slot's column belongs to a com
 Attention of EAGLE-3's first layer reads the pair; in an MTP module (arXiv 2412.19437), which has no fc, a projection of the pair is the row that the layer reads.
 
 A row attends to the columns of committed tokens, which all were given rows, and to its own path. So every committed token is read once more with
-the target's states after it was drafted with the head's own: `heads.eagle` keeps nothing of a proposal but its root.
+the target's states after it was drafted with the head's own: of a proposal `heads.eagle` leaves nothing cached but its root.
 The distribution of a row is over the draft vocabulary and lies in rows of all the target's tokens, with nothing elsewhere.
 """
 
@@ -141,8 +141,8 @@ def _program(layers: Sequence[Weights], sizes: Sizes, memory: SlotMemory, work: 
     step, parts = new_step(), list[list[tuple[Part, int]]]()
     for weights in layers:
         some = slice(len(parts), len(parts) + len(weights.windows))
-        own = memory._replace(keys=memory.keys[some], values=memory.values[some], scales=memory.scales[some])
-        parts += layer_parts(weights, sizes, {ATTENTION: own}, work, step)
+        layer_memory = memory._replace(keys=memory.keys[some], values=memory.values[some], scales=memory.scales[some])
+        parts += layer_parts(weights, sizes, {ATTENTION: layer_memory}, work, step)
     if pairs is not None:
         qkv = layers[0].qkv
         rounding = Part(rounding_code, Rounding(pairs, pairs.shape[1], qkv.rounding, work.rounded))
@@ -169,8 +169,8 @@ class CompiledEagle(CompiledHead):
         self.target, self.pool = target, target.pool
         config, tensors, kind = head.config, head.tensors, FORMATS[quantization]
         self.name, self.vocab_size, self.draft_ids = head.kind, target.vocab_size, head.ids[head.ids < target.vocab_size]
-        h, ends = config.hidden_size, ends_of(head, target, len(self.draft_ids), kind)
-        sizes = target.arrays.sizes if head.shares_rows else sizes_of(config, ends.head.outputs)
+        h, model_ends = config.hidden_size, ends_of(head, target, len(self.draft_ids), kind)
+        sizes = target.arrays.sizes if head.shares_rows else sizes_of(config, model_ends.head.outputs)
         slots = max_num_seqs or target.max_num_seqs
         self.device, self.dtype, cpu = torch.device("cpu"), torch.float32, torch.device("cpu")
         files = [files for files in (head.layer, head.further_layers) if files is not None]
@@ -182,20 +182,20 @@ class CompiledEagle(CompiledHead):
         )
         memory = new_memory((num_layers, slots, sizes.groups), sizes.width, columns, self._lengths, self.cache_dtype)
         stored, length = None if quantization == "float32" else quantization, target.max_model_len
-        layers = [packed_weights(part, columns, stored, length=length, ends=ends).weights for part in files]
+        layers = [packed_weights(part, columns, stored, length=length, ends=model_ends).weights for part in files]
         nothing = torch.zeros(0, 2 * h)
         first = {name: packed([tensors.get(f"{name}.weight", nothing).float()], kind) for name in ("fc", "project")}
         experts = () if layers[0].experts is None else layers[0].experts.matrices
         matrices = [*first.values(), *experts, *(w for l in layers for w in (l.qkv, l.out, l.gate_up, l.down))]
-        self.weight_bytes = sum(matrix.nbytes for matrix in (*matrices, *(() if head.shares_rows else (ends.head,))))
+        self.weight_bytes = sum(matrix.nbytes for matrix in (*matrices, *(() if head.shares_rows else (model_ends.head,))))
         parts = [name for name in tensors if name.startswith("fc_norm.")] or [
             name for name in tensors if name == "input_norm.weight"
         ]
         norms = [tensors[name].float() for name in sorted(parts, key=lambda name: (len(name), name))]
         weights = EagleWeights(
-            embed=ends.embed,
-            head=ends.head,
-            norm=ends.norm,
+            embed=model_ends.embed,
+            head=model_ends.head,
+            norm=model_ends.norm,
             state_norms=torch.stack(norms).numpy() if norms else np.empty((0, 0), np.float32),
             ids=self.draft_ids,
             input_norm=tensors["midlayer.input_layernorm.weight"].float().numpy(),
@@ -223,7 +223,7 @@ class CompiledEagle(CompiledHead):
         self._left[slot] = states
 
     def reads(self, slot: int, token_ids: Sequence[int]) -> None:
-        """Put the states of the next tokens where the pass finds them."""
+        """Put the states of the next tokens where the forward pass finds them."""
         count = len(token_ids)
         states, self._left[slot] = self._left[slot][:count], self._left[slot][count:]
         self.arrays.target_states[slot, :count] = states.float().numpy()

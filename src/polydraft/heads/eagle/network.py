@@ -112,8 +112,8 @@ class EagleCheckpoint(HeadCheckpoint):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the tensors that a head of this configuration has."""
         config, h, taps = self.config, self.config.hidden_size, len(self.layers) or 3
-        own = {"lm_head.weight": (len(self.ids), h), "embed_tokens.weight": (config.vocab_size, h)}
-        own = {name: shape for name, shape in own.items() if name in self.tensors}
+        optional = {"lm_head.weight": (len(self.ids), h), "embed_tokens.weight": (config.vocab_size, h)}
+        optional = {name: shape for name, shape in optional.items() if name in self.tensors}
         first = {"project.weight": (h, 2 * h)} if self.projects else {"fc.weight": (h, taps * self.state_size)}
         first |= {"input_norm.weight": (taps * self.state_size,)} if self.says("norm_before_fc") else {}
         first |= {f"fc_norm.{i}.weight": (self.state_size,) for i in range(taps if self.says("fc_norm") else 0)}
@@ -121,7 +121,7 @@ class EagleCheckpoint(HeadCheckpoint):
         norms = norms if has_head_norms(config) else {}
         layer = LLAMA.layer_shapes(config, h if self.projects else 2 * h) | {"hidden_norm.weight": (h,)} | norms
         layer |= {"attention_norm.weight": (h,)} if self.projects else {}
-        shapes = {**first, "norm.weight": (h,), **own} | {f"midlayer.{name}": shape for name, shape in layer.items()}
+        shapes = {**first, "norm.weight": (h,), **optional} | {f"midlayer.{name}": shape for name, shape in layer.items()}
         for i in range(1, config.num_hidden_layers):
             shapes |= {f"layers.{i}.{name}": shape for name, shape in (LLAMA.layer_shapes(config) | norms).items()}
         return shapes
@@ -297,7 +297,7 @@ class EagleModel(HeadModel):
     def score(
         self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: Any = None, since: int = 0
     ) -> Scores:
-        """One pass over the nodes `since` .. N-1, whose parents were scored before; see `core.Target.score`."""
+        """One forward pass over the nodes `since` .. N-1, whose parents were scored before; see `core.Target.score`."""
         self.check_tree(tree.num_nodes)
         self.check_slots(slots, [tree.num_nodes] * len(slots), TREE_ROOM)
         rows, (_, parents) = torch.tensor(list(slots)).to(self.device)[:, None], tree.host

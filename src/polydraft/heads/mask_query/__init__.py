@@ -1,4 +1,4 @@
-"""The Spec-Drafter: an encoder of its own, and a decoder whose mask queries name the next k tokens in one pass.
+"""The Spec-Drafter: an encoder of its own, and a decoder whose mask queries name the next k tokens in one forward pass.
 
 Xia et al. 2022 (SpecDec, arXiv 2203.16487). Its verifier is an encoder-decoder, whose source it reads; for a causal target it reads the
 prompt in the place of a source.
@@ -101,7 +101,7 @@ class MaskQueryDrafter:
 
     @torch.inference_mode()
     def propose(self, states: Sequence[MaskQueryState], budgets: Sequence[Budget]) -> Draft:
-        """One pass for all; a draft is as long as its budget is deep, and no longer than the queries."""
+        """One forward pass for all; a draft is as long as its budget is deep, and no longer than the queries."""
         tokens = self._guesses(states)
         texts = list[list[int]]()
         for state, guessed, budget in zip(states, tokens, budgets, strict=True):

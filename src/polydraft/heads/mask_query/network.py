@@ -1,4 +1,4 @@
-"""The Spec-Drafter's network: a deep encoder of its own and a shallow decoder whose mask queries name the next k tokens in one pass.
+"""The Spec-Drafter's network: a deep encoder of its own and a shallow decoder whose mask queries name the next k tokens in one forward pass.
 
 Xia et al. 2022 (SpecDec, arXiv 2203.16487).
 

@@ -2,7 +2,7 @@
 
 Cai et al. 2024 (arXiv 2401.10774). The heads see nothing of what is drafted, so that one product with the output rows serves all depths;
 `heads.medusa.compiled` computes, `heads.depth_drafter` drafts. Trap: the authors' typical acceptance changes the distribution, as does a redraw after a
-failed match; here any rule that is exact for the draws verifies them.
+failed match; here any verifier that is exact for the draws decides.
 """
 
 from polydraft.heads.depth_drafter import DepthDrafter

@@ -30,10 +30,15 @@ class MtpDrafter(EagleDrafter):
     @classmethod
     def build(cls, parts: Parts, *, weights: str | None = None, kind: str = "paths", quantization: str | None = None) -> Any:
         """See `HeadDrafter.build`; without weights the layer in the target's own files, where there is one."""
-        own = OwnPredictor.of_target(parts.target) if weights is None else None
-        if own is None:
+        predictor = OwnPredictor.of_target(parts.target) if weights is None else None
+        if predictor is None:
             return super().build(parts, weights=weights, kind=kind, quantization=quantization)
-        return cls(cls.model_of(own, parts.target, quantization), own.layers_of(parts.target), kind, stop_ids=parts.eos_token_ids)
+        return cls(
+            cls.model_of(predictor, parts.target, quantization),
+            predictor.layers_of(parts.target),
+            kind,
+            stop_ids=parts.eos_token_ids,
+        )
 
     forms = "polydraft.heads.eagle.compiled:CompiledEagle", "polydraft.heads.mtp.network:MtpModel"
 

@@ -63,24 +63,24 @@ class OwnPredictor(MtpCheckpoint):
     """The layer in a target's own files that predicts a further token; embeddings and output rows are the target's."""
 
     shares_rows = True
-    own: PredictorCheckpoint | None = None
+    predictor: PredictorCheckpoint | None = None
 
     @classmethod
     def of_target(cls, target: Any) -> "OwnPredictor | None":
         """That of a target, where it has one that is run."""
-        own = getattr(getattr(target, "checkpoint", None), "predictor", None)
-        if own is None:
+        predictor = getattr(getattr(target, "checkpoint", None), "predictor", None)
+        if predictor is None:
             return None
-        ends = own.ends()
-        tensors = {ours: ends[field] for field, ours in ENDS.items()}
-        settings = {name: getattr(own.config, name) for name in SHARED}
-        return cls(SimpleNamespace(**settings, norm_output=True), (), tensors, np.empty(0, np.int64), own)
+        parts = predictor.ends()
+        tensors = {ours: parts[field] for field, ours in ENDS.items()}
+        settings = {name: getattr(predictor.config, name) for name in SHARED}
+        return cls(SimpleNamespace(**settings, norm_output=True), (), tensors, np.empty(0, np.int64), predictor)
 
     @property
     def layer(self) -> Checkpoint:
         """One of the target's architecture."""
-        assert self.own is not None
-        return self.own
+        assert self.predictor is not None
+        return self.predictor
 
     @property
     def compiles(self) -> bool:

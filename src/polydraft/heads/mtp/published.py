@@ -80,8 +80,8 @@ class PublishedMtp:
         """
         from safetensors import safe_open
 
-        place, said = Path(folder).expanduser(), settings_of(folder)
-        settings, theirs = flat(said), "speculators_model_type" in said
+        place, folder_settings = Path(folder).expanduser(), settings_of(folder)
+        settings, theirs = flat(folder_settings), "speculators_model_type" in folder_settings
         inner = {**settings, **(settings.get("text_config") or {})}
         try:
             files = files_of(place)
@@ -95,7 +95,7 @@ class PublishedMtp:
                 if name.startswith(prefix) and not name.endswith(UNREAD):
                     with safe_open(file, "pt") as opened:
                         tensors[name.removeprefix(prefix)] = opened.get_tensor(name)
-            found = tuple(tensors.pop(f"{part}.weight") for part in parts)
+            parts_of_module = tuple(tensors.pop(f"{part}.weight") for part in parts)
         except Exception as error:  # whatever these files hold: they are somebody else's
             raise ModelLoadError(
                 f"{str(folder)!r} was given as a module for multi-token prediction, and cannot be read as one: {error!r}. Expected a folder "
@@ -105,7 +105,7 @@ class PublishedMtp:
             raise ModelLoadError(
                 f"the module in {str(folder)!r} has {prefix}{strange[0]}, which is not understood. Use another head."
             )
-        return cls(inner, found, {name.removeprefix(layer): x for name, x in tensors.items()}, theirs)
+        return cls(inner, parts_of_module, {name.removeprefix(layer): x for name, x in tensors.items()}, theirs)
 
     def layers_of(self, target: Target) -> tuple[int, ...]:
         """The last."""
@@ -135,8 +135,8 @@ def _module(head: PublishedMtp, dtype: torch.dtype) -> Any:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    said = {name: value for name, value in head.settings.items() if not name.endswith("_config")}
-    config = AutoConfig.for_model(**{**said, "num_hidden_layers": 1, "layer_types": ["full_attention"]})
+    inner = {name: value for name, value in head.settings.items() if not name.endswith("_config")}
+    config = AutoConfig.for_model(**{**inner, "num_hidden_layers": 1, "layer_types": ["full_attention"]})
     for name, value in {"vocab_size": PROVED, "first_k_dense_replace": 0, "mlp_only_layers": [], "decoder_sparse_step": 1, "mtp_num_hidden_layers": 0,
                         "num_nextn_predict_layers": 0, "tie_word_embeddings": False, "pad_token_id": None}.items():  # fmt: skip
         if hasattr(config, name):
@@ -216,17 +216,17 @@ class MtpModule(HFTarget):
     @torch.inference_mode()
     def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
         """See `slots.SlotModel.append`; one text at a time, each of its length."""
-        found = list[tuple[Tensor, list[Tensor]]]()
+        last_logits = list[tuple[Tensor, list[Tensor]]]()
         for slot, ids in token_ids.items():
             self._states = self._next_states(slot, len(ids))[None] if self._own else self._states
-            found += super().append({slot: ids}, () if self._own else hidden)
-        return found
+            last_logits += super().append({slot: ids}, () if self._own else hidden)
+        return last_logits
 
     @torch.inference_mode()
     def score(
         self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None, since: int = 0
     ) -> Scores:
-        """One pass over the nodes `since` .. N-1, whose parents were scored before; see `core.Target.score`."""
+        """One forward pass over the nodes `since` .. N-1, whose parents were scored before; see `core.Target.score`."""
         order = self._row_order(slots)
         if not self._own or order != list(range(len(order))):
             return super().score(slots, tree, hidden=hidden, aux=aux, since=since)

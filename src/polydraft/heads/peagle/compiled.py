@@ -1,7 +1,7 @@
-"""A P-EAGLE head in compiled code: entries of committed tokens that the cache lacks and the masks behind them are one chain in one pass.
+"""A P-EAGLE head in compiled code: entries of committed tokens that the cache lacks and the masks behind them are one chain in one forward pass.
 
 An EAGLE-3 head reads it as rows that are given states, see `heads.eagle.compiled`: those of the target, and of masks `mask_hidden`. The last entry is read with
-every block; of a pass the entries before it stay in the cache.
+every block; the entries before it stay in the cache.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.heads.compiled import head_pass
+from polydraft.heads.compiled import head_forward
 from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.heads.eagle.compiled import CompiledEagle
 from polydraft.heads.peagle.network import PeagleCheckpoint
@@ -48,8 +48,8 @@ class CompiledPeagle(DepthDistributions):
         if begin < cached:
             self.entries.cut(slot, begin)
         elif begin > cached:
-            known, known_states = self._pending[slot]
-            tokens, new = known[: begin - cached] + tokens, torch.cat([known_states[: begin - cached], new])
+            pending, known_states = self._pending[slot]
+            tokens, new = pending[: begin - cached] + tokens, torch.cat([known_states[: begin - cached], new])
         if len(tokens) > LONGEST_PENDING:
             self.entries.give(slot, new)
             self.entries.prefill([slot], [tokens[:-1]])
@@ -57,22 +57,24 @@ class CompiledPeagle(DepthDistributions):
         self._pending[slot] = tokens, new
 
     def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:
-        """One pass over what is pending and masks behind it. The states are injected already."""
+        """One forward pass over what is pending and masks behind it. The states are injected already."""
         (mask_ids, mask_states), pending = self._masks, [self._pending[slot] for slot in slots]
         counts = np.array([len(tokens) for tokens, _ in pending])
-        ends, longest = counts + len(mask_ids), int(counts.max()) + len(mask_ids)
+        node_ends, longest = counts + len(mask_ids), int(counts.max()) + len(mask_ids)
         tokens, parents = np.zeros((len(slots), longest), np.int64), np.full((len(slots), longest), -1)
-        for b, (slot, (ids, known)) in enumerate(zip(slots, pending, strict=True)):
+        for b, (slot, (ids, states_before)) in enumerate(zip(slots, pending, strict=True)):
             chain = [*ids, *mask_ids]
             tokens[b, : len(chain)], parents[b, : len(chain)] = chain, np.arange(-1, len(chain) - 1)
-            self.entries.give(slot, torch.cat([known, mask_states]))
+            self.entries.give(slot, torch.cat([states_before, mask_states]))
             self.entries.reads(slot, chain)
         logits = np.empty((len(slots) * self.depths, self.arrays.sizes.outputs), np.float32)
         with self.entries.pool:
-            head_pass(self.entries.arrays, np.array(slots), tokens, parents, np.zeros_like(counts), ends, counts - 1, logits)
+            head_forward(
+                self.entries.arrays, np.array(slots), tokens, parents, np.zeros_like(counts), node_ends, counts - 1, logits
+            )
         self.arrays.logits[list(slots)] = logits.reshape(len(slots), self.depths, -1)
         self.entries.appended(list(slots), counts - 1)
-        self._pending |= {slot: (ids[-1:], known[-1:]) for slot, (ids, known) in zip(slots, pending, strict=True)}
+        self._pending |= {slot: (ids[-1:], states_before[-1:]) for slot, (ids, states_before) in zip(slots, pending, strict=True)}
         self.passes += 1
 
     def trim(self, slot: int) -> None:

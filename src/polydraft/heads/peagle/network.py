@@ -3,7 +3,7 @@
     entry t    [embedding of x[t+1]; fc(g[t])], at position t: its keys and values stay in the cache; the last foretells the first draft
     mask d     [embedding of the mask; fc(mask_hidden)], d places behind the last entry: foretells draft d + 1
 
-All see what is before them. What a mask leaves in the cache is gone with the pass.
+All see what is before them. What a mask leaves in the cache is gone with the forward pass.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,10 +22,10 @@ from polydraft.models.torch.llama_layer import KeyValues
 __all__ = ["PeagleCheckpoint", "PeagleHead", "PeagleModel"]
 
 DEPTHS = 7
-"""Drafts of a pass where the folder does not say how many it was trained for."""
+"""Drafts of a forward pass where the folder does not say how many it was trained for."""
 
 
-def drafts_of_pass(config: Any) -> int:
+def drafts_per_forward(config: Any) -> int:
     """As many as the head was trained for."""
     proposals = (getattr(config, "speculators_config", None) or {}).get("proposal_methods") or [{}]
     return int(proposals[0].get("speculative_tokens") or DEPTHS)
@@ -44,8 +44,8 @@ class PeagleCheckpoint(EagleCheckpoint):
 
     @property
     def depths(self) -> int:
-        """Drafts of a pass."""
-        return drafts_of_pass(self.config)
+        """Drafts of a forward pass."""
+        return drafts_per_forward(self.config)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Those of EAGLE-3, and what stands for the target's states at masks."""
@@ -57,7 +57,7 @@ class PeagleHead(EagleHead):
 
     def __init__(self, config: Any, material: Material) -> None:
         super().__init__(config, material)
-        self.mask_hidden, self.num_depths = nn.Parameter(torch.zeros(1, 1, self.fc.in_features)), drafts_of_pass(config)
+        self.mask_hidden, self.num_depths = nn.Parameter(torch.zeros(1, 1, self.fc.in_features)), drafts_per_forward(config)
 
 
 class PeagleModel(DepthModel):
@@ -97,15 +97,15 @@ class PeagleModel(DepthModel):
 
     @torch.inference_mode()
     def foretold(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> Float[Tensor, "B K D"]:
-        """One pass over masks. The states are injected already."""
+        """One forward pass over masks. The states are injected already."""
         rows, lengths = (torch.as_tensor(x).to(self._device) for x in (list(slots), self._read[list(slots)]))
         count, longest, h = self.depths - 1, int(lengths.max()), self._last.shape[1]
-        known = torch.arange(longest, device=self._device) < lengths[:, None, None, None]
+        cached = torch.arange(longest, device=self._device) < lengths[:, None, None, None]
         causal = torch.ones(count, count, dtype=torch.bool, device=self._device).tril()
 
         def sources(layer: int, *new: Tensor) -> list[KeyValues]:
             keys, values = (store[layer, rows, :longest] for store in self._cache)
-            return [KeyValues(keys, values, known), KeyValues(*new, causal)]
+            return [KeyValues(keys, values, cached), KeyValues(*new, causal)]
 
         word = embedded(self._own, self.target, torch.tensor([self._mask]), self._device).expand(len(slots), 1, count, h)
         state = self.network.read(self.network.mask_hidden).float()[:, None].expand(len(slots), 1, count, h)

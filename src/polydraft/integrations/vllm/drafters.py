@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 from polydraft.config import SpeculationConfig, from_environment, settings
 from polydraft.core import Budget, Drafter, Needs, Request
 from polydraft.core.params import SamplingParams
-from polydraft.drafters.base import Parts, as_one_round, teach_each
+from polydraft.drafters.base import Parts, as_one_step, teach_each
 from polydraft.drafters.mixture import MixtureDrafter
 from polydraft.drafters.text.base import TextDrafter
 from polydraft.drafters.text.suffix import SuffixStore
@@ -118,7 +118,7 @@ class Proposer:
         row = self._rows[b]
         assert row is not None
         if len(text) > len(row.tokens):
-            read = as_one_round([int(row.tokens[-1])], [text[len(row.tokens) :].tolist()])
+            read = as_one_step([int(row.tokens[-1])], [text[len(row.tokens) :].tolist()])
             (row.state,) = self._drafter.observe([row.state], *read)
             row.tokens = text
         depth = min(self._depth, self._max_model_len - len(text) - 1)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from polydraft.files.cache_folder import PACKED, kept_folder
+from polydraft.files.cache_folder import PACKED, enabled_cache_folder
 from polydraft.numerics.threads import usable_cores
 
 __all__ = ["LEAST_BYTES", "MOST_BYTES", "PackedFile", "code_digest", "folder"]
@@ -40,7 +40,7 @@ TOGETHER = 16 << 20
 
 def folder() -> Path | None:
     """Where files are; None where nothing is kept."""
-    base = kept_folder()
+    base = enabled_cache_folder()
     return None if base is None else base / PACKED
 
 

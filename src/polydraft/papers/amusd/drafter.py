@@ -5,7 +5,7 @@ McDanel 2024 (arXiv 2410.17375). The engine's thread is the verify worker: betwe
     amusd            one iid chain; the rows of q are published with the tokens                IID
     amusd:coupled    the winners of the race; with the verifier `race` the tokens do not depend on timing   COUPLED
 
-How many tokens wait depends on the clock, so for the iid kind a seed repeats its text only where `min_lead` is the depth; its distribution is kept always.
+How many tokens wait depends on the clock, so for the iid kind a seed repeats its text only where `min_lead` is the depth; it is lossless always.
 """
 
 import os
@@ -133,7 +133,7 @@ class AmusdDrafter:
             )
         if parts.draft_model is parts.target or parts.draft_model is parts.second_model:
             raise IncompatibleError(
-                "asynchronous drafting was asked for with a draft model that the target's passes use too; expected one of its own. "
+                "asynchronous drafting was asked for with a draft model that the target's forward passes use too; expected one of its own. "
                 "Load it once more, or draft synchronously."
             )
         if hasattr(parts.target, "decoder_prompt"):

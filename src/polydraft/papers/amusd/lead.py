@@ -135,7 +135,7 @@ class Lead:
         return [self.ring[i] for i in range(self.taken)]
 
     def verified(self, tokens: Sequence[int], accepted: int) -> None:
-        """A forward pass is over. tokens: what it emitted.  accepted: how many of those that were taken it accepted; one more token at least was emitted."""
+        """A forward pass is over. tokens: what it emitted.  accepted: how many of those that were taken it accepted, fewer than it emitted."""
         num_taken, self.taken = self.taken, 0
         self.text.extend(tokens)
         if accepted < num_taken:

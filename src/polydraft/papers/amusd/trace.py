@@ -11,7 +11,7 @@ __all__ = ["DRAFT", "VERIFY", "Event", "Trace"]
 
 DRAFT, VERIFY = "draft worker", "verify worker"
 MOST_EVENTS = 200_000
-"""The newest that are kept."""
+"""The newest that are stored."""
 
 
 class Event(NamedTuple):

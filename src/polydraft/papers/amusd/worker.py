@@ -17,7 +17,7 @@ import torch
 
 from polydraft.core import Budget, Request
 from polydraft.core.geometry import chain
-from polydraft.drafters.base import as_one_round
+from polydraft.drafters.base import as_one_step
 from polydraft.drafters.model.by_depth import ModelState
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import DraftWorkerError, InvalidInputError
@@ -198,7 +198,7 @@ class Worker:
             raise InvalidInputError(
                 f"{self.drafter.info.name!r} gave a row that is no distribution. Check the draft model's logits for NaN."
             )
-        drafted = as_one_round([s.context[-1] for s in states], chains)
+        drafted = as_one_step([s.context[-1] for s in states], chains)
         for (d, _), state in zip(steps, self.drafter.observe(states, *drafted), strict=True):
             d.state = state
         rows = draft.rows.tolist()

@@ -1,4 +1,4 @@
-"""The first layers of a compiled target as its draft model: they read and write the target's own columns, of which it keeps nothing.
+"""The first layers of a compiled target as its draft model: they read and write the target's own columns, of which nothing stays.
 
 Elhoushi et al. 2024, LayerSkip (arXiv 2404.16710); Zhang et al. 2023, Draft & Verify (arXiv 2309.08168).
 

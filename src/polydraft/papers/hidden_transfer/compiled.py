@@ -6,7 +6,7 @@ Wu et al. 2024 (arXiv 2404.12022).
     distribution i    of token n + 1 + i: softmax(H norm(row i behind the last layer)), H the target's output rows at the draft vocabulary
 
 The rows are one forward pass of their own behind the accepted node, through layers t_1 + 1 .. L. They lie in columns behind the committed ones, which no
-row of the target sees and which its next forward pass writes anew: nothing of them is ever committed, and the target's rows keep their very bits.
+row of the target sees and which its next forward pass writes anew: nothing of them is ever committed, and the target's rows have their very bits.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class TransferArrays(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def transfer_pass(model, slots, states, distributions):
+def transfer_forward(model, slots, states, distributions):
     """states: [k, B, h] of the newest token of each slot behind layer t_i.  distributions: [k B, D] logits, row i of all slots after row i - 1 of all."""
     target, work = model.target, model.target.work
     B, k, zero = len(slots), len(model.first_layers), np.int64(0)
@@ -97,6 +97,6 @@ class CompiledTransfer(DepthDistributions):
             rows = states[begin : begin + most].float().unflatten(1, (self.depths, -1)).transpose(0, 1).contiguous().numpy()
             distributions = np.empty((rows.shape[0] * len(here), self.arrays.logits.shape[2]), np.float32)
             with self.target.pool:
-                transfer_pass(self.net, here, rows, distributions)
+                transfer_forward(self.net, here, rows, distributions)
             self.arrays.logits[here] = distributions.reshape(self.depths, len(here), -1).swapaxes(0, 1)
         self.passes += 1

@@ -101,7 +101,7 @@ def compare(
     step: Callable[[], object] = lambda: None,
     **options: Any,
 ) -> None:
-    """Let each make `samples` pictures of every class, which it keeps, by turns. options: of `ImageEngine`.  step: called behind each call."""
+    """Let each make `samples` pictures of every class, by turns. options: of `ImageEngine`.  step: called behind each call."""
     engines = [ImageEngine(folder, drafter=contender.drafter, verifier=contender.verifier, **options) for contender in contenders]
     for n in range(samples):
         for contender, engine in zip(contenders, engines, strict=True):

@@ -128,7 +128,7 @@ class Latent:
         return self._after_points(p, draws) if q is None else self._after_draws(p, q, draws)
 
     def _after_points(self, p: Tensor, draws: Tensor) -> Tensor:
-        """Deterministic siblings take their own mass and that of A; what is left keeps its own, bit for bit."""
+        """Deterministic siblings take their own mass and that of A; what is left has its own, bit for bit."""
         distribution, remaining = torch.zeros_like(p), p.clone()
         for draw in draws.unbind(1):
             there, x = (draw >= 0)[:, None], draw.clamp(min=0)[:, None]
@@ -149,7 +149,7 @@ class Latent:
         return recursive.emitted_probs(p, q, draws, replacement=replacement, accept_probability=accept)
 
     def _chosen(self, draft: Draft, p: Tensor) -> Tensor:
-        """One-hot rows: at each context the first child that passes the greedy test, else the most probable token."""
+        """One-hot rows: at each context the first child that meets the greedy test, else the most probable token."""
         nodes, best = draws_at(draft.tree), p.argmax(-1)
         if nodes.shape[-1]:
             b = torch.arange(len(p))[:, None, None]
@@ -215,7 +215,7 @@ def latent(
     if not (0 <= delta < 1 and 0 <= factor < math.inf):
         raise InvalidInputError(
             f"delta={delta} and factor={factor} were given; expected 0 <= delta < 1, a mass, and a finite factor >= 0 of the token's own mass "
-            "(lambda - 1 of LANTERN++). Use 0 for the exact rule."
+            "(lambda - 1 of LANTERN++). Use 0 for the exact verifier."
         )
     is_table = neighbours.ndim == 2 and neighbours.numel() > 0 and not neighbours.is_floating_point()
     if not (is_table and -1 <= int(neighbours.min()) <= int(neighbours.max()) < len(neighbours)):

@@ -108,7 +108,7 @@ class LookaheadState(TextState):
 class LookaheadDrafter(TextDrafter[LookaheadState]):
     """Lookahead decoding.
 
-    columns, ngram: W and N of the module; (N - 1) W rows are added to each forward pass.  per_token: phrases kept of a token.
+    columns, ngram: W and N of the module; (N - 1) W rows are added to each forward pass.  per_token: phrases stored of a token.
     pool: shared by all requests, if they may learn from each other.  read_text: n-grams of the text enter the pool.
     eos_token_ids: nothing is drafted behind one.
 

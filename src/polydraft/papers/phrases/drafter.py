@@ -47,7 +47,7 @@ class PhraseState(TextState):
 class PhraseDrafter(TextDrafter[PhraseState]):
     """Ouroboros.
 
-    model: a smaller one with as many slots as requests run at once.  length: L.  per_token: phrases kept of a token.
+    model: a smaller one with as many slots as requests run at once.  length: L.  per_token: phrases stored of a token.
     gamma: tokens of the small model's draft; without it, the depth of the budget less a phrase.
     num_phrases: K, and the phrases that the small model tests in a forward pass.
     pool: shared by all requests, if they may learn from each other.  eos_token_ids: nothing is drafted behind one.
@@ -103,7 +103,7 @@ class PhraseDrafter(TextDrafter[PhraseState]):
         """
         if parts.draft_model is None:
             raise InvalidInputError(
-                "drafter 'phrases' was asked for without a draft model; give draft_model=..., or use drafter='lookahead', which keeps phrases too."
+                "drafter 'phrases' was asked for without a draft model; give draft_model=..., or use drafter='lookahead', which stores phrases too."
             )
         return cls(parts.draft_model, eos_token_ids=parts.eos_token_ids, slots=parts.draft_slots, **options)
 
@@ -130,7 +130,7 @@ class PhraseDrafter(TextDrafter[PhraseState]):
             self.slots.give_back(state.slot)
 
     def _draft(self, state: PhraseState, gamma: int) -> list[int]:
-        """Step 1: at least gamma tokens that the small model would write greedily, several a forward pass where a phrase is right."""
+        """Step 1: gamma tokens or more that the small model would write greedily, several a forward pass where a phrase is right."""
         model, slots = self.model, [state.slot]
         model.cut(state.slot, state.fed)
         if state.fed < len(state.tokens) - 1:
@@ -177,7 +177,7 @@ class PhraseDrafter(TextDrafter[PhraseState]):
         return super().propose(states, budgets)
 
     def observe(self, states: Sequence[PhraseState], outcome: Outcome, scores: Scores) -> list[PhraseState]:
-        """Learn from the target's argmaxes and from the text; keep what is right of the small model's cache."""
+        """Learn from the target's argmaxes and from the text; what is right of the small model's cache stays."""
         tree, num_nodes = scores.tree, scores.tree.num_nodes
         learn = num_nodes > 1 and scores.logits.shape[-1] > 0  # of steps that were missed there are no logits
         best = most_likely(scores.logits) if learn else np.zeros((len(states), num_nodes), np.int64)

@@ -1,7 +1,7 @@
-"""From a rule for one context to trees, in torch on any device: all contexts of a depth at once, from the root down.
+"""From a verifier for one context to trees, in torch on any device: all contexts of a depth at once, from the root down.
 
-    per node       the weight of a context is the probability to get there, of the root 1; a rule hands it on to the children, and keeps
-                   for the context what it does not hand on
+    per node       the weight of a context is the probability to get there, of the root 1; a verifier hands it on to the children, and
+                   what it does not hand on is the context's
     leaf to root   a context of weight w accepts itself or something below it with probability w, on average over what was drawn below
 
 Copies of a context are one: they pool their draws in draw order.
@@ -38,7 +38,7 @@ class Contexts(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What a rule decides at M contexts.
+    """What a verifier decides at M contexts.
 
     weights: of each draw; 0 at a repeated token.  stops: what is left for the context itself.
     rest: what the extra token is drawn from; p where it is all zero.  turns: of each draw, when it is visited; -1: never.
@@ -84,7 +84,7 @@ def heights(draft: Draft) -> Int[Tensor, "B N"]:
 
 
 def lifted(draft: Draft, target_probs: Float[Tensor, "B N V"], rule: Callable[[Contexts], Decision], merged: bool) -> Lifted:
-    """The tables of a rule. merged: equal siblings are one draw, of draws without replacement; see `lift.draws`."""
+    """The tables of a verifier. merged: equal siblings are one draw, of draws without replacement; see `lift.draws`."""
     p, nodes, depths = normalise(target_probs.double()), draws_at(draft.tree, merged), tree.depths(draft.tree)
     sampling, below = DraftSampling.WITHOUT_REPLACEMENT if merged else draft.sampling, heights(draft)
     weights, rest, visits = torch.zeros_like(p[..., 0]), p.clone(), torch.full_like(nodes, -1)

@@ -2,7 +2,7 @@
 
 A repeated draw of q, given that it is new, follows q without the tokens drawn before it. So distinct tokens in the order of
 their first appearance are draws without replacement, whether they came with replacement, without, or until they differ: a
-rule for draws without replacement is exact for them. It accepts a little less than a rule that also uses how often a token
+verifier for draws without replacement is exact for them. It accepts a little less than one that also uses how often a token
 was drawn.
 Trap: merged draws tried against q itself (total variation 0.01 to 0.1).
 """

@@ -1,4 +1,4 @@
-"""Leaf to root: lift a rule for the tries at one context to a whole tree.
+"""Leaf to root: lift a verifier for the tries at one context to a whole tree.
 
 Weng et al. 2025 (traversal verification, arXiv 2505.12398), freed of its draw order.
 
@@ -137,7 +137,7 @@ def check_stop(stop: Float[Tensor, "B N"]) -> None:
 
 @dataclass(frozen=True)
 class LeafToRoot:
-    """A verifier for trees, made of a rule for the tries at one context.
+    """A verifier for trees, made of one for the tries at one context.
 
     tries: at contexts with any weight.  compiled_walk: `walks.visits.visit_trees` with the same tries.
     merged: equal siblings are one draw, of draws without replacement; see `lift.draws`.

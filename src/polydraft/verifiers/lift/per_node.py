@@ -1,14 +1,14 @@
-"""From the root down, node by node: lift a rule for the children of one node to a whole tree.
+"""From the root down, node by node: lift a verifier for the children of one node to a whole tree.
 
-Start at the root. At a node with children a token rule emits one token; if it is a child's token, descend to that child,
+Start at the root. At a node with children the verifier for one node emits one token; if it is a child's token, descend to that child,
 otherwise stop. At a node without children emit a token of the target distribution. Used by SpecInfer (arXiv 2305.09781), Sequoia
 (2402.12374) and most tree methods.
 
-    e_u(y)  distribution of the token emitted at context u for the drawn children, with the rule's own randomness integrated out
+    e_u(y)  distribution of the token emitted at context u for the drawn children, with the verifier's own randomness integrated out
     T(v)    probability that the walk reaches v:  T(child x of u) = T(u) e_u(x)
     stop(u) = T(u) (1 - sum over distinct children e_u(x))
 
-Lossless whenever the token rule is: e_u averaged over the draws at u is p_u. An emitted token that equals a drafted child
+Lossless whenever the verifier for one node is: e_u averaged over the draws at u is p_u. An emitted token that equals a drafted child
 counts as that child, whether an acceptance or a residual emitted it.
 Trap: copies of a context pool their children in draw order; a child list made from paths counts a shared draw twice.
 """
@@ -34,7 +34,7 @@ Where the draft sampling is INDEPENDENT, q is [M, n, V]: row j is the distributi
 
 @dataclass(frozen=True)
 class PerNode:
-    """A verifier for trees, made of a rule for one node.
+    """A verifier for trees, made of one for one node.
 
     emitted_probs: see `TokenRule`; float64 in and out.
     merged: equal siblings are one draw, of draws without replacement; see `lift.draws`.

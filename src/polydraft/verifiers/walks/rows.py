@@ -1,4 +1,4 @@
-"""Compiled passes over vocabulary rows: rows are float32 or float64, all arithmetic is float64.
+"""Compiled loops over vocabulary rows: rows are float32 or float64, all arithmetic is float64.
 
     p  target row      q  what a tried token was drawn from      w  weight: P(a context may be accepted at all)
 
@@ -6,7 +6,7 @@ A token x that was drawn from q and is tried at a context of weight w is accepte
 After a rejection S = sum max(0, w p - q) is what the target still lacks, out of S + 1 - w that is left.
 
 What takes more than 10 us at a vocabulary of 150,000 is shared by threads, piece by piece of a row; a caller of these enters `threads.ROWS`. Each
-pass is a function of its own with a single loop: so compiled, it uses vector registers, as long as what it writes is not also another of its arguments.
+loop is a function of its own: so compiled, it uses vector registers, as long as what it writes is not also another of its arguments.
 """
 
 import numpy as np
@@ -96,7 +96,7 @@ def _fill_residual(arguments, begin, end, thread):
 
 @compiled
 def reject(sync: np.ndarray, w: float, p: np.ndarray, q: np.ndarray) -> float:
-    """The rejection of a token drawn from q: p becomes the normalised residual (kept where it is empty); the new weight."""
+    """The rejection of a token drawn from q: p becomes the normalised residual (p where that is empty); the new weight."""
     s = surplus(sync, w, p, 1.0, q)
     if s > 0.0:
         arguments = w, p, q, 1.0 / s
