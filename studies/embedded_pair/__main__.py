@@ -15,7 +15,6 @@ import numpy as np
 import torch
 import typer
 
-from polydraft.train.loop import train
 from studies.embedded_pair.corpus import Corpus, installed_sources, select
 from studies.embedded_pair.distil import distillation_loss, mixed_batches, sample_corpus
 from studies.embedded_pair.evaluate import pair_figures
@@ -25,6 +24,7 @@ from studies.embedded_pair.models import DRAFT, TARGET, VOCAB_SIZE, from_checkpo
 from studies.embedded_pair.rows import Phase, next_token_loss, shuffled_rows
 from studies.embedded_pair.tokenizer import END_OF_TEXT_ID, MAX_CONTEXT, encode_documents, train_tokenizer
 from studies.embedded_pair.trigram import TrigramTable
+from studies.training import train
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 Work = Annotated[Path, typer.Option(help="Folder of intermediate files and checkpoints.")]

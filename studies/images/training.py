@@ -14,9 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from polydraft.files.atomic import replacing
 from polydraft.papers.lantern.folder import ImageFolder, ImageSizes, ImageTokenizer
-from polydraft.train.loop import save_atomically, train
 from studies.images.data import Pictures, varied
+from studies.training import train
 
 Report = Callable[[str], None]
 NO_CLASS = 0.1
@@ -197,7 +198,8 @@ def _tokenizer(settings: Settings, pictures: Pictures, checkpoint: Path, report:
         tokenizer.load_state_dict(torch.load(checkpoint, weights_only=True))
         return tokenizer.eval()
     tokenizer = train_tokenizer(settings, pictures, report)
-    save_atomically(tokenizer.state_dict(), checkpoint)
+    with replacing(checkpoint) as file:
+        torch.save(tokenizer.state_dict(), file)
     return tokenizer
 
 

@@ -226,12 +226,6 @@ def test_padding_may_hold_anything_and_gets_a_distribution(params):
     torch.testing.assert_close(p.sum(-1), torch.ones(2, 2))
 
 
-def test_logprobs_are_the_log_softmax_of_raw_logits():
-    logits = random_logits(4, 2, V)
-    torch.testing.assert_close(sampling.logprobs(logits).exp().sum(-1), torch.ones(2, dtype=torch.float64))
-    torch.testing.assert_close(sampling.logprobs(logits)[0, 0] - sampling.logprobs(logits)[0, 1], logits[0, 0] - logits[0, 1])
-
-
 @pytest.mark.parametrize("params", [SamplingParams(logit_bias={V: 1.0}), SamplingParams(stop_token_ids=[-1])], ids=str)
 def test_ids_outside_the_vocabulary_are_refused(params):
     with pytest.raises(InvalidInputError, match=f"expected 0 <= id < {V}"):

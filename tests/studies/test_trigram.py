@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from studies.embedded_pair.trigram import TrigramTable
-from tests.train.test_loop import V, stream
+from tests.studies.test_training import V, stream
 
 
 def test_trigram_rows_sum_to_one():

@@ -33,16 +33,6 @@ _ALL = 1 << 31
 """More tokens than a vocabulary has."""
 
 
-def is_plain(params: SamplingParams) -> bool:
-    """Whether the distribution is a softmax of logits / temperature, or its limit at temperature 0, whatever the context.
-
-    Example:
-        >>> is_plain(SamplingParams(temperature=0.7)), is_plain(SamplingParams(top_p=0.9))
-        (True, False)
-    """
-    return not (_depends_on_context(params) or _truncates(params))
-
-
 def _depends_on_context(params: SamplingParams) -> bool:
     """Whether token ids matter, those of the path or any."""
     return bool(params.has_penalties or params.logit_bias or params.min_tokens or params.structured_outputs is not None)
@@ -77,16 +67,6 @@ def check_vocabulary(params: SamplingParams, vocab_size: int, stop_ids: Sequence
             f"logit_bias bans {len(banned)} ids and min_tokens={params.min_tokens} {len(early - banned)} more, all {vocab_size} of the model; "
             "expected at least one token allowed. Ban fewer."
         )
-
-
-def logprobs(logits: Float[Tensor, "*M V"]) -> Float[Tensor, "*M V"]:
-    """Log-softmax of raw logits in float32 or wider: what "raw" logprobs report.
-
-    Example:
-        >>> logprobs(torch.zeros(2)).tolist()
-        [-0.693147..., -0.693147...]
-    """
-    return _wide(logits).log_softmax(-1)
 
 
 def _wide(logits: Tensor) -> Tensor:

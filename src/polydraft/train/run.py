@@ -27,7 +27,7 @@ from polydraft.heads.recipe import Batch, Material, Recipe
 from polydraft.methods import registry
 from polydraft.train import conversations
 from polydraft.train.conversations import TrainingText
-from polydraft.train.loop import optimizers_for, save_atomically
+from polydraft.train.loop import optimizers_for
 
 __all__ = ["TrainingOptions", "train_drafter", "untrained"]
 
@@ -346,7 +346,8 @@ def _fit(
     def save() -> None:
         state = {"network": network.state_dict(), "optimizers": [optimizer.state_dict() for optimizer in optimizers]}
         counted = {"seconds": spent + clock() - start, "steps": steps, "seen": num_tokens, "best": best}
-        save_atomically(state | counted, checkpoint)
+        with replacing(checkpoint) as file:
+            torch.save(state | counted, file)
 
     for examples_now in _epochs(examples, o.batch, batch.rng):
         done = max((spent + clock() - start) / whole, steps / o.max_steps)
