@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from polydraft.heads.mask_query.network import MaskQueries
+from polydraft.papers.mask_query.network import MaskQueries
 from studies.seq2seq import corpus, measure, teacher
 from studies.seq2seq.drafter import train_drafter
 

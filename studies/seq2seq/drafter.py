@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from polydraft.heads.mask_query.network import MaskQueries
+from polydraft.papers.mask_query.network import MaskQueries
 from studies.seq2seq.glancing import glancing_loss, start_of
 from studies.seq2seq.teacher import PAD, batches, scheduled
 

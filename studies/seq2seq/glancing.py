@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from polydraft.errors import InvalidInputError
-from polydraft.heads.mask_query.network import MaskQueries, QuerySizes
+from polydraft.papers.mask_query.network import MaskQueries, QuerySizes
 
 __all__ = ["glancing_loss", "reveal", "start_of"]
 

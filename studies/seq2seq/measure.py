@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from polydraft import Engine, SamplingParams
-from polydraft.heads.mask_query import MaskQueryDrafter
-from polydraft.heads.mask_query.network import MaskQueries
 from polydraft.methods import registry
 from polydraft.models.torch.seq2seq import Seq2SeqTarget
+from polydraft.papers.mask_query import MaskQueryDrafter
+from polydraft.papers.mask_query.network import MaskQueries
 from polydraft.papers.relaxed.top_beta import TopBeta
 from studies.seq2seq.corpus import Pair
 

@@ -43,7 +43,7 @@ def table() -> list[dict[str, Any]]:
     from polydraft.methods import registry
 
     infos = {
-        "verifier": [*(registry.verifier(name).info for name in registry.names("verifier")), *registry.made_rules()],
+        "verifier": [*(registry.verifier(name).info for name in registry.names("verifier")), *registry.made_verifiers()],
         "drafter": [info for name in registry.names("drafter") for info in registry.drafter(name).methods],
         "decoding": [registry.decoding(name).info for name in registry.names("decoding")],
     }

@@ -81,14 +81,10 @@ def _(model, slots, tokens, parents, begins, ends, wanted, logits):
     return None
 
 
-NO_BIAS = partial(markov, {}, "none")
-"""Drafted tokens add nothing."""
-
-
 class DepthDistributions(CompiledProposals):
     """A draft model of `depths` distributions for each sequence, over the tokens `draft_ids`; see the module.
 
-    target: whose vocabulary, context and number of slots it has.  bias: makes what drafted tokens add, of slots, depths and number of draft tokens.
+    target: whose vocabulary, context and number of slots it has.  bias: makes what drafted tokens add, of slots, depths and number of draft tokens; default nothing.
     """
 
     def __init__(
@@ -97,7 +93,7 @@ class DepthDistributions(CompiledProposals):
         draft_ids: np.ndarray,
         depths: int,
         name: str,
-        bias: Callable[[int, int, int], Markov] = NO_BIAS,
+        bias: Callable[[int, int, int], Markov] | None = None,
     ) -> None:
         self.target, self.name, self.depths = target, name, depths
         self.vocab_size, self.draft_ids = target.vocab_size, draft_ids[draft_ids < target.vocab_size]
@@ -106,9 +102,8 @@ class DepthDistributions(CompiledProposals):
         self.open_slots(target.max_model_len, target.max_num_seqs, context=0, bytes_per_token=0, device=self.device)
         logits = aligned(target.max_num_seqs, depths, outputs)
         self.cache_bytes = logits.nbytes
-        self.arrays = DepthArrays(
-            DepthSizes(outputs), DepthMemory(self._lengths), logits, bias(len(logits), depths, len(self.draft_ids))
-        )
+        added = (bias or partial(markov, {}, "none"))(len(logits), depths, len(self.draft_ids))
+        self.arrays = DepthArrays(DepthSizes(outputs), DepthMemory(self._lengths), logits, added)
 
     @abstractmethod
     def know(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> None:

@@ -21,7 +21,7 @@ __all__ = ["CachingDrafter", "DepthDrafter"]
 
 
 class DepthDrafter(HeadDrafter):
-    """A head whose model is a `heads.depth_compiled.DepthLaws`. A state's `states` are the one before the root, [1, F], or none."""
+    """A head whose model is a `heads.depth_compiled.DepthDistributions`. A state's `states` are the one before the root, [1, F], or none."""
 
     def held(self, state: Any) -> int:
         """All tokens but the last two; see `core.Offers`."""

@@ -84,22 +84,32 @@ class HeadDrafter(ModelDrafter):
 
     @classmethod
     def build(
-        cls, parts: Parts, *, weights: str | None = None, kind: str = "paths", quantization: str | None = None
+        cls, parts: Parts, *, weights: str | None = None, kind: str = "paths", quantization: str | None = None, **options: Any
     ) -> "HeadDrafter":
         """For the engine. weights: a folder as `polydraft train` writes it, or of a published head; default the one that comes with the
-        package for this target.  quantization: of a compiled head's matrices, default int8.
+        package for this target.  quantization: of a compiled head's matrices, default int8.  options: see the constructor.
 
         Raises:
             InvalidInputError: no weights.
             ModelLoadError, IncompatibleError: a folder that is none, or of another target.
         """
         head = cls.checkpoint.load(head_folder(cls.checkpoint.kind, parts.target, weights))
+        cls.check_kind(kind, head)
         model = cls.model_of(head, parts.target, quantization)
-        return cls(model, head.layers_of(parts.target), kind, stop_ids=parts.eos_token_ids)
+        return cls(model, head.layers_of(parts.target), kind, stop_ids=parts.eos_token_ids, **options)
+
+    @classmethod
+    def check_kind(cls, kind: str, head: Any) -> None:
+        """Refuse drafts of a kind that this head cannot make."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the constructor, beside those of all heads."""
+        return {}
 
     def sibling(self, kind: str) -> "HeadDrafter":
         """See `ModelDrafter.sibling`."""
-        drafter = type(self)(self.model, self.layers, kind, stop_ids=self._stop_ids)
+        drafter = type(self)(self.model, self.layers, kind, stop_ids=self._stop_ids, **self.options)
         drafter.slots, drafter._proposed = self.slots, self._proposed
         return drafter
 

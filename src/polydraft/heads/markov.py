@@ -25,7 +25,8 @@ from polydraft.numerics.exponential import exp
 __all__ = ["KINDS", "Markov", "add_bias", "bias_vectors", "confidence_logits", "markov", "markov_shapes", "place"]
 
 KINDS = ("none", "vanilla", "gated", "rnn")
-NONE, VANILLA, GATED, RNN = range(4)
+VANILLA, GATED, RNN = 1, 2, 3
+"""Numbers of `KINDS`."""
 COLUMNS = 512
 """Draft tokens whose logits are summed at once."""
 W1, W2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"

@@ -7,6 +7,7 @@ compiled form of a kind is the same function, against which it is tested.
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from polydraft.models.loading.checkpoint import Checkpoint
 from polydraft.models.slots import SlotModel
 from polydraft.models.torch.llama_layer import why_not_llama
 
-__all__ = ["DepthModel", "HeadModel", "HeadNetwork", "Material", "TargetSlots", "llama_checkpoint"]
+__all__ = ["CachingModel", "DepthModel", "HeadModel", "HeadNetwork", "Material", "ReadsStates", "TargetSlots", "llama_checkpoint"]
 
 
 @dataclass(frozen=True)
@@ -108,16 +109,40 @@ def _loaded(kind: type[HeadNetwork], head: HeadCheckpoint, target: Any) -> HeadN
     return network.to(device)
 
 
-def own_embeddings(head: HeadCheckpoint, device: torch.device) -> Float[Tensor, "V h"] | None:
-    """Of a head that brings some."""
-    rows = head.tensors.get("embed_tokens.weight")
-    return None if rows is None else rows.to(device)
+class Embeddings:
+    """What a head's own embedding, or the target's where it has none, makes of tokens, on the target's device."""
+
+    def __init__(self, head: HeadCheckpoint, target: Any) -> None:
+        rows = head.tensors.get("embed_tokens.weight")
+        self._rows, self._target = None if rows is None else rows.to(target.device), target
+
+    def __call__(self, tokens: Tensor) -> Float[Tensor, "*shape h"]:
+        rows = self._target.embed(tokens) if self._rows is None else self._rows[tokens.to(self._rows.device)]
+        return rows.to(self._target.device).float()
 
 
-def embedded(own_rows: Tensor | None, target: Any, tokens: Tensor, device: torch.device) -> Float[Tensor, "*shape h"]:
-    """What a head's own embedding, or the target's where it has none, makes of tokens."""
-    rows = target.embed(tokens) if own_rows is None else own_rows[tokens.to(own_rows.device)]
-    return rows.to(device).float()
+def new_cache(attentions: Sequence[Any], slots: int, columns: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Keys and values of a network's layers, [layers, slots, columns, groups, width]. attentions: of the layers."""
+    first = attentions[0]
+    room = len(attentions), slots, columns, first.num_groups, first.width
+    return tuple(torch.zeros(room, dtype=first.k_proj.weight.dtype, device=device) for _ in range(2))
+
+
+class ReadsStates:
+    """Of draft models that read tokens with the target's states before them."""
+
+    @cached_property
+    def _given(self) -> dict[int, Float[Tensor, "T F"]]:
+        return {}
+
+    def give(self, slot: int, states: Float[Tensor, "T F"]) -> None:
+        """The target's states before each of the tokens that the slot is to read next, the root's last."""
+        self._given[slot] = states
+
+    def take(self, slot: int, count: int) -> Float[Tensor, "T F"]:
+        """Those before the next tokens, once."""
+        states, self._given[slot] = self._given[slot][:count], self._given[slot][count:]
+        return states
 
 
 class HeadModel(SlotModel):
@@ -135,11 +160,7 @@ class HeadModel(SlotModel):
         self.device, self.dtype = target.device, torch.float32
         self.draft_ids = head.ids[head.ids < target.vocab_size]
         self.network: Any = _loaded(self.network_class, head, target)
-        self.own_embeddings = own_embeddings(head, self.device)
-
-    def embedded(self, tokens: Tensor) -> Float[Tensor, "*shape h"]:
-        """What its embedding, or the target's, makes of tokens."""
-        return embedded(self.own_embeddings, self.target, tokens, self.device)
+        self.embedded = Embeddings(head, target)
 
     @property
     def offers(self) -> Needs:
@@ -184,7 +205,7 @@ class TargetSlots(SlotModel):
 
 
 class DepthModel(DepthDistributions):
-    """A network that foretells several depths from one state as a draft model; see `DepthLaws`.
+    """A network that foretells several depths from one state as a draft model; see `DepthDistributions`.
 
     Raises:
         IncompatibleError: a head of another target.
@@ -207,3 +228,16 @@ class DepthModel(DepthDistributions):
     @abstractmethod
     def foretold(self, slots: Sequence[int], states: Float[Tensor, "B F"]) -> Float[Tensor, "B K D"]:
         """Logits by depth."""
+
+
+class CachingModel(DepthModel):
+    """One with a KV cache of its own, of what the target's states of committed tokens became. roots: the last token of each slot."""
+
+    def __init__(self, head: HeadCheckpoint, target: Any) -> None:
+        super().__init__(head, target)
+        slots, self._device = target.max_num_seqs, target.device
+        self._cache = new_cache(self.network.attentions, slots, target.max_model_len, self._device)
+        self.cache_bytes += sum(store.nbytes for store in self._cache)
+        self.embedded, self.roots = Embeddings(head, target), np.zeros(slots, np.int64)
+        self._read = np.zeros(slots, np.int64)
+        """Tokens whose states each slot holds."""

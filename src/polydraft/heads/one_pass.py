@@ -32,14 +32,13 @@ from polydraft.models.compiled.trees import draft_distribution
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.threads import ROWS, sync
-from polydraft.sampling.noise import Stream, choose_row, uniform_at
+from polydraft.sampling.noise import DRAFT, choose_row, uniform_at
 
 __all__ = ["Drawn", "draw_trees", "most_probable_trees"]
 
 CANDIDATES = 256
 """Tokens of a depth to which a Markov part's bias is added."""
 _f32 = np.float32
-_DRAFT = np.int64(Stream.DRAFT)
 REQUEST = np.dtype([(name, np.int64) for name in ("slot", "root", "seed", "sample", "position", "depth", "nodes", "width")])
 """Of a tree: the slot and the last committed token, the noise's key, and the bounds of its budget."""
 
@@ -108,7 +107,7 @@ def _open_depth(sync, model, depths, slot, d, bias, sampling, room, probs, ids):
 
 
 @inner(error_model="numpy")
-def _children(model, depths, slot, d, vector, inverse, probs):
+def _children(model, depths, d, vector, inverse, probs):
     """Probabilities of a depth's candidates behind a node, with what the drafted tokens before it say. inverse: of the temperature."""
     size = depths.size[d]
     if model.markov.kind == 0:
@@ -164,7 +163,7 @@ def _most_probable(sync, model, batch, tokens, parents, confidence):
                 if d < opened:
                     if r:
                         bias_vectors(model.markov, g.slot, tokens[b], parents[b], n, d, vector)
-                    _children(model, depths, g.slot, d, vector, inverse, behind[n])
+                    _children(model, depths, d, vector, inverse, behind[n])
                     count[n], turn[n] = _largest(behind[n, : depths.size[d]], min(N, C), order[n]), 0
                     expanded[d] += 1
                     if calibrated:
@@ -240,7 +239,7 @@ def _draw(model, batch, b, parent, node, trees, places, rest):
     for m in range(parent + 1, node):
         if trees.parents[b, m] == parent:
             rest[trees.tokens[b, m]] = 0.0
-    token = choose_row(rest, uniform_at(g.seed, g.sample, g.position, _DRAFT, node))
+    token = choose_row(rest, uniform_at(g.seed, g.sample, g.position, DRAFT, node))
     if token < 0:
         return False
     trees.tokens[b, node], trees.parents[b, node], trees.rows[b, node], places.depth[node] = token, parent, row, d + 1

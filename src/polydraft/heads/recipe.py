@@ -42,12 +42,14 @@ class Recipe(ABC):
     """Numbers that the user may choose of a fresh network, with their defaults."""
     decay: ClassVar[float] = DECAY
     """Weight of a depth in the loss over that of the one before, where the user gives none."""
+    reads_three: ClassVar[bool] = False
+    """Whether it reads the states of three layers of the target."""
     option: ClassVar[str] = "--head"
     """By which commands take what it wrote."""
 
     def layers(self, last: int) -> tuple[int, ...]:
-        """Whose states it reads, rising, of a target whose last is this: what enters its head."""
-        return (last,)
+        """Whose states it reads, rising, of a target whose last is this: what enters its head, or a low, a middle and that one."""
+        return (max(1, last // 4), last // 2 + 1, last) if self.reads_three else (last,)
 
     @abstractmethod
     def fresh(self, material: Material) -> nn.Module:

@@ -10,9 +10,6 @@ from polydraft.methods import registry
 
 __all__ = ["kind_of", "settings_of"]
 
-RENAMED = {"diffusion": "block"}
-"""Kinds that folders of older versions name."""
-
 
 def settings_of(folder: str | Path) -> dict[str, Any]:
     """What a head's config.json says.
@@ -51,9 +48,8 @@ def kind_of(folder: str | Path) -> str:
 
 
 def _kind(settings: Mapping[str, Any]) -> str | None:
-    named = settings.get("polydraft_head")
-    if named:
-        return RENAMED.get(named, str(named))
+    if named := settings.get("polydraft_head"):
+        return str(named)
     for name in registry.heads():
         checkpoint = getattr(registry.drafter(name), "checkpoint", None)
         if checkpoint is not None and checkpoint.reads(settings):

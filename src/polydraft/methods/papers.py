@@ -87,7 +87,7 @@ def _methods() -> dict[str, Method | DecodingMethod]:
     drafters = (info for name in registry.names("drafter") for info in registry.drafter(name).methods)
     decodings = (registry.decoding(name).info for name in registry.names("decoding"))
     return {
-        info.name: info for info in (*decodings, *drafters, *registry.made_rules(), *verifiers)
+        info.name: info for info in (*decodings, *drafters, *registry.made_verifiers(), *verifiers)
     }  # of equal names the verifier
 
 

@@ -45,7 +45,6 @@ DRAFTERS: dict[str, str] = {
     "medusa": "polydraft.heads.medusa:MedusaDrafter",
     "mtp": "polydraft.heads.mtp:MtpDrafter",
     "block": "polydraft.heads.block:BlockDrafter",
-    "mask-query": "polydraft.heads.mask_query:MaskQueryDrafter",
     "ngram": "polydraft.drafters.text.ngram:NgramDrafter",
     "several": "polydraft.drafters.model.paths_of_models:SeveralDrafter",
     "tli": "polydraft.drafters.model.tli:TliDrafter",
@@ -208,11 +207,11 @@ def _unknown(kind: str, name: str) -> Exception:
     return unknown_name(words.get(kind, kind), name, names(kind))
 
 
-def made_rules() -> list[Any]:
+def made_verifiers() -> list[Any]:
     """What verifiers declare that are made for a model's own data.
 
     Example:
-        >>> made_rules()[0].lossless
+        >>> made_verifiers()[0].lossless
         False
     """
     return [load("made verifier", name) for name in names("made verifier")]
@@ -280,7 +279,7 @@ def build_decoding(name: str, parts: Any, options: Mapping[str, Any]) -> Any:
         InvalidInputError: an option that this decoding method does not have; others as of its `build`.
     """
     method = decoding(name)
-    option_names = _options(method.build) or set()
+    option_names = _options(method.build, method) or set()
     if unknown := sorted(set(options) - option_names):
         raise InvalidInputError(
             f"the option {unknown[0]}={str(options[unknown[0]])!r} was given to the decoding method {name!r}, which has no such option. "
@@ -329,8 +328,12 @@ def _advice(name: str, option: str, known: set[str]) -> str:
 def _options(build: Callable[..., Any], then: Callable[..., Any] | None = None) -> set[str] | None:
     """Keywords of `build`, and those of the constructor where it passes others on; None: any."""
     parameters = signature(build).parameters.values()
-    kinds = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    names = {p.name for p in parameters if p.kind in kinds} - {"parts", "eos_token_ids"}
+    options = (
+        p
+        for p in parameters
+        if p.kind is Parameter.KEYWORD_ONLY or (p.kind is Parameter.POSITIONAL_OR_KEYWORD and p.default is not Parameter.empty)
+    )
+    names = {p.name for p in options} - {"eos_token_ids", "stop_ids", "slots"}  # an engine gives these, and what has no default
     if not any(p.kind is Parameter.VAR_KEYWORD for p in parameters):
         return names
     more = None if then is None else _options(then)

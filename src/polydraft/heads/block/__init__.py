@@ -22,11 +22,9 @@ import torch
 
 from polydraft.core import Budget, Draft, DraftSampling, Method, TreeShape
 from polydraft.core import geometry as tree
-from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import FIXED
 from polydraft.errors import InvalidInputError
 from polydraft.heads.block.checkpoint import BlockCheckpoint
-from polydraft.heads.checkpoint import head_folder
 from polydraft.heads.depth_drafter import CachingDrafter
 from polydraft.heads.drafter import HeadState
 from polydraft.heads.markov import confidence_logits
@@ -108,31 +106,22 @@ class BlockDrafter(CachingDrafter):
         return ORDERS[kind] if kind in ORDERS else super().of_kind(kind)
 
     @classmethod
-    def build(
-        cls,
-        parts: Parts,
-        *,
-        weights: str | None = None,
-        kind: str = "paths",
-        steps: int = STEPS,
-        least_confidence: float = 0.0,
-        quantization: str | None = None,
-    ) -> "BlockDrafter":
-        """For the engine; see `HeadDrafter.build`. steps: forward passes of a draft in an order.  least_confidence: see the class."""
-        head = BlockCheckpoint.load(head_folder("block", parts.target, weights))
+    def check_kind(cls, kind: str, head: BlockCheckpoint) -> None:
+        """See `HeadDrafter.check_kind`.
+
+        Raises:
+            InvalidInputError: an order, of a head that no revealed token was shown to.
+        """
         if kind in ORDERS and "mask" not in head.tensors:
             raise InvalidInputError(
-                f"drafter='block:{kind}' was given with the head {str(weights)!r}, which was never shown the tokens that an order reveals. "
+                f"drafter='block:{kind}' was given with a head that was never shown the tokens that an order reveals. "
                 "Use drafter='block', or train a head: polydraft train block."
             )
-        return cls(
-            cls.model_of(head, parts.target, quantization),
-            head.layers,
-            kind,
-            steps=steps,
-            least_confidence=least_confidence,
-            stop_ids=parts.eos_token_ids,
-        )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """See `HeadDrafter.options`."""
+        return {"steps": self.steps, "least_confidence": self.least_confidence}
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
         """See `ModelDrafter.propose`."""
@@ -203,10 +192,3 @@ class BlockDrafter(CachingDrafter):
         if DraftSampling.POINT_MASS not in self.info.draft_sampling:
             return ids
         return next((ids[: i + 1] for i, token in enumerate(ids) if token in self._stop_ids), ids)
-
-    def sibling(self, kind: str) -> "BlockDrafter":
-        """See `ModelDrafter.sibling`."""
-        options = {"steps": self.steps, "least_confidence": self.least_confidence, "stop_ids": self._stop_ids}
-        drafter = type(self)(self.model, self.layers, kind, **options)
-        drafter.slots, drafter._proposed = self.slots, self._proposed
-        return drafter

@@ -37,8 +37,9 @@ from polydraft.numerics.compiled_code import njit
 
 __all__ = ["CompiledBlock"]
 
-ALL, CAUSAL, APART = range(3)
-SEES = {"all": ALL, "causal": CAUSAL, "apart": APART}
+SEES = ("all", "causal", "apart")
+CAUSAL, APART = 1, 2
+"""Numbers of `SEES`."""
 MASK = -1
 """Token of a masked place where the mask is a vector of its own."""
 
@@ -166,7 +167,7 @@ class CompiledBlock(DepthDistributions):
         )
         model = ModelArrays(*model_ends, sizes, memory, work, program)
         mask = np.zeros(0, np.float32) if own_mask is None else own_mask.float().numpy()
-        sees, has_window = np.array([SEES[sees] for sees, _ in kinds]), np.array([window for _, window in kinds])
+        sees, has_window = np.array([SEES.index(sees) for sees, _ in kinds]), np.array([window for _, window in kinds])
         self.net = BlockArrays(model, states, aligned(CHUNK, sizes.outputs), mask, sights, sees, has_window)
         self.roots = np.zeros(target.max_num_seqs, np.int64)
         """The last token of each slot."""

@@ -1,6 +1,6 @@
 """A layer of Gemma 4 as block heads for it have: norms behind attention and feed-forward, keys as values, a rotation of part of a head.
 
-The rest is the Llama family's: see `models.llama_layer`. Attention is not scaled, values are normed without a weight, and what a layer puts out
+The rest is the Llama family's: see `models.torch.llama_layer`. Attention is not scaled, values are normed without a weight, and what a layer puts out
 is multiplied by `layer_scalar`.
 """
 

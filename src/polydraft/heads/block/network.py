@@ -28,9 +28,8 @@ from polydraft.heads.block.checkpoint import GEMMA, BlockCheckpoint
 from polydraft.heads.block.gemma import GemmaLayer
 from polydraft.heads.checkpoint import has_head_norms
 from polydraft.heads.markov import place
-from polydraft.heads.network import DepthModel, HeadNetwork, Material, embedded, own_embeddings
+from polydraft.heads.network import CachingModel, HeadNetwork, Material
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config, unrolled
-from polydraft.models.slots import TREE_ROOM
 from polydraft.models.torch.llama_layer import KeyValues, LlamaLayer, Norm
 
 __all__ = ["BlockModel", "BlockNet", "BlockRecipe"]
@@ -55,12 +54,17 @@ class BlockNet(HeadNetwork):
         for layer in self.layers:
             layer.silence()  # pyright: ignore[reportCallIssue] - at first a layer adds nothing
 
+    @property
+    def attentions(self) -> list[Any]:
+        """Of all layers."""
+        return [layer.self_attn for layer in self.layers]
+
     def injected(
         self, states: Float[Tensor, "B T F"], positions: Int[Tensor, "..."]
     ) -> list[tuple[Float[Tensor, "B T G D"], Float[Tensor, "B T G D"]]]:
         """Keys and values of the target's states in every layer."""
         rows = self.hidden_norm(self.fc(states.to(self.fc.weight.dtype)))
-        return [layer.self_attn.keys_values(rows, positions) for layer in self.layers]  # pyright: ignore
+        return [attention.keys_values(rows, positions) for attention in self.attentions]
 
     def outputs(
         self,
@@ -105,8 +109,8 @@ class BlockNet(HeadNetwork):
         return self.drafting(self.outputs(x, positions, self.injected(states, every), at[:, None] + 1))
 
 
-class BlockModel(DepthModel):
-    """A block head as a draft model with a KV cache of its own; see `DepthModel` and `compiled.CompiledBlock`.
+class BlockModel(CachingModel):
+    """A block head as a draft model; see `CachingModel` and `compiled.CompiledBlock`.
 
     Trap: behind a block only what the target's states became stays in the cache.
     """
@@ -115,14 +119,7 @@ class BlockModel(DepthModel):
 
     def __init__(self, head: BlockCheckpoint, target: Any) -> None:
         super().__init__(head, target)
-        attention, slots, self.mask = self.network.layers[0].self_attn, target.max_num_seqs, target.vocab_size
-        self._device, dtype = self.network.fc.weight.device, attention.k_proj.weight.dtype
-        self._own, self._shown = own_embeddings(head, self._device), getattr(head.config, "mask_token_id", None) or 0
-        room = len(self.network.layers), slots, target.max_model_len + TREE_ROOM, attention.num_groups, attention.width
-        self._cache = tuple(torch.zeros(room, dtype=dtype, device=self._device) for _ in range(2))
-        self.cache_bytes += sum(store.nbytes for store in self._cache)
-        self._read, self.roots = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
-        """Tokens whose states each slot holds, and the last token of each."""
+        self.mask, self._shown = target.vocab_size, getattr(head.config, "mask_token_id", None) or 0
 
     @torch.inference_mode()
     def inject(self, slot: int, begin: int, states: Float[Tensor, "T F"], following: Sequence[int] = ()) -> None:
@@ -138,7 +135,7 @@ class BlockModel(DepthModel):
         tokens = torch.from_numpy(np.concatenate([self.roots[list(slots)][:, None], blocks], 1)).to(self._device)[:, None]
         lengths, rows = (torch.as_tensor(x).to(self._device) for x in (self._read[list(slots)], list(slots)))
         masked, longest = tokens == self.mask, int(lengths.max())
-        rows_of = embedded(self._own, self.target, torch.where(masked, self._shown, tokens), self._device)
+        rows_of = self.embedded(torch.where(masked, self._shown, tokens))
         positions = lengths[:, None, None] + torch.arange(tokens.shape[2], device=self._device)
         text = list(zip(*(store[:, rows, :longest] for store in self._cache), strict=True))
         return self.network.outputs(self.network.shown(rows_of, masked), positions, text, lengths[:, None, None])[:, 0]
@@ -167,14 +164,10 @@ MIN_TIME = 0.05
 class BlockRecipe(Recipe):
     """See the module. sizes: layers, and places of a block."""
 
-    checkpoint, network = BlockCheckpoint, BlockNet
+    checkpoint, network, reads_three = BlockCheckpoint, BlockNet, True
     sizes: ClassVar = {"layers": 2, "block": 4}
     settings = ("block_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
                 "rope_theta", "rms_norm_eps")  # fmt: skip
-
-    def layers(self, last: int) -> tuple[int, ...]:
-        """A low, a middle and the last."""
-        return max(1, last // 4), last // 2 + 1, last
 
     def fresh(self, material: Material) -> BlockNet:
         """A drafter of its target's width, whose layers add nothing yet."""

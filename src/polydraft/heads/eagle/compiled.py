@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.core import TokenTree
 from polydraft.heads.compiled import HEADS, CompiledHead
 from polydraft.heads.eagle.network import EagleCheckpoint
 from polydraft.heads.layers import ends_of, sizes_of
+from polydraft.heads.network import ReadsStates
 from polydraft.models.compiled.architectures.base import ATTENTION
 from polydraft.models.compiled.cache import COLUMNS, SlotMemory, fitting_dtype, forget, move_columns, new_memory, token_bytes
 from polydraft.models.compiled.kernels import copy_row, norm_part, rms_norm
@@ -150,7 +150,7 @@ def _program(layers: Sequence[Weights], sizes: Sizes, memory: SlotMemory, work: 
     return new_program([*parts, []], step, len(work.queries))
 
 
-class CompiledEagle(CompiledHead):
+class CompiledEagle(ReadsStates, CompiledHead):
     """A head as a draft model with slots; see `core.Target`. It reads tokens with the target's states before them, given by `give`.
 
     target: of which it takes embeddings and, where it has none of its own, output rows.  max_num_seqs: default the target's.
@@ -211,22 +211,16 @@ class CompiledEagle(CompiledHead):
         self.arrays = EagleArrays(
             weights, program, sizes, memory, work, *target_rooms, *rooms, head.norm_before_residual, head.says("norm_output")
         )
-        self._left: dict[int, Float[Tensor, "T F"]] = {}
 
     def trim(self, slot: int) -> None:
         """See `slots.SlotModel.trim`."""
         super().trim(slot)
         forget(self.arrays.memory, slot)
 
-    def give(self, slot: int, states: Float[Tensor, "T F"]) -> None:
-        """The target's states before each of the tokens that the slot is to read next, the root's last."""
-        self._left[slot] = states
-
     def reads(self, slot: int, token_ids: Sequence[int]) -> None:
         """Put the states of the next tokens where the forward pass finds them."""
         count = len(token_ids)
-        states, self._left[slot] = self._left[slot][:count], self._left[slot][count:]
-        self.arrays.target_states[slot, :count] = states.float().numpy()
+        self.arrays.target_states[slot, :count] = self.take(slot, count).float().numpy()
         self.arrays.counts[slot] = count
 
     def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:

@@ -36,7 +36,7 @@ from polydraft.core import Scores, Target, TokenTree
 from polydraft.heads.checkpoint import HeadCheckpoint, flat, has_head_norms, has_whole_widths, stored
 from polydraft.heads.fields import words
 from polydraft.heads.layers import HeadLayers
-from polydraft.heads.network import HeadModel, HeadNetwork, Material
+from polydraft.heads.network import HeadModel, HeadNetwork, Material, ReadsStates, new_cache
 from polydraft.heads.recipe import Batch, Figures, Loss, Recipe, fresh_config, unrolled
 from polydraft.models.compiled.architectures import LLAMA
 from polydraft.models.loading.checkpoint import Checkpoint
@@ -235,7 +235,7 @@ class EagleHead(HeadNetwork):
             yield self.logits(states[counted]), batch.distributions[:, k : k + length][counted].float()
 
 
-class EagleModel(HeadModel):
+class EagleModel(ReadsStates, HeadModel):
     """The head as a draft model with a KV cache of its own; it reads tokens with the target's states before them, given by `give`.
 
     A committed token's KV cache entry belongs to the pair of it and the target's state before it; nodes behind the root read their parents' outputs.
@@ -245,23 +245,14 @@ class EagleModel(HeadModel):
 
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         super().__init__(head, target)
-        attention, slots = self.network.midlayer.self_attn, target.max_num_seqs
-        groups, width, dtype = attention.num_groups, attention.width, attention.k_proj.weight.dtype
-        layers = len(self.network.attentions)
-        bytes_per_token = layers * 2 * groups * width * dtype.itemsize
+        attentions, slots = self.network.attentions, target.max_num_seqs
+        bytes_per_token = sum(store.nbytes for store in new_cache(attentions, 1, 1, self.device))
         columns = self.open_slots(target.max_model_len, slots, context=0, bytes_per_token=bytes_per_token, device=self.device)
-        room = layers, slots, columns, groups, width
-        self._cache = tuple(torch.zeros(room, dtype=dtype, device=self.device) for _ in range(2))
+        self._cache = new_cache(attentions, slots, columns, self.device)
         self._outputs = torch.zeros(slots, TREE_ROOM, head.config.hidden_size, device=self.device)
-        self._given: dict[int, Float[Tensor, "T F"]] = {}
-
-    def give(self, slot: int, states: Float[Tensor, "T F"]) -> None:
-        """The target's states before each of the tokens that the slot is to read next, the root's last."""
-        self._given[slot] = states
 
     def _next_states(self, slot: int, count: int) -> Float[Tensor, "T h"]:
-        states, self._given[slot] = self._given[slot][:count], self._given[slot][count:]
-        return self.network.read(states.to(self.device).float()[None])[0].float()
+        return self.network.read(self.take(slot, count).to(self.device).float()[None])[0].float()
 
     @torch.inference_mode()
     def _forward(
@@ -320,14 +311,10 @@ class EagleModel(HeadModel):
 class EagleRecipe(Recipe):
     """See the module."""
 
-    checkpoint, network = EagleCheckpoint, EagleHead
+    checkpoint, network, reads_three = EagleCheckpoint, EagleHead, True
     settings = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps")
     published: ClassVar[dict[str, Any]] = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
     """What other engines ask for in a configuration."""
-
-    def layers(self, last: int) -> tuple[int, ...]:
-        """A low, a middle and the last."""
-        return max(1, last // 4), last // 2 + 1, last
 
     def fresh(self, material: Material) -> EagleHead:
         """A head of its target's widths."""

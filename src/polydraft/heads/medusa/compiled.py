@@ -70,7 +70,7 @@ def head_distributions(weights, work, slots, states, logits):
 
 
 class CompiledMedusa(DepthDistributions):
-    """Medusa's heads as a draft model; see `DepthLaws`.
+    """Medusa's heads as a draft model; see `DepthDistributions`.
 
     target: whose output rows they use where they have none of their own.  quantization: of the matrices; it changes no distribution of the output.
 

@@ -125,9 +125,5 @@ class MtpModel(EagleModel):
 class MtpRecipe(EagleRecipe):
     """See the module."""
 
-    checkpoint, network, decay = MtpCheckpoint, MtpHead, 0.6
+    checkpoint, network, decay, reads_three = MtpCheckpoint, MtpHead, 0.6, False
     published: ClassVar = {}
-
-    def layers(self, last: int) -> tuple[int, ...]:
-        """The last."""
-        return (last,)

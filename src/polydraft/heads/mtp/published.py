@@ -5,7 +5,7 @@ DeepSeek-AI 2024, DeepSeek-V3, section 2.2 (arXiv 2412.19437). With h[t] the tar
     a[t] = norm(layer(P [norm(embedding of x[t+1]); norm(h[t])]))      the target's output rows give the distribution of x[t+2]
 
 and a[t] in the place of h[t] drafts on, with what it drafted. The layer is one of the target's family, with its experts, gates and rotation, and
-transformers runs it, for trees in slots as it runs any model (`models.hf`).
+transformers runs it, for trees in slots as it runs any model (`models.torch.hf`).
 
     Qwen3-Next, Qwen3.5          mtp.fc, mtp.pre_fc_norm_embedding, mtp.pre_fc_norm_hidden, mtp.layers.0.*, mtp.norm
     DeepSeek-V3, GLM             model.layers.N.{eh_proj, enorm, hnorm, shared_head.norm}, N behind the target's layers, and the layer's
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from polydraft.core import AuxRows, Needs, Scores, Target, TokenTree
 from polydraft.errors import IncompatibleError, ModelLoadError
 from polydraft.heads.checkpoint import flat, probe
+from polydraft.heads.network import ReadsStates
 from polydraft.methods.head_folders import settings_of
 from polydraft.models.compiled.architectures.predictor import BEHIND, OF_QWEN, Layout
 from polydraft.models.loading.checkpoint import files_of
@@ -156,7 +157,7 @@ def _module(head: PublishedMtp, dtype: torch.dtype) -> Any:
     return module
 
 
-class MtpModule(HFTarget):
+class MtpModule(ReadsStates, HFTarget):
     """The module as a draft model in slots; see `core.Target`. It reads tokens with the target's states before them, given by `give`.
 
     Raises:
@@ -178,7 +179,6 @@ class MtpModule(HFTarget):
                 part.weight = nn.Parameter(weight.to(device, dtype), requires_grad=False)
         self._shares = _norm_weight(target).to(device) if head.before_norm else None
         self._outputs = torch.zeros(self.max_num_seqs, TREE_ROOM, matrix.shape[0], device=device)
-        self._given = dict[int, Tensor]()
 
     def _check(self, model: Any, max_model_len: int | None) -> None:
         """Whatever the target's layers are: the module's is one of full attention."""
@@ -188,13 +188,8 @@ class MtpModule(HFTarget):
         """Nothing beyond its logits."""
         return Needs() if self._own else super().offers
 
-    def give(self, slot: int, states: Float[Tensor, "T h"]) -> None:
-        """The target's states before each of the tokens that the slot is to read next, the root's last."""
-        self._given[slot] = states
-
     def _next_states(self, slot: int, count: int) -> Float[Tensor, "T h"]:
-        states, self._given[slot] = self._given[slot][:count], self._given[slot][count:]
-        states = states.to(self.device).float()
+        states = self.take(slot, count).to(self.device).float()
         return states if self._shares is None else states / self._shares
 
     def _forward(self, inputs: Tensor, mask: np.ndarray, positions: np.ndarray, columns: np.ndarray, **options: Any) -> Any:

@@ -9,14 +9,13 @@ All see what is before them. What a mask leaves in the cache is gone with the fo
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from polydraft.heads.checkpoint import HeadCheckpoint
 from polydraft.heads.eagle.network import EagleCheckpoint, EagleHead
-from polydraft.heads.network import DepthModel, Material, embedded, own_embeddings
+from polydraft.heads.network import CachingModel, Material
 from polydraft.models.torch.llama_layer import KeyValues
 
 __all__ = ["PeagleCheckpoint", "PeagleHead", "PeagleModel"]
@@ -60,29 +59,22 @@ class PeagleHead(EagleHead):
         self.mask_hidden, self.num_depths = nn.Parameter(torch.zeros(1, 1, self.fc.in_features)), drafts_per_forward(config)
 
 
-class PeagleModel(DepthModel):
-    """The head as a draft model with a KV cache of its own; see `DepthModel`."""
+class PeagleModel(CachingModel):
+    """The head as a draft model; see `CachingModel`."""
 
     network_class = PeagleHead
 
     def __init__(self, head: HeadCheckpoint, target: Any) -> None:
         super().__init__(head, target)
-        attention, slots, h = self.network.attentions[0], target.max_num_seqs, head.config.hidden_size
-        self._device, dtype = self.network.fc.weight.device, attention.k_proj.weight.dtype
-        self._own, self._mask = own_embeddings(head, self._device), int(head.config.mask_token_id)
-        room = len(self.network.attentions), slots, target.max_model_len, attention.num_groups, attention.width
-        self._cache = tuple(torch.zeros(room, dtype=dtype, device=self._device) for _ in range(2))
-        self.cache_bytes += sum(store.nbytes for store in self._cache)
-        self._last = torch.zeros(slots, h, device=self._device)
-        self._read, self.roots = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
-        """Entries of each slot, and the last token of each."""
+        self._mask = int(head.config.mask_token_id)
+        self._last = torch.zeros(target.max_num_seqs, head.config.hidden_size, device=self._device)
 
     @torch.inference_mode()
     def inject(self, slot: int, begin: int, states: Float[Tensor, "T F"], following: Sequence[int]) -> None:
         """Entries of the committed tokens from the one at `begin` on: the target's states there, and the token behind each."""
         end = begin + len(states)
         at = torch.arange(begin, end, device=self._device)
-        rows = embedded(self._own, self.target, torch.tensor([list(following)]), self._device)
+        rows = self.embedded(torch.tensor([list(following)]))
         visible = torch.arange(end, device=self._device) <= at[:, None]
 
         def sources(layer: int, *new: Tensor) -> list[KeyValues]:
@@ -107,7 +99,7 @@ class PeagleModel(DepthModel):
             keys, values = (store[layer, rows, :longest] for store in self._cache)
             return [KeyValues(keys, values, cached), KeyValues(*new, causal)]
 
-        word = embedded(self._own, self.target, torch.tensor([self._mask]), self._device).expand(len(slots), 1, count, h)
+        word = self.embedded(torch.tensor([self._mask])).expand(len(slots), 1, count, h)
         state = self.network.read(self.network.mask_hidden).float()[:, None].expand(len(slots), 1, count, h)
         positions = lengths[:, None, None] + torch.arange(count, device=self._device)
         masks = self.network.through(word, state, positions, sources)[:, 0] if count else word[:, 0]

@@ -110,18 +110,8 @@ class AmusdDrafter:
         return KINDS[kind]
 
     @classmethod
-    def build(
-        cls,
-        parts: Parts,
-        *,
-        kind: str = "chain",
-        lead_cap: int = LEAD_CAP,
-        min_lead: int | None = None,
-        burst: int = BURST,
-        pin: bool = False,
-        trace: bool = False,
-    ) -> "AmusdDrafter":
-        """For the engine: draft with its draft model, which must be a model of its own.
+    def build(cls, parts: Parts, *, kind: str = "chain", **options: Any) -> "AmusdDrafter":
+        """For the engine: draft with its draft model, which must be a model of its own; options as the constructor.
 
         Raises:
             InvalidInputError: no draft model; see also the constructor.
@@ -141,7 +131,6 @@ class AmusdDrafter:
                 "asynchronous drafting was asked for with an encoder-decoder; expected a target that reads one text. Draft synchronously."
             )
         check_machine(parts.draft_model)
-        options = {"lead_cap": lead_cap, "min_lead": min_lead, "burst": burst, "pin": pin, "trace": trace}
         return cls(parts.draft_model, kind, stop_ids=parts.eos_token_ids, **options)
 
     @property

@@ -101,17 +101,8 @@ class Nearest:
         self._hits: OrderedDict[tuple[int, ...], Hits | None] = OrderedDict()
 
     @classmethod
-    def build(
-        cls,
-        parts: Parts,
-        *,
-        passages: Any = None,
-        count: int = 40,
-        neighbours: int = 1024,
-        alpha: float = 0.3,
-        temperature: float = 0.1,
-    ) -> "Nearest":
-        """For the engine. passages: a file of `polydraft index build --kind passages`, or open ones.
+    def build(cls, parts: Parts, *, passages: Any = None, **options: Any) -> "Nearest":
+        """For the engine. passages: a file of `polydraft index build --kind passages`, or open ones.  options: as the constructor.
 
         Raises:
             InvalidInputError: none, or a file without any.
@@ -127,7 +118,7 @@ class Nearest:
             raise InvalidInputError(
                 f"{str(passages.path)!r} was given to the decoding method 'nest'; it has no passages. Add some: polydraft index build --append."
             )
-        return cls(passages, parts.target, count=count, neighbours=neighbours, alpha=alpha, temperature=temperature)
+        return cls(passages, parts.target, **options)
 
     def hits(self, context: Sequence[int], state: np.ndarray) -> Hits | None:
         """The nearest keys to the state after a text; None where there is nothing to compare with. Asked again, it does not search again."""

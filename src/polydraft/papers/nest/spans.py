@@ -63,8 +63,8 @@ class SpanDrafter:
         self.needs = Needs(hidden=decoding.needs.hidden, every_round=True)
 
     @classmethod
-    def build(cls, parts: Parts, *, delta: float = 0.5, longest: int = 64) -> "SpanDrafter":
-        """For the engine, whose decoding method has the passages.
+    def build(cls, parts: Parts, **options: Any) -> "SpanDrafter":
+        """For the engine, whose decoding method has the passages; options as the constructor.
 
         Raises:
             InvalidInputError: another decoding method.
@@ -73,7 +73,7 @@ class SpanDrafter:
             raise InvalidInputError(
                 "the drafter 'nest' was asked for without the decoding method 'nest', whose passages it drafts from. Give decoding='nest'."
             )
-        return cls(parts.decoding, delta=delta, longest=longest)
+        return cls(parts.decoding, **options)
 
     @property
     def offers(self) -> Offers:

@@ -7,10 +7,10 @@ from polydraft import Engine, SamplingParams
 from polydraft.core import Budget, Request
 from polydraft.core.geometry import chain
 from polydraft.errors import DrafterWarning, IncompatibleError, InvalidInputError, ModelLoadError
-from polydraft.heads.mask_query import MaskQueryDrafter
-from polydraft.heads.mask_query.network import MaskQueries, QuerySizes
 from polydraft.methods import registry
 from polydraft.models.torch.seq2seq import Seq2SeqTarget
+from polydraft.papers.mask_query import MaskQueryDrafter
+from polydraft.papers.mask_query.network import MaskQueries, QuerySizes
 from polydraft.papers.relaxed.top_beta import TopBeta
 from studies.seq2seq.glancing import glancing_loss, reveal, start_of
 from tests.models.encoder_decoders import EOS, START, generated, small

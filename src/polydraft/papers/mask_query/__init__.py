@@ -25,8 +25,8 @@ from polydraft.core import Budget, Draft, DraftSampling, Needs, Offers, Outcome,
 from polydraft.core import geometry as trees
 from polydraft.drafters.base import Parts
 from polydraft.errors import IncompatibleError, InvalidInputError, PolydraftError
-from polydraft.heads.mask_query.network import MaskQueries
 from polydraft.methods.papers import method
+from polydraft.papers.mask_query.network import MaskQueries
 
 __all__ = ["MaskQueryDrafter"]
 
@@ -46,7 +46,7 @@ class MaskQueryDrafter:
         InvalidInputError: more queries than were trained, or none.
 
     Example:
-        >>> from polydraft.heads.mask_query.network import MaskQueries, QuerySizes
+        >>> from polydraft.papers.mask_query.network import MaskQueries, QuerySizes
         >>> made = MaskQueryDrafter(MaskQueries.like(QuerySizes(vocab_size=9, width=8, heads=2, queries=3)))
         >>> made.info.draft_sampling == {DraftSampling.POINT_MASS}
         True
