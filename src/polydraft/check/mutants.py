@@ -128,9 +128,6 @@ KINDS = {
     DraftSampling.SYSTEMATIC: "systematic", DraftSampling.IID: "paths",
 }  # fmt: skip
 """Kinds of a draft model's drafts, by how they are sampled."""
-OTHER_NOISE = Edit(
-    LIFT, "arrays(draft, logits, key, samplings)", "arrays(draft, logits, replace(key, position=key.position + 1), samplings)"
-)
 WALKS = {
     "block": (
         "residual without the accumulated weight", "chain", 1,
@@ -146,54 +143,51 @@ WALKS = {
         (Edit(RACE, "active = self.active(draft.tree)", "active = np.ones_like(self.active(draft.tree))"),),
     ),
     **{
-        name: ("noise of another position", KINDS[next(sampling for sampling in KINDS if sampling in verifier.info.draft_sampling)], 3, (OTHER_NOISE,))
+        name: (
+            "noise of another position", KINDS[next(sampling for sampling in KINDS if sampling in verifier.info.draft_sampling)], 3,
+            (Edit(LIFT, "arrays(draft, logits, key, samplings)", "arrays(draft, logits, replace(key, position=key.position + 1), samplings)"),),
+        )
         for name, verifier in ((name, registry.verifier(name)) for name in registry.names("verifier"))
         if isinstance(verifier, LeafToRoot) and name != "block"
     },
 }  # fmt: skip
 """Verifiers with a compiled walk -> a mistake of the walk alone, the kind and the width of drafts that go through it, and its edits."""
 
-WITHOUT_WEIGHT = (
-    Edit(VISITS, "surplus(at.sync, a * at.scale[u]", "surplus(at.sync, (a > 0.0) * at.scale[u]"),
-    Edit(VISITS, "leftover(at.sync, at.weight[u]", "leftover(at.sync, 1.0 * (at.weight[u] > 0.0)"),
-    Edit(TRIES),
-    Edit(LIFT, "positive_part(w[:, None] * p - q)", "positive_part(p - q)"),
-)
-CLAMPED = (
-    Edit(VISITS, "keep(at.weight[u], at.p[u, x]", "at.weight[u] * keep(1.0, at.p[u, x]"),
-    Edit(TRIES),
-    Edit(LIFT, "(w * px / qx).clamp(max=1)", "w * (px / qx).clamp(max=1)"),
-)
-SKIPPED = Edit(
-    RECURSIVE,
-    "there, x = draw >= 0, draw.clamp(min=0)",
-    "there, x = (draw >= 0) & (draws[:, :j] != draw[:, None]).all(1), draw.clamp(min=0)",
-)
-SORTED = Edit(
-    RECURSIVE,
-    "    r, c = p, q if q.ndim == 2 else q[:, 0]\n",
-    "    r, c = p, q if q.ndim == 2 else q[:, 0]\n"
-    "    likely = torch.where(draws >= 0, c.gather(1, draws.clamp(min=0)), -1.0)\n"
-    "    draws = draws.gather(1, likely.argsort(1, descending=True))\n",
-)
-DRAWN_AGAIN = Edit(
-    MATCH,
-    "    return p\n",
-    "    accept = p.gather(1, draws[:, :1])\n    return ((1 - accept) * p).scatter_add(1, draws[:, :1], accept)\n",
-)
+VERDICTS = (
+    ("block", "residual without the accumulated weight", "chain", 2, 1, (
+        Edit(VISITS, "surplus(at.sync, a * at.scale[u]", "surplus(at.sync, (a > 0.0) * at.scale[u]"),
+        Edit(VISITS, "leftover(at.sync, at.weight[u]", "leftover(at.sync, 1.0 * (at.weight[u] > 0.0)"),
+        Edit(TRIES),
+        Edit(LIFT, "positive_part(w[:, None] * p - q)", "positive_part(p - q)"),
+    )),
+    ("block", "clamped factors", "chain", 2, 1, (
+        Edit(VISITS, "keep(at.weight[u], at.p[u, x]", "at.weight[u] * keep(1.0, at.p[u, x]"),
+        Edit(TRIES),
+        Edit(LIFT, "(w * px / qx).clamp(max=1)", "w * (px / qx).clamp(max=1)"),
+    )),
+    ("recursive", "equal draws skipped", "paths", 1, 3, (
+        Edit(RECURSIVE, "there, x = draw >= 0, draw.clamp(min=0)",
+             "there, x = (draw >= 0) & (draws[:, :j] != draw[:, None]).all(1), draw.clamp(min=0)"),
+    )),
+    ("recursive_wor", "siblings sorted after drawing", "without_replacement", 1, 3, (
+        Edit(RECURSIVE, "    r, c = p, q if q.ndim == 2 else q[:, 0]\n",
+             "    r, c = p, q if q.ndim == 2 else q[:, 0]\n"
+             "    likely = torch.where(draws >= 0, c.gather(1, draws.clamp(min=0)), -1.0)\n"
+             "    draws = draws.gather(1, likely.argsort(1, descending=True))\n"),
+    )),
+    ("match", "a new draw after a mismatch", "chain", 1, 1, (
+        Edit(MATCH, "    return p\n", "    accept = p.gather(1, draws[:, :1])\n    return ((1 - accept) * p).scatter_add(1, draws[:, :1], accept)\n"),
+    )),
+)  # fmt: skip
+"""Mistakes of walk and verdict alike: the verifier, what is wrong, the kind, depth and width of drafts that show it, and the edits."""
 
 
 def mistakes() -> Iterator[Mistake]:
     """Every known mistake, with the drafts that show it."""
     for name, (what, kind, width, edits) in WALKS.items():
         yield Mistake(f"walk of {name}: {what}", partial(mutant, name, *edits), kind, 2, width)
-    yield Mistake("block: residual without the accumulated weight", partial(mutant, "block", *WITHOUT_WEIGHT), "chain", 2, 1)
-    yield Mistake("block: clamped factors", partial(mutant, "block", *CLAMPED), "chain", 2, 1)
-    yield Mistake("recursive: equal draws skipped", partial(mutant, "recursive", SKIPPED), "paths", 1, 3)
-    yield Mistake(
-        "recursive_wor: siblings sorted after drawing", partial(mutant, "recursive_wor", SORTED), "without_replacement", 1, 3
-    )
-    yield Mistake("match: a new draw after a mismatch", partial(mutant, "match", DRAWN_AGAIN), "chain", 1, 1)
+    for name, what, kind, depth, width, edits in VERDICTS:
+        yield Mistake(f"{name}: {what}", partial(mutant, name, *edits), kind, depth, width)
 
     def misfit(name: str) -> Callable[[], Misfit]:
         return lambda: Misfit(registry.verifier(name))

@@ -267,18 +267,11 @@ def dedup(tree: TokenTree) -> Dedup:
     tokens, parents = tree.host
     if _all_distinct(tokens, parents):
         return Dedup(tree)
-    first = _first_copies(tokens, parents)
-    index, device = np.arange(tree.num_nodes), tree.tokens.device
-    keep = (first == index) & ((parents >= 0) | (index == 0))
-    order = np.argsort(~keep, axis=1, kind="stable")[:, : keep.sum(1).max()]
-    real = np.take_along_axis(keep, order, 1)
-    row = np.take_along_axis(np.where(keep, keep.cumsum(1) - 1, 0), first, 1)
-    above = np.take_along_axis(row, np.maximum(parents, 0), 1)
-    scored = (
-        np.where(real, np.take_along_axis(tokens, order, 1), 0),
-        np.where(real & (order > 0), np.take_along_axis(above, order, 1), -1),
-    )
-    return Dedup(TokenTree(*(torch.from_numpy(x).to(device) for x in scored)), torch.from_numpy(row).to(device))
+    first, index, device = _first_copies(tokens, parents), np.arange(tree.num_nodes), tree.tokens.device
+    stays = (first == index) & ((parents >= 0) | (index == 0))
+    row = np.take_along_axis(np.where(stays, stays.cumsum(1) - 1, 0), first, 1)
+    scored, _ = packed(tree, stays, row)
+    return Dedup(TokenTree(scored.tokens.to(device), scored.parents.to(device)), torch.from_numpy(row).to(device))
 
 
 def path_to(tree: TokenTree, node: Int[Tensor, " B"]) -> tuple[Int[Tensor, "B A"], Int[Tensor, " B"]]:
@@ -395,8 +388,12 @@ def children(tree: TokenTree) -> Int[Tensor, "B N W"]:
     return torch.from_numpy(_children(parents, _first_copies(tokens, parents))).to(tree.tokens.device)
 
 
-def packed(tree: TokenTree, stays: Bool[np.ndarray, "B N"]) -> tuple[TokenTree, Int[Tensor, "B M"]]:
-    """A tree without some nodes, padding last, and the old number of each node. stays: the root and, of each node, its parent.
+def packed(
+    tree: TokenTree, stays: Bool[np.ndarray, "B N"], number: Int[np.ndarray, "B N"] | None = None
+) -> tuple[TokenTree, Int[Tensor, "B M"]]:
+    """A tree without some nodes, padding last, and the old number of each node.
+
+    stays: the root and, of each node, its parent, or a node with the parent's number.  number: new one of each node; default by their order.
 
     Example:
         >>> smaller, places = packed(TokenTree.chain(torch.tensor([[7, 8, 9]])), np.array([[True, True, False]]))
@@ -405,7 +402,7 @@ def packed(tree: TokenTree, stays: Bool[np.ndarray, "B N"]) -> tuple[TokenTree, 
     """
     tokens, parents = tree.host
     order = np.argsort(~stays, 1, kind="stable")[:, : stays.sum(1).max()]
-    number = np.where(stays, stays.cumsum(1) - 1, -1)
+    number = stays.cumsum(1) - 1 if number is None else number
     above, real = np.take_along_axis(parents, order, 1), np.take_along_axis(stays, order, 1)
     new = np.where(real & (above >= 0), np.take_along_axis(number, np.maximum(above, 0), 1), -1)
     ids = np.where(real, np.take_along_axis(tokens, order, 1), 0)

@@ -17,7 +17,7 @@ from polydraft.drafters.grown_tree import GrownTree, add_best, is_full, limits, 
 from polydraft.errors import InvalidInputError
 from polydraft.numerics.compiled_code import njit
 
-DEPTHS, GRADES = 4, 8
+DEPTHS = 4
 GRADE_ENDS = np.array([0.05, 0.12, 0.25, 0.4, 0.6, 0.8, 0.95])
 PRIOR_WEIGHT = 4.0
 PRIOR_RATIO = 0.6
@@ -27,7 +27,7 @@ CANDIDATE = np.dtype([*((name, np.int64) for name in ("token", "parent", "source
 
 
 class Counts(NamedTuple):
-    """Decayed sums over nodes whose parent was right. right, tried: [sources, DEPTHS, GRADES].  total_right, expected: [sources]."""
+    """Decayed sums over nodes whose parent was right. right, tried: [sources, DEPTHS, grades].  total_right, expected: [sources]."""
 
     right: np.ndarray
     tried: np.ndarray
@@ -54,7 +54,7 @@ class Credit:
         if not 0 < decay <= 1:
             raise InvalidInputError(f"decay={decay} was given; expected 0 < decay <= 1.")
         self.decay, self.lock = decay, threading.RLock()
-        cells = num_sources, DEPTHS, GRADES
+        cells = num_sources, DEPTHS, len(GRADE_ENDS) + 1
         self.counts = Counts(np.zeros(cells), np.zeros(cells), np.zeros(num_sources), np.zeros(num_sources))
 
     def estimate(self, source: int, *, depth: int, score: float) -> float:

@@ -6,18 +6,13 @@ forward passes of a model nothing of all this is in the processor's caches: few 
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from jaxtyping import Int
-from torch import Tensor
 
-from polydraft.core import Budget, Draft, DraftSampling, TokenTree, TreeShape
+from polydraft.core import Budget, Draft, TokenTree, TreeShape
 from polydraft.numerics.compiled_code import njit
 
-_SAMPLING, _SHAPE = DraftSampling.POINT_MASS, TreeShape.GROWN  # a member of an enumeration is slow to look up
 NODE = np.dtype([*((name, np.int64) for name in ("token", "parent", "depth", "is_inner")), ("score", np.float64)])
 ABOUT = np.dtype([(name, np.int64) for name in ("num_nodes", "num_paths", "max_nodes", "max_depth", "width")])
 """Of a tree: how large it is, the root counted, and the bounds of its budget."""
@@ -235,12 +230,6 @@ def copy_onto(tree, other):
         places[n] = -1 if parent < 0 else add_node(tree, parent, node.token, node.score)
 
 
-@lru_cache(maxsize=1024)
-def _no_rows(B: int, N: int) -> Int[Tensor, "B N"]:
-    """The rows of a draft without a q, the same tensor for all drafts of this size."""
-    return torch.full((B, N), -1)
-
-
 def point_mass(grown: Sequence[GrownTree]) -> Draft:
     """A batch of grown trees as a draft without a q.
 
@@ -253,4 +242,4 @@ def point_mass(grown: Sequence[GrownTree]) -> Draft:
     parents = np.full_like(tokens, -1)
     for b, nodes in enumerate(trees):
         tokens[b, : len(nodes)], parents[b, : len(nodes)] = nodes["token"], nodes["parent"]
-    return Draft(TokenTree.of(tokens, parents), _SAMPLING, _SHAPE, None, _no_rows(*tokens.shape))
+    return Draft.point_mass(TokenTree.of(tokens, parents), TreeShape.GROWN)

@@ -198,7 +198,6 @@ class Index:
     remedy: str
 
 
-_IDS = {"low": 0, "high": "vocab_size - 1"}
 INDEXES = {
     "text": Index(
         4,
@@ -216,7 +215,7 @@ INDEXES = {
             {
                 "key": Array(("int64",), ("P",), 0),
                 "size": Array(("int32",), ("P",), 0, "width"),
-                "token": Array(("int32",), ("P", "width"), **_IDS),
+                "token": Array(("int32",), ("P", "width"), 0, "vocab_size - 1"),
                 "weight": Array(("float32",), ("P", "width"), 0),
             }
         ),
@@ -226,7 +225,6 @@ INDEXES = {
 """By kind: every array is listed, and no other may be there."""
 
 _SECONDS = Number(0, 1e6, whole=False)
-_RATE = Number(0, 1, whole=False)
 PROFILE = Record(
     {
         "polydraft_profile": Number(8, 8),
@@ -239,16 +237,15 @@ PROFILE = Record(
             }
         ),
         **dict.fromkeys(
-            ("sampled", "greedy"), Record({"rates": Items(_RATE, "lanes", "lanes"), "expected": Items(_SECONDS, 3, 3)})
+            ("sampled", "greedy"),
+            Record({"rates": Items(Number(0, 1, whole=False), "lanes", "lanes"), "expected": Items(_SECONDS, 3, 3)}),
         ),
     }
 )
 """What `Profile.to_dict` gives."""
 
 _WIDTH = (None, Number(1, 1 << 24))
-_TOKENS = (None, Number(-1, 1 << 31), Items(Number(-1, 1 << 31)))
 _THETA = {"rope_theta": (None, Number(1, 1e15, whole=False))}
-_ROPE = (None, Record(_THETA, more=True, partial=True))
 CONFIG = Record(
     {
         "vocab_size": (None, Number(1, MOST_IDS)),
@@ -257,8 +254,8 @@ CONFIG = Record(
         "intermediate_size": (*_WIDTH, Items(Number(1, 1 << 24), 1, 1024)),  # one for each layer, in Gemma 3n
         "max_position_embeddings": (None, Number(1, 1 << 40)),
         "rms_norm_eps": (None, Number(0, 1, whole=False)),
-        **dict.fromkeys(("eos_token_id", "bos_token_id"), _TOKENS),
-        **dict.fromkeys(("rope_parameters", "rope_scaling"), _ROPE),
+        **dict.fromkeys(("eos_token_id", "bos_token_id"), (None, Number(-1, 1 << 31), Items(Number(-1, 1 << 31)))),
+        **dict.fromkeys(("rope_parameters", "rope_scaling"), (None, Record(_THETA, more=True, partial=True))),
         **_THETA,
     },
     more=True,
@@ -266,11 +263,13 @@ CONFIG = Record(
 )
 """What a model's config.json and generation_config.json may say of what is allocated and computed with; the rest is for transformers to refuse."""
 
-_LAYERS = (None, Items(Number(-1024, 1024), 0, 1024))
 HEAD = Record(
     {
         **CONFIG.fields,
-        **dict.fromkeys(("eagle_aux_hidden_state_layer_ids", "diffusion_layers", "transfer_layers", "exit_layers"), _LAYERS),
+        **dict.fromkeys(
+            ("eagle_aux_hidden_state_layer_ids", "diffusion_layers", "transfer_layers", "exit_layers"),
+            (None, Items(Number(-1024, 1024), 0, 1024)),
+        ),
         **dict.fromkeys(("medusa_num_heads", "medusa_num_layers", "block_size"), Number(1, 1024)),
     },
     more=True,

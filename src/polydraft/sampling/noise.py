@@ -17,6 +17,7 @@ everywhere, and so are the floats: they are made with exact bit patterns, + - * 
 
 import math
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,44 +45,44 @@ class Stream(IntEnum):
 
 
 _RACE = int(Stream.RACE)
+DRAFT: Any = np.int64(Stream.DRAFT)
+"""For compiled code, which has no enumerations."""
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 _U = np.uint64
 _LOW = _U(_MASK)
-_M0, _M1 = map(_U, _MULTIPLIERS)
-_K0, _K1 = map(_U, _KEY_STEPS)
 
 # Bits of float64. A clock is -log(u) with u = (2k + 1) / 2^53 and k of 52 bits: u and 1 - u are exact and never 0.
 _ONE = 0x3FF0000000000000
 _SQRT_HALF = 0x3FE6A09E667F3BCD
 _MANTISSA = 0x000FFFFFFFFFFFFF
 _BELOW_ONE = 1.0 - 2.0**-53
-_UONE, _UROOT, _UMANTISSA = _U(_ONE), _U(_SQRT_HALF), _U(_MANTISSA)
 _LN2_HIGH = math.floor(math.log(2) * 2**40) / 2**40  # exact times any exponent
 _LN2_LOW = 7.371002565167799e-13  # ln 2 - _LN2_HIGH
 _ATANH = tuple(2 / (2 * k + 1) for k in range(1, 10))  # 2 atanh(s) = 2 s + s sum_k _ATANH[k-1] s^2k
 
 
 @njit(error_model="numpy", forceinline=True)
-def _round(k0, k1, c0, c1, c2, c3):
-    a, b = _M0 * c0, _M1 * c2
-    return (b >> _U(32)) ^ c1 ^ (k0 & _LOW), b & _LOW, (a >> _U(32)) ^ c3 ^ (k1 & _LOW), a & _LOW
+def _round(n, k0, k1, c0, c1, c2, c3):
+    a, b = _U(_MULTIPLIERS[0]) * c0, _U(_MULTIPLIERS[1]) * c2
+    k0, k1 = (k0 + _U(n) * _U(_KEY_STEPS[0])) & _LOW, (k1 + _U(n) * _U(_KEY_STEPS[1])) & _LOW
+    return (b >> _U(32)) ^ c1 ^ k0, b & _LOW, (a >> _U(32)) ^ c3 ^ k1, a & _LOW
 
 
 @njit(error_model="numpy", forceinline=True)
 def _philox(k0, k1, c0, c1, c2, c3):
     """Ten rounds, written out: a loop here would keep the caller's loop over tokens from being vectorised."""
-    c0, c1, c2, c3 = _round(k0, k1, c0, c1, c2, c3)
-    c0, c1, c2, c3 = _round(k0 + _K0, k1 + _K1, c0, c1, c2, c3)
-    c0, c1, c2, c3 = _round(k0 + _U(2) * _K0, k1 + _U(2) * _K1, c0, c1, c2, c3)
-    c0, c1, c2, c3 = _round(k0 + _U(3) * _K0, k1 + _U(3) * _K1, c0, c1, c2, c3)
-    c0, c1, c2, c3 = _round(k0 + _U(4) * _K0, k1 + _U(4) * _K1, c0, c1, c2, c3)
-    c0, c1, c2, c3 = _round(k0 + _U(5) * _K0, k1 + _U(5) * _K1, c0, c1, c2, c3)
-    c0, c1, c2, c3 = _round(k0 + _U(6) * _K0, k1 + _U(6) * _K1, c0, c1, c2, c3)
-    c0, c1, c2, c3 = _round(k0 + _U(7) * _K0, k1 + _U(7) * _K1, c0, c1, c2, c3)
-    c0, c1, c2, c3 = _round(k0 + _U(8) * _K0, k1 + _U(8) * _K1, c0, c1, c2, c3)
-    return _round(k0 + _U(9) * _K0, k1 + _U(9) * _K1, c0, c1, c2, c3)
+    c0, c1, c2, c3 = _round(0, k0, k1, c0, c1, c2, c3)
+    c0, c1, c2, c3 = _round(1, k0, k1, c0, c1, c2, c3)
+    c0, c1, c2, c3 = _round(2, k0, k1, c0, c1, c2, c3)
+    c0, c1, c2, c3 = _round(3, k0, k1, c0, c1, c2, c3)
+    c0, c1, c2, c3 = _round(4, k0, k1, c0, c1, c2, c3)
+    c0, c1, c2, c3 = _round(5, k0, k1, c0, c1, c2, c3)
+    c0, c1, c2, c3 = _round(6, k0, k1, c0, c1, c2, c3)
+    c0, c1, c2, c3 = _round(7, k0, k1, c0, c1, c2, c3)
+    c0, c1, c2, c3 = _round(8, k0, k1, c0, c1, c2, c3)
+    return _round(9, k0, k1, c0, c1, c2, c3)
 
 
 @njit(error_model="numpy", forceinline=True)
@@ -93,10 +94,10 @@ def _uniform(high, low):
 def _clock(high, low):
     """-log((2k + 1) / 2^53) within one ulp; the same operations, in the same order, as `_clock_torch`."""
     k = (high << _U(20)) | (low >> _U(12))
-    u = np.uint64(k | _UONE).view(np.float64) - _BELOW_ONE
-    shifted = np.float64(u).view(np.uint64) + (_UONE - _UROOT)
+    u = np.uint64(k | _U(_ONE)).view(np.float64) - _BELOW_ONE
+    shifted = np.float64(u).view(np.uint64) + _U(_ONE - _SQRT_HALF)
     exponent = np.float64(np.int32(shifted >> _U(52)) - np.int32(1023))
-    f = np.uint64((shifted & _UMANTISSA) + _UROOT).view(np.float64) - 1.0
+    f = np.uint64((shifted & _U(_MANTISSA)) + _U(_SQRT_HALF)).view(np.float64) - 1.0
     s = f / (2.0 + f)
     z = s * s
     tail = _ATANH[8]
@@ -116,7 +117,7 @@ def _clock(high, low):
 def _earliest_clock(high, low):
     """A number just below `_clock`, without its logarithm: -log(u) >= 1 - u."""
     k = (high << _U(20)) | (low >> _U(12))
-    return (1.0 - (np.uint64(k | _UONE).view(np.float64) - _BELOW_ONE)) * (1.0 - 1e-12)
+    return (1.0 - (np.uint64(k | _U(_ONE)).view(np.float64) - _BELOW_ONE)) * (1.0 - 1e-12)
 
 
 @njit(error_model="numpy", forceinline=True)

@@ -1,6 +1,6 @@
 """Drafts from a model with another vocabulary, restricted to the common tokens.
 
-Timor et al. 2025 (arXiv 2502.05202), TLI; see `models.translated` for the distribution. The draft model looks like one of the target's
+Timor et al. 2025 (arXiv 2502.05202), TLI; see `models.tokens.translated` for the distribution. The draft model looks like one of the target's
 vocabulary, so all kinds of `drafters.model.paths` and all verifiers for them serve unchanged.
 """
 

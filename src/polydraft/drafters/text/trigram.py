@@ -45,7 +45,6 @@ C2 = 8.0
 """Of the exploration."""
 CAP = 3.0
 """Largest weight of a bumped triple."""
-_NOTHING = np.empty(0, np.int64)
 
 
 @dataclass
@@ -132,7 +131,7 @@ class TrigramDrafter(TextDrafter[TrigramState]):
     def _unread(self, state: TrigramState) -> np.ndarray:
         """What is unread, as it is handed over."""
         if not state.unread or not self._bump:
-            return _NOTHING
+            return np.empty(0, np.int64)
         unread, state.unread, state.ended = state.unread, 0, False
         return np.array(state.tokens[-unread:])
 

@@ -25,7 +25,7 @@ from polydraft.models.slots import TREE_ROOM, SlotModel
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.threads import sync
-from polydraft.sampling.noise import Stream, choose_row, choose_systematic, first_arrivals, uniform_at
+from polydraft.sampling.noise import DRAFT, choose_row, choose_systematic, first_arrivals, uniform_at
 from polydraft.sampling.processing import samplings_of
 from polydraft.sampling.truncation import SAMPLING
 
@@ -39,7 +39,6 @@ GROW = np.dtype([(name, np.int64) for name in ("slot", "depth", "width", "max_no
 SOFTMAX: Any = np.array([(1.0, 0, 1.0, 0.0, 0.0)], SAMPLING)
 """Sampling parameters that change nothing."""
 IID, COUPLED, DISTINCT = (s.value for s in (DraftSampling.IID, DraftSampling.COUPLED, DraftSampling.WITHOUT_REPLACEMENT))
-_DRAFT: Any = np.int64(Stream.DRAFT)
 _MISSING = -2
 """Token of a node that its row has too few tokens for; of one that is not drawn it is -1."""
 LONGEST_PENDING = 32
@@ -138,7 +137,7 @@ def _draw(trees, b, above, depth, n, siblings, key, drawn, rest):
                 rest[trees.tokens[b, m]] = 0.0
         probs = rest
     if siblings in (IID, DISTINCT):
-        trees.tokens[b, n] = choose_row(probs, uniform_at(key.seed, key.sample, key.position, _DRAFT, n))
+        trees.tokens[b, n] = choose_row(probs, uniform_at(key.seed, key.sample, key.position, DRAFT, n))
         return
     if _in_context(trees, b, above, begin, n, context):
         return  # drawn with the first of them
@@ -146,7 +145,7 @@ def _draw(trees, b, above, depth, n, siblings, key, drawn, rest):
     if siblings == COUPLED:
         first_arrivals(probs, key.seed, key.sample, key.position + d, drawn[:many])
     else:
-        choose_systematic(probs, uniform_at(key.seed, key.sample, key.position, _DRAFT, context), drawn[:many])
+        choose_systematic(probs, uniform_at(key.seed, key.sample, key.position, DRAFT, context), drawn[:many])
     for m in range(n, end):
         if trees.first[b, above[m]] == context:
             again = siblings == COUPLED and turn > 0 and drawn[turn] == drawn[turn - 1]

@@ -1,7 +1,7 @@
 """What ends drafted paths, and the spare siblings beside a chain, for compiled proposals; see `budget.Stop`."""
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -10,11 +10,9 @@ from polydraft.core.budget import Stop
 from polydraft.core.confidence import BINS, acceptance_at
 from polydraft.models.compiled.kernels import copy_row
 from polydraft.numerics.compile_time import inner
-from polydraft.sampling.noise import Stream, choose_row, uniform_at
+from polydraft.sampling.noise import DRAFT, choose_row, uniform_at
 
 __all__ = ["Stops", "add_spares", "stops_asked"]
-
-_DRAFT: Any = np.int64(Stream.DRAFT)
 
 
 class Stops(NamedTuple):
@@ -62,7 +60,7 @@ def add_spares(trees, b, stops, key, rest):
         chances[parent], row = -1.0, trees.row[b, parent]
         copy_row(trees.probs[b, row], rest)
         rest[trees.tokens[b, parent + 1]] = 0.0
-        token = choose_row(rest, uniform_at(key.seed, key.sample, key.position, _DRAFT, node))
+        token = choose_row(rest, uniform_at(key.seed, key.sample, key.position, DRAFT, node))
         if token >= 0:
             trees.tokens[b, node], trees.parents[b, node], trees.rows[b, node] = token, parent, row
             trees.first[b, node], trees.confidence[b, node] = node, trees.probs[b, row, token]

@@ -69,7 +69,7 @@ def transfer_forward(model, slots, states, distributions):
 
 
 class CompiledTransfer(DepthDistributions):
-    """Maps of a target's states, and its own remaining layers, as a draft model in the target's slots; see `DepthLaws`.
+    """Maps of a target's states, and its own remaining layers, as a draft model in the target's slots; see `DepthDistributions`.
 
     quantization: of the maps and of the output rows; it changes no distribution.
 

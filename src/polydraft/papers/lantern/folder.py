@@ -29,11 +29,9 @@ __all__ = ["DIGITS", "ImageFolder", "ImageSizes", "ImageTokenizer", "digits_fold
 
 DIGITS = "digits"
 """The folder that comes with the package: handwritten digits of 8 by 8 pixels."""
-_COUNT = Number(1, 1 << 16)
-_SIZES = Record(dict.fromkeys(("channels", "size", "halvings", "width", "num_codes", "code_size"), _COUNT))
 _SCHEMA = Record(
     {
-        "sizes": _SIZES,
+        "sizes": Record(dict.fromkeys(("channels", "size", "halvings", "width", "num_codes", "code_size"), Number(1, 1 << 16))),
         "classes": Items(String(), 1, 1 << 12),
         "codebook": String("[0-9a-f]{64}"),
         "guidance": Number(0, 100, whole=False),

@@ -32,7 +32,6 @@ PROBE = 24
 """Tokens whose states say which model a file is of."""
 OTHER_MODEL = 0.2
 """Largest distance of those states, as a share of their size: formats of one model differ by less."""
-MOST_FLOAT16 = 65504.0
 TABLES = (
     "CREATE TABLE about (name TEXT PRIMARY KEY, value BLOB)",
     "CREATE TABLE passages (id INTEGER PRIMARY KEY AUTOINCREMENT, source TEXT, tokens BLOB, keys BLOB, vector BLOB, checksum INTEGER)",
@@ -190,7 +189,8 @@ class Passages:
         return count
 
     def _add(self, source: str, ids: Sequence[int], target: Target) -> None:
-        keys = np.clip(_states(target, ids)[:-1], -MOST_FLOAT16, MOST_FLOAT16).astype(np.float16)
+        most = np.finfo(np.float16).max
+        keys = np.clip(_states(target, ids)[:-1], -most, most).astype(np.float16)
         tokens, vector = np.array(ids, np.int32), _vector(target, ids)
         parts = source, tokens.tobytes(), keys.tobytes(), vector.tobytes()
         row = self._connection.execute(
