@@ -9,6 +9,8 @@ runs the nodes through the first E layers once more, which is what it would do w
 the proposal, and the states of leaves are nobody's. Trap: E layers that are all of them draft what the target says, at its price.
 """
 
+from typing import Any
+
 from polydraft.core import DraftSampling
 from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import FIXED, Guest
@@ -42,6 +44,7 @@ class EarlyExitDrafter(Guest, HeadDrafter):
         layer: int | None = None,
         kind: str = "paths",
         quantization: str | None = None,
+        **options: Any,
     ) -> "EarlyExitDrafter":
         """For the engine. weights: a folder as `polydraft train early-exit` writes it; layer: in its place, behind which the target's own norm
         and head serve, for targets that were trained so.  quantization: of a compiled exit's own matrices, default int8.
@@ -56,4 +59,4 @@ class EarlyExitDrafter(Guest, HeadDrafter):
                 "(polydraft train early-exit; --head FOLDER), or the layer to exit behind."
             )
         exit_ = ExitCheckpoint.load(weights) if weights is not None else ExitCheckpoint.untrained(layer or 0, parts.target)
-        return cls(cls.model_of(exit_, parts.target, quantization), (), kind, stop_ids=parts.eos_token_ids)
+        return cls(cls.model_of(exit_, parts.target, quantization), (), kind, stop_ids=parts.eos_token_ids, **options)
