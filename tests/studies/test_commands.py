@@ -19,6 +19,7 @@ def test_every_study_is_described():
         "labels",
         "processes",
         "question_files",
+        "training",
     }
     folders = {path.parent.name for path in (ROOT / "studies").glob("*/__main__.py")}
     assert set(DESCRIBED) == files | folders and len(set(DESCRIBED)) == len(DESCRIBED)
