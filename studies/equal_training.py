@@ -212,9 +212,9 @@ def _settings(model: str, flags: Mapping[str, Any]) -> str:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "a CPU")
     return (
-        f"{model}, its own texts (`studies/chat_head`, {flags['shards']} shards from the last), one thread of {name}: each head but `shipped` has "
-        f"{flags['seconds']} seconds of CPU time, {flags['batch']} texts a step, {flags['draft-vocab']:,} tokens to draft. `shipped` is the EAGLE-3 head of the "
-        f"package, whose training took 8,014.\n`python -m studies.equal_training {' '.join(f'--{flag} {value}' for flag, value in flags.items())}`"
+        f"{model}, its own texts (`studies/chat_head`, {flags['shards']} shards from the last), one thread of {name}: each trained head has "
+        f"{flags['seconds']} seconds of CPU time, {flags['batch']} texts a step, {flags['draft-vocab']:,} tokens to draft; "
+        f"`shipped` is the EAGLE-3 head of the package.\n`python -m studies.equal_training {' '.join(f'--{flag} {value}' for flag, value in flags.items())}`"
     )
 
 
