@@ -7,9 +7,9 @@ import numpy as np
 
 from polydraft.bench.record import markdown_table
 from polydraft.core import Request, SamplingParams
+from polydraft.drafters.text.growing_text import GrowingText
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.suffix import SuffixStore
-from polydraft.drafters.text.suffix_array import GrowingText
 from polydraft.drafters.text.trigram import TrigramStore, TrigramTable
 from polydraft.engine.api import Engine
 from studies.drafters.comparison import CONTENDERS, MIXED, WAYS, WORKLOADS, Contender, DrafterBench, Row, Task

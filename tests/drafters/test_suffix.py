@@ -12,9 +12,10 @@ from polydraft import Engine, FixedPolicy, SamplingParams
 from polydraft.core import Budget, Request
 from polydraft.core.geometry import chain
 from polydraft.drafters.mixture import MixtureDrafter
+from polydraft.drafters.text.growing_text import GrowingText
 from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.drafters.text.suffix import SuffixDrafter, SuffixStore
-from polydraft.drafters.text.suffix_array import GrowingText, matches_of
+from polydraft.drafters.text.suffix_array import matches_of
 from polydraft.drafters.text.text_index import TextIndex
 from polydraft.engine.loop import Loop
 from polydraft.engine.speculation import Menu, Speculation

@@ -16,9 +16,9 @@ entries = st.tuples(st.integers(0, 3), st.integers(0, 3))
 def put(table, key, entry, num_known):
     """Store an entry as the foremost of its key, in place of one that begins with the same words."""
     at = claim(table.arrays, key)
-    j = seat(table.arrays.rows, at, WORDS, entry, num_known)
-    table.arrays.rows[at, 1 + WORDS * j : 1 + WORDS * (j + 1)] = entry
-    lift(table.arrays.rows, at, WORDS, j, 0)
+    j = seat(table.arrays, at, entry, num_known)
+    table.arrays.entries[at, j] = entry
+    lift(table.arrays, at, j, 0)
 
 
 def put_plainly(rows, max_keys, width, key, entry, num_known):

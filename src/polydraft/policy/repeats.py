@@ -6,13 +6,15 @@ of every emitted token that a match foretold, drafted or not, by the length of t
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from polydraft.core import Request
 from polydraft.drafters.text.base import predicted_text
+from polydraft.drafters.text.growing_text import GrowingText, extend
 from polydraft.drafters.text.ngram import MOST_PLACES
-from polydraft.drafters.text.suffix_array import GrowingText, extend, latest_places
+from polydraft.drafters.text.suffix_array import latest_places
 from polydraft.numerics.compiled_code import njit
 
 __all__ = ["GRAM", "Repeats"]
@@ -27,7 +29,19 @@ PRIOR = (0.6, 0.8, 0.9, 0.97, 0.98, 0.8, 0.9, 0.95, 0.97, 0.98)
 """Acceptance where nothing was counted, by lane. Qwen2.5-Coder-1.5B at temperatures 0 and 1: .69, .79, .89 on chat, .83, .96, .99 and above on edits of code."""
 STRENGTH = 8.0
 """Tokens that a prior counts for."""
-PLACE, LENGTH = range(2)
+
+
+class Predicted(NamedTuple):
+    """Where the prediction of the request stands in the text."""
+
+    begin: int
+    end: int
+
+
+MATCH = np.dtype([("place", np.int64), ("length", np.int64)])
+"""Where the end of the text stands before, and how many tokens of it; length 0 without one. place: behind them."""
+COUNTS = np.dtype([("tries", np.float64), ("hits", np.float64)])
+"""Tokens that matches of a lane foretold, and those of them that were emitted."""
 
 
 class Repeats:
@@ -48,13 +62,13 @@ class Repeats:
         before = (*request.source_token_ids, *predicted_text(request))
         self._text = GrowingText(GRAM + 1)
         self._text.extend(before)
-        self._predicted = np.array([len(before) - len(request.prediction_token_ids), len(before)])
-        self._match, self._counts = np.zeros(2, np.int64), np.zeros((2, 2 * LANES))
+        self._predicted = Predicted(len(before) - len(request.prediction_token_ids), len(before))
+        self._matches, self._counts = np.zeros(1, MATCH), np.zeros(2 * LANES, COUNTS)
         self._num_read, self._longest = 0, GRAM
 
     @property
     def length(self) -> int:
-        return self._match.item(LENGTH)
+        return int(self._matches[0]["length"])
 
     def read(self, token_ids: Sequence[int]) -> None:
         """Go on to the end of a text; what comes after the first call is counted."""
@@ -62,25 +76,24 @@ class Repeats:
         self._num_read = len(token_ids)
         if counted:
             self._text.reserve(len(tokens))
-            _read(self._text.arrays, tokens, self._match, self._counts, self._predicted)
+            _read(self._text.arrays, tokens, self._matches, self._counts, self._predicted)
         elif len(tokens):
             self._text.extend(tokens)
-            _look_up(self._text.arrays, self._match, self._predicted)
+            _look_up(self._text.arrays, self._matches, self._predicted)
 
     def tokens(self, most: int) -> tuple[int, ...]:
         """What followed the match, at most so many tokens."""
-        place = self._match.item(PLACE)
+        place = int(self._matches[0]["place"])
         return tuple(self._text.tokens[place : place + most].tolist()) if self.length else ()
 
     def acceptance(self, most: int = 1) -> list[float]:
         """Of each of so many tokens behind the match, once those before it were accepted."""
-        place, length = self._match.tolist()
-        tries, hits = self._counts
-        rates = (hits + STRENGTH * np.array(PRIOR)) / (tries + STRENGTH)
+        place, length = self._matches[0].item()
+        rates = (self._counts["hits"] + STRENGTH * np.array(PRIOR)) / (self._counts["tries"] + STRENGTH)
         return [rates.item(_lane(length + k, place, self._predicted)) for k in range(most)]
 
     def doubles(self) -> bool:
-        """Whether the end of the text repeats at least twice as many tokens as ever before."""
+        """Whether the end of the text repeats twice as many tokens as ever before, or more."""
         if self.length < 2 * self._longest:
             return False
         self._longest = self.length
@@ -92,34 +105,35 @@ def _lane(length, place, predicted):
     lane, most = 0, 2 * GRAM
     while length >= most and lane < LANES - 1:
         lane, most = lane + 1, 2 * most
-    return lane + LANES if predicted[0] <= place < predicted[1] else lane
+    return lane + LANES if predicted.begin <= place < predicted.end else lane
 
 
 @njit(cache=True)
-def _look_up(index, match, predicted):
+def _look_up(index, matches, predicted):
     """The longest match of the latest places, or the latest one in the prediction."""
-    text, end, places = index.text, index.about[0].length, np.empty(MOST_PLACES, np.int64)
-    match[:] = 0
+    text, end, places, match = index.text, index.about[0].length, np.empty(MOST_PLACES, np.int64), matches[0]
+    match.length = 0
     for place in places[: latest_places(index, GRAM, places)]:
         length = GRAM
         while length < min(place, MOST) and text[place - 1 - length] == text[end - 1 - length]:
             length += 1
-        within = predicted[0] <= place < predicted[1]
-        if within or length > match[LENGTH]:
-            match[PLACE], match[LENGTH] = place, length
+        within = predicted.begin <= place < predicted.end
+        if within or length > match.length:
+            match.place, match.length = place, length
         if within:
             break
 
 
 @njit(cache=True)
-def _read(index, tokens, match, counts, predicted):
+def _read(index, tokens, matches, counts, predicted):
+    match = matches[0]
     for i in range(len(tokens)):
-        if match[LENGTH]:
-            right = index.text[match[PLACE]] == tokens[i]
-            lane = _lane(match[LENGTH], match[PLACE], predicted)
-            counts[0, lane] += 1.0
-            counts[1, lane] += right
-            match[:] = (match[PLACE] + 1, match[LENGTH] + 1) if right else (0, 0)
+        if match.length:
+            right = index.text[match.place] == tokens[i]
+            lane = _lane(match.length, match.place, predicted)
+            counts[lane].tries += 1.0
+            counts[lane].hits += right
+            match.place, match.length = match.place + 1, match.length + 1 if right else 0
         extend(index, tokens[i : i + 1])
-        if not match[LENGTH]:
-            _look_up(index, match, predicted)
+        if not match.length:
+            _look_up(index, matches, predicted)

@@ -14,7 +14,8 @@ import numpy as np
 from polydraft.core import Budget, Offers, Outcome, Request, Scores
 from polydraft.drafters.grown_tree import GrownTree, add_node, is_full, limits, new_tree, plant
 from polydraft.drafters.text.base import LEAD, TextDrafter, text_method
-from polydraft.drafters.text.suffix_array import GrowingText, latest_places
+from polydraft.drafters.text.growing_text import GrowingText
+from polydraft.drafters.text.suffix_array import latest_places
 from polydraft.errors import InvalidInputError
 from polydraft.numerics.compiled_code import njit
 

@@ -31,12 +31,10 @@ from polydraft.drafters.base import Parts
 from polydraft.drafters.grown_tree import GrownTree, copy_onto, copy_tree, is_full, limits, new_tree, new_trial, num_paths, plant
 from polydraft.drafters.text import index_file
 from polydraft.drafters.text.base import TextDrafter, text_method
+from polydraft.drafters.text.growing_text import GrowingText, Tokens, check_depth
 from polydraft.drafters.text.suffix_array import (
     NO_SEPARATOR,
     NO_TABLE,
-    GrowingText,
-    Tokens,
-    check_depth,
     count,
     draft,
     matches_in,
@@ -262,8 +260,8 @@ def _best_match(best_draft, trial, index, matches, reach, limits, candidates, sc
 @njit(cache=True)
 def _is_new(index, matches, m):
     """Whether a match occurs where the one a token longer does not: else the same follows, in which there is less trust."""
-    (low, high), (begin, end) = matches[m - 1], matches[m]
-    return occurrences(index, low, high, m + 1) > occurrences(index, begin, end, m + 2)
+    match, longer = matches[m - 1], matches[m]
+    return occurrences(index, match.low, match.high, m + 1) > occurrences(index, longer.low, longer.high, m + 2)
 
 
 @njit(cache=True)
@@ -275,5 +273,5 @@ def _most(m, reach):
 @njit(cache=True)
 def _draft(trial, index, matches, m, reach, limits, candidates):
     """Draft from a match of m tokens; returns the sum of the nodes' path probabilities."""
-    low, high = matches[m - 1]
-    return draft(trial, index, low, high, m, (_most(m, reach), 1.0, reach.min_prob), limits, candidates)
+    match = matches[m - 1]
+    return draft(trial, index, match.low, match.high, m, (_most(m, reach), 1.0, reach.min_prob), limits, candidates)

@@ -4,40 +4,33 @@
     pending   the ends of a growing text that occurred before, longest first, each as the interval of its other occurrences
     depth     minimum number of tokens by which suffixes are sorted; no longer string is looked up
 
-The ends of a growing text stay out of the order while they may still go on like another place. A new token narrows their intervals;
-an end whose interval is empty, or that is as long as the depth, enters the order, where no later token moves it. So a string of
-q tokens occurs as often as its interval is long, and once for each pending end of q tokens or more within it.
+A string of q tokens occurs as often as its interval is long, and once for each pending end of q tokens or more within it, see `growing_text`.
 Texts are sorted whole by libdivsufsort (Mori; bound by `pydivsufsort`).
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from polydraft.drafters.grown_tree import Limits, add_best, is_full, plant
-from polydraft.errors import InvalidInputError
 from polydraft.numerics.compiled_code import njit
 
-Tokens = Sequence[int] | np.ndarray
 ABOUT = np.dtype([(name, np.int64) for name in ("length", "num_sorted", "num_pending", "depth", "separator")])
 """Of the whole: tokens, suffixes in the order, pending ends, the depth, the id that ends a text."""
+INTERVAL = np.dtype([("low", np.int64), ("high", np.int64)])
+"""Of the order: the suffixes low .. high - 1."""
 PROBES = 32
 """Places of an interval that are looked at for its children: so many or more where there are as many, and less than twice as many."""
 NO_SEPARATOR = np.iinfo(np.int32).max
 """The id behind a text in a store: beyond all others, as order wants it."""
 NO_TABLE = np.empty(0, np.int64)
-ROOM = 256
-"""Tokens of a new text."""
-FEW = 512
-"""Tokens that are appended one by one; more are sorted together with the text."""
 
 
 class Suffixes(NamedTuple):
     """Texts as compiled functions read them; those of a growing one have room for more.
 
     text: tokens.  order: places of suffixes.  first: [V + 1] where the suffixes that begin with a token begin in the order, or empty.
-    pending: [depth, 2] low and high of each interval.  about: [1] of ABOUT.
+    pending: [depth] of INTERVAL.  about: [1] of ABOUT.
     """
 
     text: np.ndarray
@@ -72,7 +65,7 @@ def sort_suffixes(text: np.ndarray) -> np.ndarray:
 def suffixes(text: np.ndarray, order: np.ndarray, first: np.ndarray, depth: int, separator: int) -> Suffixes:
     """Of finished texts."""
     about = np.array([(len(text), len(text), 0, depth, separator)], ABOUT)
-    return Suffixes(text, order, first, np.empty((0, 2), np.int64), about)
+    return Suffixes(text, order, first, np.empty(0, INTERVAL), about)
 
 
 # Looking up
@@ -128,7 +121,7 @@ def _pending_in(index, low, high, length):
     """(number, latest place) of the pending ends of `length` tokens or more that begin like an interval of so many."""
     number, latest, about = 0, np.int64(-1), index.about[0]
     for i in range(about.num_pending - length + 1):
-        if low <= index.pending[i, 0] < high:
+        if low <= index.pending[i].low < high:
             number, latest = number + 1, about.length - about.num_pending + i
     return number, latest
 
@@ -148,7 +141,7 @@ def count(index, tokens):
 
 @njit(cache=True)
 def matches_of(index):
-    """[L, 2] intervals of the last m tokens of the growing text in row m - 1: all lengths that occurred before."""
+    """[L] intervals of the last m tokens of the growing text in row m - 1: all lengths that occurred before."""
     return index.pending[: index.about[0].num_pending][::-1]
 
 
@@ -159,9 +152,9 @@ def latest_places(index, n, places):
     longer, number = about.num_pending - n, 0
     if longer < 0:
         return 0
-    low, high = pending[longer]
+    low, high = pending[longer].low, pending[longer].high
     for i in range(longer - 1, -1, -1):
-        if number < len(places) and low <= pending[i, 0] < high:
+        if number < len(places) and low <= pending[i].low < high:
             places[number] = about.length - about.num_pending + i + n
             number += 1
     for i in range(low, high):
@@ -181,15 +174,15 @@ def latest_places(index, n, places):
 
 @njit(cache=True)
 def matches_in(index, own):
-    """[L, 2] the intervals in other texts of the end of a growing one, as `matches_of` gives them."""
+    """[L] the intervals in other texts of the end of a growing one, as `matches_of` gives them."""
     end, depth = own.about[0].length, index.about[0].depth
     tokens = own.text[max(0, end - depth + 1) : end]
-    intervals = np.empty((len(tokens), 2), np.int64)
+    intervals = np.empty(len(tokens), INTERVAL)
     for m in range(1, len(tokens) + 1):
         low, high = find(index, tokens, len(tokens) - m)
         if low == high:
             return intervals[: m - 1]
-        intervals[m - 1, 0], intervals[m - 1, 1] = low, high
+        intervals[m - 1].low, intervals[m - 1].high = low, high
     return intervals
 
 
@@ -231,13 +224,13 @@ def draft(trial, index, low, high, m, how, limits, candidates):
 
 
 @njit(cache=True, error_model="numpy")
-def _add_children(index, low, high, offset, smoothing, min_prob, candidates, begin):
-    """Put the tokens that follow an interval of `offset` tokens, with `min_prob` or more, behind `begin` candidates."""
+def _add_children(index, low, high, offset, smoothing, min_share, candidates, begin):
+    """Put the tokens that follow an interval of `offset` tokens, with a share of `min_share` or more, behind `begin` candidates."""
     text, order, about, children = index.text, index.order, index.about[0], candidates
     length, trust, shares = about.length, offset / (offset + smoothing), children.shares
     continued = _pending_in(index, low, high, offset + 1)[0]
     total = high - low + continued
-    step = max(1, (high - low) // PROBES, min(high - low, int(min_prob * total / trust) - continued))
+    step = max(1, (high - low) // PROBES, min(high - low, int(min_share * total / trust) - continued))
     size, child, probe = begin, low, low
     while probe < high and high - child >= step and size < len(shares):
         token, end = _token(text, order, length, probe, offset), high
@@ -247,87 +240,24 @@ def _add_children(index, low, high, offset, smoothing, min_prob, candidates, beg
         if token >= 0 and token != about.separator:
             number, latest = _pending_in(index, child, end, offset + 1)
             number += end - child
-            if number == total or trust * number >= min_prob * total:
+            if number == total or trust * number >= min_share * total:
                 if smoothing > 0 and latest < 0 and end - child <= PROBES and number < total:
                     for i in range(child, end):
                         latest = max(latest, np.int64(order[i]))
                 at, chance = size, trust * number / total
                 while at > begin and (shares[at - 1] < chance or (shares[at - 1] == chance and children.latest[at - 1] < latest)):
-                    children.tokens[at], children.low[at], children.high[at] = (
-                        children.tokens[at - 1],
-                        children.low[at - 1],
-                        children.high[at - 1],
-                    )
-                    children.latest[at], shares[at] = children.latest[at - 1], shares[at - 1]
-                    at -= 1
-                children.tokens[at], children.low[at], children.high[at], children.latest[at], shares[at] = (
-                    token,
-                    child,
-                    end,
-                    latest,
-                    chance,
-                )
+                    above = at - 1
+                    children.tokens[at], children.latest[at] = children.tokens[above], children.latest[above]
+                    children.low[at], children.high[at], shares[at] = children.low[above], children.high[above], shares[above]
+                    at = above
+                children.tokens[at], children.latest[at], shares[at] = token, latest, chance
+                children.low[at], children.high[at] = child, end
                 size += 1
         child, probe = end, max(end, probe + step)
     return size
 
 
-# Growth
-
-
-@njit(cache=True)
-def extend(index, tokens):
-    """Append to a growing text with room for it; returns the lowest token id, and does nothing if that is negative."""
-    text, order, pending, about = index.text, index.order, index.pending, index.about[0]
-    lowest = np.int64(0)
-    for token in tokens:
-        lowest = min(lowest, np.int64(token))
-    if lowest < 0:
-        return lowest
-    for token in tokens:
-        text[about.length] = token
-        about.length += 1
-        num, entered = about.num_pending + 1, 0
-        pending[num - 1, 0], pending[num - 1, 1] = 0, about.num_sorted
-        for j in range(num):
-            m, low = num - 1 - j, pending[j, 0]
-            begin, end = narrow(text, order, about.length, low, pending[j, 1], m, np.int64(token))
-            if begin < end and m + 1 < about.depth:
-                pending[j - entered, 0], pending[j - entered, 1] = begin, end
-                continue
-            entered += 1  # longer ends have entered too
-            for i in range(about.num_sorted, begin, -1):
-                order[i] = order[i - 1]
-            order[begin] = about.length - 1 - m
-            about.num_sorted += 1
-            for i in range(j + 1, num):
-                within = pending[i, 0] <= low < pending[i, 1]
-                pending[i, 0] += not within and begin <= pending[i, 0]
-                pending[i, 1] += within or begin < pending[i, 1]
-        about.num_pending = num - entered
-    return lowest
-
-
-@njit(cache=True)
-def settle(index):
-    """Take the pending ends out of the order of all suffixes of a growing text."""
-    text, order, pending, about = index.text, index.order, index.pending, index.about[0]
-    length, longest = about.length, 0
-    tokens = text[max(0, length - about.depth + 1) : length]
-    about.num_sorted, about.num_pending = length, 0
-    while longest < len(tokens):
-        low, high = find(index, tokens, len(tokens) - longest - 1)
-        if high - low < 2:
-            break
-        longest += 1
-    about.num_sorted = 0
-    for i in range(length):
-        if order[i] < length - longest:
-            order[about.num_sorted] = order[i]
-            about.num_sorted += 1
-    for i in range(longest):
-        pending[i, 0], pending[i, 1] = find(index, tokens, len(tokens) - longest + i)
-    about.num_pending = longest
+# Joining
 
 
 @njit(cache=True)
@@ -364,71 +294,3 @@ def _rank(text, order, low, place, depth):
         else:
             high = middle
     return low
-
-
-class GrowingText:
-    """The text of one request, sorted as it grows. arrays: for compiled callers.
-
-    depth: longest string that is counted.  Memory: at most 16 bytes a token.
-
-    Example:
-        >>> text = GrowingText(depth=8)
-        >>> text.extend([1, 2, 3, 1, 2, 4])
-        >>> text.count([1, 2]), text.count([2, 3]), text.count([3, 4])
-        (2, 1, 0)
-    """
-
-    def __init__(self, depth: int = 64) -> None:
-        check_depth(depth)
-        about = np.array([(0, 0, 0, depth, NO_SEPARATOR)], ABOUT)
-        self.arrays = Suffixes(
-            np.empty(ROOM, np.int32), np.empty(ROOM, np.uint32), NO_TABLE, np.empty((depth, 2), np.int64), about
-        )
-
-    @property
-    def num_tokens(self) -> int:
-        return self.arrays.about["length"].item()
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(x.nbytes for x in self.arrays)
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """[T] a view of the text."""
-        return self.arrays.text[: self.num_tokens]
-
-    def reserve(self, num_further: int) -> None:
-        """Make room for so many further tokens."""
-        length, arrays = self.num_tokens, self.arrays
-        if length + num_further > len(arrays.text):
-            room = 1 << (length + num_further - 1).bit_length()
-            self.arrays = arrays._replace(text=np.resize(arrays.text, room), order=np.resize(arrays.order, room))
-
-    def extend(self, tokens: Tokens) -> None:
-        """Append to the text, whose order is made anew for many tokens.
-
-        Raises:
-            InvalidInputError: negative ids.
-        """
-        new = np.array(tokens, np.int32)
-        self.reserve(len(new))
-        if len(new) <= FEW:
-            lowest = extend(self.arrays, new)
-        elif (lowest := new.min()) >= 0:
-            self.arrays.text[self.num_tokens : self.num_tokens + len(new)] = new
-            self.arrays.about["length"] += len(new)
-            self.arrays.order[: self.num_tokens] = sort_suffixes(self.tokens)
-            settle(self.arrays)
-        if lowest < 0:
-            raise InvalidInputError(f"token id {lowest} was given; expected ids >= 0. Use the target's own tokenizer.")
-
-    def count(self, tokens: Tokens) -> int:
-        """Occurrences of a string of 1 to `depth` tokens."""
-        return count(self.arrays, np.asarray(tokens, np.int32))
-
-
-def check_depth(depth: int) -> None:
-    """Raise InvalidInputError for a depth that no text may have."""
-    if not 2 <= depth <= 1024:
-        raise InvalidInputError(f"depth={depth} was given; expected 2 <= depth <= 1024.")

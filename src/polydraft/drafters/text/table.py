@@ -11,8 +11,8 @@ import numpy as np
 from polydraft.errors import InvalidInputError
 from polydraft.numerics.compiled_code import njit
 
-LINK = np.dtype([("older", np.int32), ("newer", np.int32), ("next", np.int32)])
-"""Of a row: its neighbours by age, and the next one in its bucket; -1 for none."""
+LINK = np.dtype([(name, np.int32) for name in ("older", "newer", "next", "num_entries")])
+"""Of a row: its neighbours by age, and the next one in its bucket, -1 for none; and the number of its entries."""
 ABOUT = np.dtype([("used", np.int64), ("oldest", np.int64), ("newest", np.int64)])
 
 
@@ -20,14 +20,14 @@ class TableArrays(NamedTuple):
     """A table of R rows for compiled functions.
 
     keys: [R].  links: [R] of LINK.  buckets: the first row of each, a power of two.  about: [1] of ABOUT.
-    rows: [R, 1 + width * words] of int32, each the number of its entries, then those, the foremost first.
+    entries: [R, width, words] of int32, of each row the foremost first.
     """
 
     keys: np.ndarray
     links: np.ndarray
     buckets: np.ndarray
     about: np.ndarray
-    rows: np.ndarray
+    entries: np.ndarray
 
 
 class Table:
@@ -43,7 +43,7 @@ class Table:
         >>> table = Table(max_keys=2, width=2, words=1)
         >>> for key, entry in ((7, 1), (7, 2), (8, 3), (7, 4), (9, 5)):
         ...     row = claim(table.arrays, key)
-        ...     lift(table.arrays.rows, row, 1, seat(table.arrays.rows, row, 1, (entry,), 1), 0)
+        ...     lift(table.arrays, row, seat(table.arrays, row, (entry,), 1), 0)
         >>> table.entries(7).tolist(), table.entries(8).tolist(), table.entries(9).tolist()
         ([[4], [2]], [], [[5]])
     """
@@ -56,8 +56,9 @@ class Table:
         self.width, self.words, self.lock = width, words, threading.RLock()
         buckets = np.full(1 << (max_keys - 1).bit_length(), -1, np.int32)
         links, about = np.full(max_keys, -1, LINK), np.array([(0, -1, -1)], ABOUT)
-        rows = np.zeros((max_keys, 1 + width * words), np.int32)
-        self.arrays = TableArrays(np.zeros(max_keys, np.int64), links, buckets, about, rows)
+        links["num_entries"] = 0
+        entries = np.zeros((max_keys, width, words), np.int32)
+        self.arrays = TableArrays(np.zeros(max_keys, np.int64), links, buckets, about, entries)
 
     @property
     def num_keys(self) -> int:
@@ -65,7 +66,7 @@ class Table:
 
     @property
     def num_entries(self) -> int:
-        return int(self.arrays.rows[:, 0].sum())
+        return int(self.arrays.links["num_entries"].sum())
 
     @property
     def num_bytes(self) -> int:
@@ -74,27 +75,25 @@ class Table:
     def entries(self, key: int) -> np.ndarray:
         """[size, words] of a key, the foremost first; none of one that is not there."""
         with self.lock:
-            at, rows = find(self.arrays, key), self.arrays.rows
-            size = rows[at, 0] if at >= 0 else 0
-            return rows[at, 1 : 1 + size * self.words].reshape(size, self.words).copy()
+            at = find(self.arrays, key)
+            return self.arrays.entries[at, : self.arrays.links[at]["num_entries"] if at >= 0 else 0].copy()
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Its rows, the longest unused first: key [P], size [P], entry [P, width, words]."""
         with self.lock:
             order = by_age(self.arrays)
-            rows = self.arrays.rows[order]
             return {
                 "key": self.arrays.keys[order],
-                "size": rows[:, 0].copy(),
-                "entry": rows[:, 1:].reshape(len(rows), self.width, self.words),
+                "size": self.arrays.links["num_entries"][order],
+                "entry": self.arrays.entries[order],
             }
 
     def read_arrays(self, key: np.ndarray, size: np.ndarray, entry: np.ndarray) -> None:
         """Put in the rows of `to_arrays`; of more keys than fit the most recent stay."""
-        rows = np.hstack([size[:, None], entry.reshape(len(entry), self.width * self.words)])
         with self.lock:
-            for number, row in zip(key.tolist(), rows, strict=True):
-                self.arrays.rows[claim(self.arrays, number)] = row
+            for number, num_entries, row in zip(key.tolist(), size.tolist(), entry, strict=True):
+                at = claim(self.arrays, number)
+                self.arrays.links[at]["num_entries"], self.arrays.entries[at] = num_entries, row
 
 
 @njit(cache=True)
@@ -165,7 +164,7 @@ def _insert(table, key):
                 before = links[before].next
             links[before].next = links[at].next
     place = _bucket(key, buckets)
-    keys[at], links[at].next, table.rows[at, 0] = key, buckets[place], 0
+    keys[at], links[at].next, links[at].num_entries = key, buckets[place], 0
     buckets[place] = at
     _make_newest(table, at)
     return at
@@ -182,30 +181,31 @@ def claim(table, key):
 
 
 @njit(cache=True)
-def seat(rows, at, words, entry, num_known):
+def seat(table, at, entry, num_known):
     """The number of the entry of a row whose first `num_known` words are these; of a new one, the last, the other words being 0."""
-    size, width = rows[at, 0], (rows.shape[1] - 1) // words
-    for j in range(size):
-        first, k = 1 + j * words, 0
-        while k < num_known and rows[at, first + k] == entry[k]:
+    row, link = table.entries[at], table.links[at]
+    for j in range(link.num_entries):
+        k = 0
+        while k < num_known and row[j, k] == entry[k]:
             k += 1
         if k == num_known:
-            return j
-    rows[at, 0] = min(size + 1, width)
-    last = rows[at, 0] - 1
-    for k in range(words):
-        rows[at, 1 + last * words + k] = entry[k] if k < num_known else 0
+            return np.int64(j)
+    link.num_entries = min(link.num_entries + 1, len(row))
+    last = np.int64(link.num_entries) - 1
+    for k in range(row.shape[1]):
+        row[last, k] = entry[k] if k < num_known else 0
     return last
 
 
 @njit(cache=True)
-def lift(rows, at, words, j, to):
+def lift(table, at, j, to):
     """Move an entry of a row in front of others."""
-    for k in range(words):
-        word = rows[at, 1 + j * words + k]
+    row = table.entries[at]
+    for k in range(row.shape[1]):
+        word = row[j, k]
         for i in range(j, to, -1):
-            rows[at, 1 + i * words + k] = rows[at, 1 + (i - 1) * words + k]
-        rows[at, 1 + to * words + k] = word
+            row[i, k] = row[i - 1, k]
+        row[to, k] = word
 
 
 @njit(cache=True)

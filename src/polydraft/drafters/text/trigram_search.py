@@ -30,7 +30,7 @@ is not.  age: the order in which expansions meet the nodes.  total: weights from
 
 
 class Learnt(NamedTuple):
-    """A store as the search reads it. words, weights: its rows flat, as integers and as numbers."""
+    """A store as the search reads it. words, weights: its entries flat, as integers and as numbers."""
 
     table: TableArrays
     words: np.ndarray
@@ -49,7 +49,7 @@ class Search(NamedTuple):
 @njit(cache=True)
 def with_flat_rows(store):
     """A store as the search reads it."""
-    words = store.rows.reshape(-1)
+    words = store.entries.reshape(-1)
     return Learnt(store, words, words.view(np.float32))
 
 
@@ -58,8 +58,8 @@ def _row(table, store, a, b):
     """(learnt, begin, count) of what follows a pair: words of the store, or else of the table."""
     at = find(store.table, (a << 32) | b)
     if at >= 0:
-        rows = store.table.rows
-        return True, at * rows.shape[1] + 1, np.int64(rows[at, 0])
+        _, width, num_words = store.table.entries.shape
+        return True, at * width * num_words, np.int64(store.table.links[at].num_entries)
     begin, count = find_row(table, a, b)
     return False, 2 * begin, count
 

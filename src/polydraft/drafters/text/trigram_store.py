@@ -11,6 +11,9 @@ from polydraft.drafters.text.trigram_table import WIDTH, TrigramTable, find_row
 from polydraft.errors import InvalidInputError
 from polydraft.numerics.compiled_code import njit
 
+TOKEN, WEIGHT = range(2)
+"""Words of an entry."""
+
 
 class TrigramStore(Table):
     """Rows that differ from the corpus's table, by pair, entries of a token and a float32 weight, the heaviest first.
@@ -39,13 +42,13 @@ class TrigramStore(Table):
     def successors(self, a: int, b: int) -> list[tuple[int, float]]:
         """(token, weight) of a pair that was bumped, heaviest first; empty for others."""
         entries = self.entries((a << 32) | b)
-        return list(zip(entries[:, 0].tolist(), entries[:, 1].view(np.float32).tolist(), strict=True))
+        return list(zip(entries[:, TOKEN].tolist(), entries[:, WEIGHT].view(np.float32).tolist(), strict=True))
 
     def save(self, path: str | Path, vocab_size: int, tokens_of: str = "") -> None:
         """Write what was learnt; see `index_file.save`."""
         arrays = self.to_arrays()
         entry = arrays.pop("entry")
-        arrays |= {"token": entry[..., 0], "weight": entry[..., 1].view(np.float32)}
+        arrays |= {"token": entry[..., TOKEN], "weight": entry[..., WEIGHT].view(np.float32)}
         index_file.save(path, "trigram-store", arrays, vocab_size=vocab_size, tokens_of=tokens_of)
 
     @classmethod
@@ -73,18 +76,18 @@ class TrigramStore(Table):
 @njit(cache=True)
 def bump_all(table, store, tokens, bump, cap):
     """Raise the weight of every triple of the tokens."""
-    rows, step, most = store.rows, np.float32(bump), np.float32(cap)
-    weights = rows.view(np.float32)
+    entries, links, step, most = store.entries, store.links, np.float32(bump), np.float32(cap)
+    weights = entries.view(np.float32)
     for i in range(len(tokens) - 2):
         a, b, c = tokens[i], tokens[i + 1], tokens[i + 2]
         at = claim(store, (a << 32) | b)
-        if rows[at, 0] == 0:
-            begin, rows[at, 0] = find_row(table, a, b)
-            for word in range(2 * rows[at, 0]):
-                rows[at, 1 + word] = table.tokens[2 * begin + word]
-        j = seat(rows, at, 2, (c,), 1)
-        weight = min(most, weights[at, 2 + 2 * j] + step)
-        weights[at, 2 + 2 * j], to = weight, j
-        while to > 0 and weights[at, 2 * to] < weight:
+        if links[at].num_entries == 0:
+            begin, links[at].num_entries = find_row(table, a, b)
+            for j in range(links[at].num_entries):
+                entries[at, j, TOKEN], entries[at, j, WEIGHT] = table.tokens[2 * (begin + j)], table.tokens[2 * (begin + j) + 1]
+        j = seat(store, at, (c,), 1)
+        weight = min(most, weights[at, j, WEIGHT] + step)
+        weights[at, j, WEIGHT], to = weight, j
+        while to > 0 and weights[at, to - 1, WEIGHT] < weight:
             to -= 1
-        lift(rows, at, 2, j, to)
+        lift(store, at, j, to)

@@ -64,7 +64,7 @@ def add_phrase(pool, length, token, phrase):
     """`PhrasePool.add`, for compiled callers."""
     if len(phrase) >= length:
         at = claim(pool, token)
-        lift(pool.rows, at, length, seat(pool.rows, at, length, phrase, length), 0)
+        lift(pool, at, seat(pool, at, phrase, length), 0)
 
 
 @njit(cache=True)
@@ -77,12 +77,12 @@ def read_text(pool, length, text):
 @njit(cache=True)
 def _hang(pool, length, tree, node, count):
     """Hang up to `count` phrases on a node, latest first; returns the nodes where they end, -1 behind them."""
-    rows, path_ends, num = pool.rows, np.full(max(count, 1), -1, np.int64), 0
+    path_ends, num = np.full(max(count, 1), -1, np.int64), 0
     at = find(pool, tree.nodes[node].token)
-    for i in range(min(rows[at, 0], count) if at >= 0 else 0):
+    for i in range(min(pool.links[at].num_entries, count) if at >= 0 else 0):
         end = np.int64(node)
         for k in range(length):
-            further = add_node(tree, end, np.int64(rows[at, 1 + i * length + k]), 1 / (2 + num))
+            further = add_node(tree, end, np.int64(pool.entries[at, i, k]), 1 / (2 + num))
             if further < 0:
                 break
             end = further
