@@ -28,7 +28,7 @@ from polydraft.core.geometry import chain
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.costs import Costs
 from polydraft.policy.fixed import FixedPolicy
-from polydraft.policy.marginal import least_reach
+from polydraft.policy.marginal import min_reaches
 from polydraft.policy.profile import Profile
 from polydraft.verifiers.block import block
 from studies.policy.comparison import compare
@@ -207,7 +207,7 @@ def rule_run(simulation: Simulation) -> Float[np.ndarray, "P 2"]:
     figures, rates = simulation.run(lambda context: 1), tuple(np.minimum(hits / tries, 1.0).tolist())
     for _ in range(4):
         tokens, seconds = figures.sum(0)
-        least = least_reach(tokens / seconds, following[0] / following[1], 1, 1, simulation.costs)
+        least = min_reaches(tokens / seconds, following[0] / following[1], 1, 1, simulation.costs)
         stop = Stop(least or (1.0,), rates)
         figures = simulation.run(lambda context, stop=stop: length_by(stop, context, min(len(stop.least), simulation.depth)))
     return figures

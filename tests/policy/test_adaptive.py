@@ -18,10 +18,10 @@ from polydraft.errors import IncompatibleError, InvalidInputError, UnknownNameEr
 from polydraft.methods.registry import verifier
 from polydraft.policy import adaptive as adaptive_policy
 from polydraft.policy.acceptance import FIRST, NEXT, SPARE, UNKNOWN, UNKNOWN_SAMPLED, Acceptance
-from polydraft.policy.adaptive import AdaptivePolicy, least_pause, takes_spares
+from polydraft.policy.adaptive import AdaptivePolicy, min_pause, takes_spares
 from polydraft.policy.costs import Costs
 from polydraft.policy.course import FIRST_PAUSE, LONGEST_PAUSE, LOOK, Event, Stage
-from polydraft.policy.marginal import Expected, depth_of, fastest_share, foreseen, gain, least_reach, speed_of
+from polydraft.policy.marginal import Expected, depth_of, fastest_share, foreseen, gain, min_reaches, speed_of
 from polydraft.policy.profile import Profile
 from polydraft.testing import Grown, Tables, enumerate_drafts, measure
 from tests.engine.tables import TableModel, p_value, table_engine
@@ -41,7 +41,7 @@ def test_the_rule_converges_to_the_best_of_all_lengths_in_hindsight(prices, firs
     plain = speed_of([], 1, prices)
     speed = plain
     for _ in range(6):
-        depth = depth_of(least_reach(speed, following, 1, 1, prices), first, following)
+        depth = depth_of(min_reaches(speed, following, 1, 1, prices), first, following)
         speed = max(plain, fixed(prices, first, following, depth))
     best = max(plain, *(fixed(prices, first, following, d) for d in range(1, 13)))
     assert speed >= 0.99 * best
@@ -65,7 +65,7 @@ def test_a_stop_by_confidence_beats_every_fixed_length():
     lengths = {d: (1 + kept[:, :d].sum(1)).mean() / prices.step(1 + d, d) for d in range(1, 13)}
     speed = max(lengths.values())
     for _ in range(4):
-        least = least_reach(speed, 0.75, 1, 1, prices)
+        least = min_reaches(speed, 0.75, 1, 1, prices)
         depth = np.ones(len(rate), int)
         reach = rate[:, 0].copy()
         for d in range(1, len(least) + 1):
@@ -163,7 +163,7 @@ def drive(policy, s, accepts, rounds):
 
 def test_drafting_stops_where_it_does_not_pay_with_longer_and_longer_pauses():
     (s,), prices = sequences(), costs(0.1, 0.3)
-    given, first = drive(made(prices), s, 0, 1200), max(FIRST_PAUSE, least_pause(1, prices))
+    given, first = drive(made(prices), s, 0, 1200), max(FIRST_PAUSE, min_pause(1, prices))
     steps = [i for i, g in enumerate(given) if g.max_depth]
     gaps = [int(x) for x in np.diff(steps) if x > 1]
     assert gaps[:3] == [first + 1, 2 * first + 1, 4 * first + 1] and max(gaps) == LONGEST_PAUSE + 1

@@ -16,7 +16,7 @@ from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.policy import costs as module
 from polydraft.policy import profile
 from polydraft.policy.costs import KNOTS, MEASURED, PROMPT, Costs, LiveCosts, measured
-from polydraft.policy.marginal import depth_of, least_reach, least_spare
+from polydraft.policy.marginal import depth_of, min_reaches, min_spare_chances
 from polydraft.policy.profile import Profile, identity, profile_of
 from polydraft.policy.rehearsal import DEPTH, Rehearsed
 from tests.engine.tables import table_engine
@@ -40,8 +40,8 @@ def test_prices_of_a_further_row_never_fall():
 def test_rows_of_a_tile_share_what_it_costs_and_a_spare_sibling_pays_for_its_own():
     tiles = Costs((1.0, 1.0, 1.2, 1.22, 1.6, 1.62, 3.2, 6.4, 12.8, 15.4), 0.1, 0.2)
     assert tiles.row(4) == tiles.row(5) == pytest.approx(0.11)
-    assert least_spare(1.0, 0.3, 1, 4, tiles) == pytest.approx([0.0, 0.0, 0.2, 0.02, 0.38, 0.02, 0.1975])
-    assert least_spare(1.0, 0.1, 1, 2, tiles) == pytest.approx([0.0, 0.0])
+    assert min_spare_chances(1.0, 0.3, 1, 4, tiles) == pytest.approx([0.0, 0.0, 0.2, 0.02, 0.38, 0.02, 0.1975])
+    assert min_spare_chances(1.0, 0.1, 1, 2, tiles) == pytest.approx([0.0, 0.0])
 
 
 def test_seconds_between_measured_rows_are_interpolated():
@@ -108,7 +108,7 @@ def test_a_long_text_makes_rows_and_draft_steps_dearer_and_drafts_shorter():
     assert long.rows(1) == pytest.approx(1.2) and long.rows(4) - long.rows(1) == pytest.approx(3 * (0.02 + 0.04))
     assert long.drafting(2) - short.drafting(2) == pytest.approx(0.4)
     assert short.behind(2000, num_sequences=4).rows(4) - short.rows(4) == pytest.approx(0.8)
-    depths = [depth_of(least_reach(1.0 / costs.rows(1), 0.8, 1, 1, costs), 0.8, 0.8) for costs in (short, long)]
+    depths = [depth_of(min_reaches(1.0 / costs.rows(1), 0.8, 1, 1, costs), 0.8, 0.8) for costs in (short, long)]
     assert depths[0] > depths[1]
 
 

@@ -19,7 +19,7 @@ from polydraft.policy.marginal import Expected
 __all__ = ["FIRST", "NEXT", "SPARE", "UNKNOWN", "UNKNOWN_SAMPLED", "Acceptance"]
 
 FIRST, NEXT, SPARE = BINS, BINS + 1, BINS + 2
-LEAST_STRENGTH, LEAST_TRIES = 0.5, 2.0
+MIN_STRENGTH, MIN_TRIES = 0.5, 2.0
 """Steps and tries that a prior never falls below."""
 UNKNOWN = (*IDENTITY, 0.6, 0.75, 0.3)
 """Rates where nothing was counted, at temperature 0."""
@@ -29,11 +29,10 @@ pair, .21 and .50 for SmolLM2-135M with its head, .54 and .48 for Qwen2.5-Coder 
 
 
 @njit(cache=True)
-def _observe(hits, tries, sums, decay, parents, path, confidence, in_turn):
+def _observe(hits, tries, decay, parents, path, confidence, in_turn):
     """Fold in a step; returns (nodes, depth)."""
     hits *= decay
     tries *= decay
-    sums *= decay
     nodes, depth, visited = 0, 0, 0
     levels = np.zeros(len(parents), np.int64)
     for n in range(1, len(parents)):
@@ -57,10 +56,6 @@ def _observe(hits, tries, sums, decay, parents, path, confidence, in_turn):
             tries[lane] += 1.0
             hits[lane] += accepted >= 0
         visited = accepted
-    sums[0] += 1.0
-    sums[1] += len(path) + 1
-    sums[2] += nodes
-    sums[3] += depth
     return nodes, depth
 
 
@@ -83,7 +78,9 @@ class Acceptance:
 
     def __init__(self, rates: Sequence[float], expected: Expected, strength: float, decay: float) -> None:
         self._prior, self._means, self._strength, self._decay = np.array(rates), np.array(expected), strength, decay
-        self._hits, self._tries, self._sums = np.zeros(len(rates)), np.zeros(len(rates)), np.zeros(4)
+        self._hits, self._tries = np.zeros(len(rates)), np.zeros(len(rates))
+        self._weight, self._totals = 0.0, np.zeros(len(expected))
+        """Steps with drafts, decayed, and the fields of `Expected`, summed over them."""
         self.steps = 0
 
     def observe(
@@ -95,23 +92,27 @@ class Acceptance:
         """
         probabilities = _NONE if confidence is None else np.asarray(confidence, np.float64)
         self.steps += 1
-        nodes, self._strength = np.array(path, np.int64), max(self._decay * self._strength, LEAST_STRENGTH)
-        return _observe(self._hits, self._tries, self._sums, self._decay, np.asarray(parents), nodes, probabilities, in_turn)
+        nodes, self._strength = np.array(path, np.int64), max(self._decay * self._strength, MIN_STRENGTH)
+        size, depth = _observe(self._hits, self._tries, self._decay, np.asarray(parents), nodes, probabilities, in_turn)
+        self._weight = self._decay * self._weight + 1.0
+        self._totals = self._decay * self._totals + np.array(Expected(len(path) + 1, size, depth))
+        return size, depth
 
     @property
     def rates(self) -> list[float]:
         """Acceptance of each lane."""
-        strength = max(self._strength, LEAST_TRIES)
+        strength = max(self._strength, MIN_TRIES)
         return ((self._hits + strength * self._prior) / (self._tries + strength)).tolist()
 
     @property
     def expected(self) -> Expected:
         """Of the next step with drafts."""
-        return Expected(*((self._sums[1:] + self._strength * self._means) / (self._sums[0] + self._strength)).tolist())
+        return Expected(*((self._totals + self._strength * self._means) / (self._weight + self._strength)).tolist())
 
     def forget(self, steps: float) -> None:
         """Let what was counted weigh as so many steps at most, and the prior hardly anything: a few steps may now show something else."""
-        share = min(1.0, steps / max(float(self._sums[0]), 1e-9))
-        for counts in (self._hits, self._tries, self._sums):
+        share = min(1.0, steps / max(self._weight, 1e-9))
+        self._weight *= share
+        for counts in (self._hits, self._tries, self._totals):
             counts *= share
-        self._strength = min(self._strength, LEAST_STRENGTH)
+        self._strength = min(self._strength, MIN_STRENGTH)

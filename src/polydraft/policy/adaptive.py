@@ -2,8 +2,8 @@
 
 Costs are measured while the engine is idle and follow the steps that run; acceptance is each sequence's own, around that of all. A request
 that names a seed is decided from its own steps and the tables as they were measured, as if it ran alone: its text does not
-depend on what runs beside it. Nothing here looks at the draft that it decides about, but for the stop by a node's own path: outputs keep
-their distribution.
+depend on what runs beside it. Nothing here looks at the draft that it decides about, but for the stop by a node's own path: outputs have
+the same distribution.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,16 @@ from polydraft.policy.acceptance import FIRST, NEXT, SPARE, Acceptance
 from polydraft.policy.costs import Costs, LiveCosts
 from polydraft.policy.course import LOOK, NOTHING, Course, Event, Weighed
 from polydraft.policy.fixed import Policy, RunningSequence
-from polydraft.policy.marginal import Expected, depth_of, fastest_share, gain, least_branch, least_reach, least_spare, speed_of
+from polydraft.policy.marginal import (
+    Expected,
+    depth_of,
+    fastest_share,
+    gain,
+    min_branch_chances,
+    min_reaches,
+    min_spare_chances,
+    speed_of,
+)
 from polydraft.policy.profile import Profile, begun, check_identity, profile_of, remember_steps
 from polydraft.policy.rehearsal import Rehearsed, unrehearsed
 from polydraft.policy.repeats import Repeats
@@ -36,7 +45,7 @@ LOOKING = 0.02
 OFTEN, SELDOM = 64, 7
 """Steps that are all timed at first, and then one in so many, which shares no divisor with HELD."""
 ENOUGH = 16
-"""Timed steps whose costs are worth keeping where nothing was measured."""
+"""Timed steps whose costs are worth storing where nothing was measured."""
 SETTLED = 1
 """Steps with drafts, or without, whose seconds are not looked at after others: a draft model catches up, and caches forget."""
 SHARED, OWN = (24.0, 0.995), (8.0, 0.97)
@@ -44,8 +53,8 @@ SHARED, OWN = (24.0, 0.995), (8.0, 0.97)
 REMEMBERED = 4.0
 """Steps with drafts that a sequence's own counts weigh behind a pause, at most."""
 TREE_WIDTH, TREE_NODES, FORETOLD_NODES = 4, 24, 48
-"""Nodes of a depth that are expanded, and all nodes, of a most probable tree, at most; and all nodes where one pass foretells every depth. Beside a token
-of a chain as many spare siblings are drawn there as TREE_WIDTH at most."""
+"""Nodes of a depth that are expanded, and all nodes, of a most probable tree, at most; and all nodes where one forward pass foretells every depth.
+Beside a token of a chain as many spare siblings are drawn there as TREE_WIDTH at most."""
 CHEAP_ROW = 0.05
 """Forward passes of one row that a further row may cost, on the mean of 16, where a greedy request is drafted a tree. Where the fifth row cost .09, .12
 and .17 (SmolLM2 and its head, the Qwen pair, the embedded pair; timed on an AMD EPYC) chains were 2, 4 to 20 and 12% faster; at .03 and .012 trees were 5
@@ -58,12 +67,12 @@ CERTAIN = Expected(2.0, 1.0, 1.0)
 """A drafted token that is accepted for sure: where not even that pays, nothing is looked for."""
 
 
-def least_pause(num_sequences: int, costs: Costs) -> int:
+def min_pause(num_sequences: int, costs: Costs) -> int:
     """Steps after which a look at one drafted token, which is not accepted, loses no more than LOOKING; all sequences of a batch look at once.
 
     Example:
         >>> costs = Costs.of({1: 1.0, 4: 1.0, 8: 2.0}, draft_start=0.0, draft_step=0.1)
-        >>> least_pause(1, costs), least_pause(8, costs)
+        >>> min_pause(1, costs), min_pause(8, costs)
         (10, 110)
     """
     look = costs.step(2 * num_sequences, 1, num_sequences) / costs.step(num_sequences, 0)
@@ -108,8 +117,8 @@ class AdaptivePolicy(Policy):
         """Start from this."""
         self.profile, self.live = profile, LiveCosts(profile.costs)
         self.seen = _acceptance_of(profile)
-        self._kept = self.missing = False
-        """Whether what steps have shown is kept, and whether costs are assumed that could be measured."""
+        self._stored = self.missing = False
+        """Whether what steps have shown is stored, and whether costs are assumed that could be measured."""
         self._share: Share | None = None
         self._candidates = list[Course]()
         """Of the present step, once a draft was weighed, and the sequences that do not pause at its begin."""
@@ -120,19 +129,19 @@ class AdaptivePolicy(Policy):
         steps so far."""
 
     def prepare(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
-        """Start from what is known of these parts, and keep to what both draw and verify exactly.
+        """Start from what is known of these parts, and ask for what both draw and verify exactly.
 
         Raises:
             IncompatibleError: a profile of other parts.
         """
-        needs, offers, rule = drafter.needs, drafter.offers, verifier.info
+        needs, offers, method = drafter.needs, drafter.offers, verifier.info
         self._ranked, self._confident, self._foretells = drafter.info.ranked, offers.confident, offers.foretells
-        self._greedy_trees = offers.greedy_trees and rule.lossless
-        self._spares = offers.spares and takes_spares(rule)
+        self._greedy_trees = offers.greedy_trees and method.lossless
+        self._spares = offers.spares and takes_spares(method)
         self._reads, self._num_unread = offers.read_ahead is not None, offers.num_unread
         model_based = offers.model is not None
         self._copying = (
-            self._copying and model_based and rule.lossless and not (needs.aux or needs.every_round or rule.shared_noise)
+            self._copying and model_based and method.lossless and not (needs.aux or needs.every_round or method.shared_noise)
         )
         self._copies = drafter.info.draft_sampling == {DraftSampling.POINT_MASS} and not needs.hidden and not model_based
         if self.given is not None:
@@ -179,8 +188,8 @@ class AdaptivePolicy(Policy):
         costs = self.live.costs.behind(len(s.token_ids), number)
         if params.seed is not None:
             return True
-        seen, plain = self.seen[params.greedy], speed_of([], number, costs)
-        drafts = [seen.expected, Expected(1.0 + seen.rates[FIRST], 1.0, 1.0)]
+        acceptance, plain = self.seen[params.greedy], speed_of([], number, costs)
+        drafts = [acceptance.expected, Expected(1.0 + acceptance.rates[FIRST], 1.0, 1.0)]
         if number == 1:
             drafts.append(CERTAIN)
         fastest = max(speed_of([draft] * number, number, costs) for draft in drafts)
@@ -224,7 +233,7 @@ class AdaptivePolicy(Policy):
 
     def _copied(self, s: RunningSequence, course: Course) -> tuple[int, ...]:
         """What is copied from the text; nothing where the drafter's own drafts promise more."""
-        costs, (speed, rows, least) = self._costs(s, course), course.weighed
+        costs, (speed, rows, draft_gain) = self._costs(s, course), course.weighed
         reading = speed * costs.draft_step * costs.row(1) / costs.rows(1)  # a draft model reads what it did not draft
         reach, value, count, tokens = 1.0, 0.0, 0, course.repeats.tokens(MOST_COPIED)
         for acceptance in course.repeats.acceptance(len(tokens)):
@@ -232,7 +241,7 @@ class AdaptivePolicy(Policy):
             if reach * (1.0 - reading) < speed * costs.row(rows + count) or costs.step(rows + count + 1, 0) > self._max_step:
                 break
             value, count = value + reach * (1.0 - reading), count + 1
-        return tokens[:count] if value - speed * (costs.rows(rows + count) - costs.rows(rows)) > max(least, 0.0) else ()
+        return tokens[:count] if value - speed * (costs.rows(rows + count) - costs.rows(rows)) > max(draft_gain, 0.0) else ()
 
     def _share_of(self, costs: Costs) -> Share:
         """Which drafts of the batch survive most often and make the fastest step, beside the rows of those that decode plainly. Once a step."""
@@ -261,23 +270,23 @@ class AdaptivePolicy(Policy):
         elif course.looks and gain(CERTAIN, speed, rows, drafting, costs) > 0:
             course.meet(Event.HOPES)
         else:
-            course.meet(Event.FAILS, least_pause(batch, costs))
+            course.meet(Event.FAILS, min_pause(batch, costs))
             course.seen.forget(REMEMBERED)
             return NOTHING
         return self._budget(s, course, speed, rows, drafting, costs)
 
     def _budget(self, s: RunningSequence, course: Course, speed: float, rows: float, drafting: int, costs: Costs) -> Budget:
         rates, greedy = course.seen.rates, s.request.params.greedy
-        least = least_reach(speed, max(rates[NEXT], 0.05), rows, drafting, costs)
+        reaches = min_reaches(speed, max(rates[NEXT], 0.05), rows, drafting, costs)
 
         def most_nodes(most: int, depth: int) -> int:
             """Nodes of such a depth that a step has time for."""
             return next((n for n in range(most, 0, -1) if costs.step(rows + n, min(n, depth), drafting) <= self._max_step), 0)
 
-        least = least[: most_nodes(len(least), len(least))]
-        if not least:
+        reaches = reaches[: most_nodes(len(reaches), len(reaches))]
+        if not reaches:
             return NOTHING
-        stop = Stop(least, tuple(rates[:BINS]))
+        stop = Stop(reaches, tuple(rates[:BINS]))
         sampled_spares = (
             self._spares and not greedy and s.request.params.seed is None
         )  # several paths beside it would leave them out
@@ -286,14 +295,14 @@ class AdaptivePolicy(Policy):
         cheap_rows = not self.missing and costs.rows(rows + 16) - costs.rows(rows) < 16 * CHEAP_ROW * costs.rows(1)
         if self._ranked or (self._greedy_trees and greedy and cheap_rows):
             row = speed * costs.row(rows + course.seen.expected.nodes)
-            return Budget.grown(most_nodes(TREE_NODES, len(least)), len(least), TREE_WIDTH, min(row, 1.0)).ending(stop)
+            return Budget.grown(most_nodes(TREE_NODES, len(reaches)), len(reaches), TREE_WIDTH, min(row, 1.0)).ending(stop)
         if sampled_spares:
-            spare = least_spare(speed, (1.0 - min(rates[:BINS])) * rates[SPARE], rows, len(least), costs)
-            spare = spare[: max(most_nodes(len(spare) + 1, len(least)) - 1, 0)]
-            stop = stop._replace(spare_least=spare, spare_acceptance=rates[SPARE])
+            chances = min_spare_chances(speed, (1.0 - min(rates[:BINS])) * rates[SPARE], rows, len(reaches), costs)
+            chances = chances[: max(most_nodes(len(chances) + 1, len(reaches)) - 1, 0)]
+            stop = stop._replace(spare_least=chances, spare_acceptance=rates[SPARE])
         if self._confident:
-            return Budget.fixed(tree.chain(len(least))).ending(stop)
-        return Budget.fixed(tree.chain(depth_of(least, rates[FIRST], rates[NEXT])))
+            return Budget.fixed(tree.chain(len(reaches))).ending(stop)
+        return Budget.fixed(tree.chain(depth_of(reaches, rates[FIRST], rates[NEXT])))
 
     def _foretold(
         self,
@@ -307,19 +316,19 @@ class AdaptivePolicy(Policy):
         *,
         greedy: bool,
     ) -> Budget:
-        """A tree of a head that foretells all depths in one pass: a branch costs a row, as a deeper token does. At temperature 0 nodes join best first up
-        to the one that is not worth its row; above, spare siblings do, and chains behind them are priced as the last row that is expected.
+        """A tree of a head that foretells all depths in one forward pass: a branch costs a row, as a deeper token does. At temperature 0 nodes join best
+        first up to the one that is not worth its row; above, spare siblings do, and chains behind them are priced as the last row that is expected.
 
         most_nodes: of at most so many of such a depth, those that a step has time for.
         """
         rates, nodes = course.seen.rates, course.seen.expected.nodes
         most = 1.0 if greedy else (1.0 - min(rates[:BINS])) * rates[SPARE]
-        branch = least_branch(speed, most, rows, most_nodes(FORETOLD_NODES, len(stop.least)), costs)
-        if not branch:
+        chances = min_branch_chances(speed, most, rows, most_nodes(FORETOLD_NODES, len(stop.least)), costs)
+        if not chances:
             return Budget.fixed(tree.chain(len(stop.least))).ending(stop)
-        least = least_reach(speed, max(rates[NEXT], 0.05), rows, drafting, costs, 0.0 if greedy else nodes)[: len(stop.least)]
-        stop = stop._replace(least=least, spare_least=branch, spare_acceptance=rates[SPARE])
-        return Budget.grown(len(branch) + 1, len(least), FORETOLD_NODES if greedy else TREE_WIDTH).ending(stop)
+        reaches = min_reaches(speed, max(rates[NEXT], 0.05), rows, drafting, costs, 0.0 if greedy else nodes)[: len(stop.least)]
+        stop = stop._replace(least=reaches, spare_least=chances, spare_acceptance=rates[SPARE])
+        return Budget.grown(len(chances) + 1, len(reaches), FORETOLD_NODES if greedy else TREE_WIDTH).ending(stop)
 
     def learn(
         self, sequences: Seq[RunningSequence], draft: Draft, probs: Callable[[], Float[Tensor, "B N V"]], outcome: Outcome
@@ -354,8 +363,8 @@ class AdaptivePolicy(Policy):
 
     def keep(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
         """Remember what steps have shown, once, where costs were assumed and are still missing."""
-        if self.missing and not self._kept and self._timed >= ENOUGH:
-            self._kept = True
+        if self.missing and not self._stored and self._timed >= ENOUGH:
+            self._stored = True
             remember_steps(target, drafter, verifier, self.live.costs)
 
     def learnt(self) -> Profile:

@@ -60,8 +60,8 @@ def choose_policy(
         check_room(depth * num_paths, f"depth={depth} and num_paths={num_paths}")
         return FixedPolicy(Budget.fixed(tree.paths(num_paths, depth)))
     if chosen == "adaptive":
-        known = Profile.load(profile) if isinstance(profile, (str, Path)) else profile
-        return AdaptivePolicy(known, copying=copying, max_step=max_step)
+        start = Profile.load(profile) if isinstance(profile, (str, Path)) else profile
+        return AdaptivePolicy(start, copying=copying, max_step=max_step)
     if isinstance(chosen, str):
         raise unknown_name("policy", chosen, ("adaptive", "fixed"))
     if not isinstance(chosen, Policy):

@@ -4,10 +4,10 @@
     row(n)         the price of one more, which never falls as rows are added: the slope of the greatest convex function below rows(n)
     drafting(n)    n draft steps, and what a draft costs before its first one and in its verification; of several sequences at a time it grows as a
                    forward pass of so many rows does
-    behind(L)      the same behind texts of L tokens, whose keys and values every row of a pass and every draft step attends to
+    behind(L)      the same behind texts of L tokens, whose keys and values every row of a forward pass and every draft step attends to
 
-Measured with a handful of passes of an idle engine (`measured`) over a text, as rows of a mixture of experts cost what their tokens choose, and kept with the profile; while requests run, live costs are exponential averages of
-what steps took (`LiveCosts`).
+Measured with a handful of forward passes of an idle engine (`measured`) over a text, as rows of a mixture of experts cost what their tokens choose, and
+stored with the profile. While requests run, live costs are exponential averages of what steps took (`LiveCosts`).
 """
 
 from bisect import bisect_right
@@ -41,15 +41,15 @@ __all__ = [
 ]
 
 MEASURED = (1, 4, 5, 6, 7, 8, 16)
-"""Numbers of rows that are timed. Passes of 1 to 8 rows take 33, 31, 32, 33, 38, 39, 51 and 52 ms (Qwen2.5-Coder-1.5B, one thread of an AMD EPYC), one of 16
+"""Numbers of rows that are timed. Forward passes of 1 to 8 rows take 33, 31, 32, 33, 38, 39, 51 and 52 ms (Qwen2.5-Coder-1.5B, one thread of an AMD EPYC), one of 16
 takes 99. Drafts by a line from 4 to 8 are 1 to 2% slower on code (simulated on 1,280 contexts of the Qwen pair, one thread and two) and as fast on chat."""
 KNOTS = (*MEASURED, 32, 64, 72)
-"""Numbers of rows between which passes are interpolated. The rows after the 64th of a pass read the weights again: 64, 65 and 72 take 110, 127 and
+"""Numbers of rows between which forward passes are interpolated. The rows after the 64th of one read the weights again: 64, 65 and 72 take 110, 127 and
 139 ms (Qwen2.5-Coder-0.5B), 42, 48 and 50 (SmolLM2-135M; one thread of an AMD EPYC)."""
 PROMPT = 4
 """Tokens of a text before those that are timed."""
 PASSES, MOST_REPEATS, STEADY = 3, 3, 1.5
-"""Timed passes of each kind; those of which the largest is more than STEADY times the smallest are measured again, so many times at most."""
+"""Timed forward passes of each kind; those of which the largest is more than STEADY times the smallest are measured again, so many times at most."""
 DEEP = 5
 """Draft steps of the longer of two measured drafts."""
 LATEST = 1 / 16
@@ -59,24 +59,25 @@ STALLED = 2.0
 COMMON = 1 / 32
 """Weight of the latest step in the factor of all costs."""
 ROWS_BEHIND = 8
-"""Rows of the second pass that is timed behind a long context."""
+"""Rows of the second forward pass that is timed behind a long context."""
 LONG = 4096
-"""Tokens of a context behind which passes are timed, at most: attention takes about an eighth of a pass of Qwen2.5-Coder-0.5B there."""
+"""Tokens of a context behind which forward passes are timed, at most: attention takes about an eighth of one of Qwen2.5-Coder-0.5B there."""
 
 
 TOKEN_SECONDS = ("first_row_token", "row_token", "draft_token")
 """What a token of the context costs."""
 SECONDS = ("draft_start", "draft_step", "overhead", *TOKEN_SECONDS)
-"""Costs beside those of passes by their rows."""
+"""Costs beside those of forward passes by their rows."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """knots: seconds of a pass of as many rows as KNOTS.  draft_start, draft_step: see the module.  overhead: of any step beside passes and drafts.
+    """knots: seconds of a forward pass of as many rows as KNOTS.  draft_start, draft_step: see the module.  overhead: of any step beside forward passes and
+        drafts.
     first_row_token, row_token, draft_token: seconds that each token of the context adds to a sequence's first row, to a further one, and to a draft step.
 
     Raises:
-        InvalidInputError: seconds that are negative or not finite, or a pass that takes none.
+        InvalidInputError: seconds that are negative or not finite, or a forward pass that takes none.
 
     Example:
         >>> costs = Costs.of({1: 1.0, 4: 0.98, 8: 1.1}, draft_start=0.05, draft_step=0.25)
@@ -111,7 +112,7 @@ class Costs:
 
     @classmethod
     def of(cls, passes: Mapping[int, float], *, draft_start: float, draft_step: float) -> "Costs":
-        """Of passes of some numbers of rows; beyond them at the dearest row of them, and beyond 64 rows as a pass more."""
+        """Of forward passes of some numbers of rows; beyond them at the dearest row of them, and beyond 64 rows as one more."""
         rows, seconds = list(passes), list(passes.values())
         dearest = max(0.0, *(np.diff(seconds) / np.diff(rows)))
         beyond = (dearest * max(n - rows[-1], 0) + (n > 64) * seconds[0] for n in KNOTS)
@@ -134,18 +135,18 @@ class Costs:
         return replace(self, knots=tuple(knots), draft_step=self.draft_step + num_tokens * self.draft_token)
 
     def attention(self, rows: float, num_sequences: float) -> float:
-        """Seconds that a token of each context adds to a pass."""
+        """Seconds that a token of each context adds to a forward pass."""
         firsts = min(rows, num_sequences)
         return firsts * self.first_row_token + (rows - firsts) * self.row_token
 
     @classmethod
     def assumed(cls) -> "Costs":
-        """In passes of one row, for models that were not measured: 8 rows take 1.3 to 1.8 and 16 2.3 to 3.3 on an Intel Xeon and an AMD EPYC."""
+        """In forward passes of one row, for models that were not measured: 8 rows take 1.3 to 1.8 and 16 2.3 to 3.3 on an Intel Xeon and an AMD EPYC."""
         return cls.of({1: 1.0, 4: 1.12, 8: 1.4, 16: 2.5}, draft_start=0.05, draft_step=0.05)
 
     @property
     def first_draft(self) -> float:
-        """Seconds of a draft of one token: of a head's pass, where it drafts."""
+        """Seconds of a draft of one token: of a head's forward pass, where it drafts."""
         return self.draft_start + self.draft_step
 
     def piece(self, rows: float) -> int:
@@ -153,7 +154,7 @@ class Costs:
         return max(min(bisect_right(KNOTS, rows), len(KNOTS) - 1) - 1, 0)
 
     def rows(self, rows: float) -> float:
-        """Seconds of a pass."""
+        """Seconds of a forward pass."""
         k = self.piece(rows)
         return self.knots[k] + (rows - KNOTS[k]) * (self.knots[k + 1] - self.knots[k]) / (KNOTS[k + 1] - KNOTS[k])
 
@@ -166,7 +167,7 @@ class Costs:
         return self.breadth(num_sequences) * (self.draft_start + steps * self.draft_step) if steps else 0.0
 
     def breadth(self, num_sequences: float) -> float:
-        """Seconds of a pass of a row each, in passes of one row."""
+        """Seconds of a forward pass of a row each, in those of one row."""
         return self.rows(num_sequences) / self.knots[0]
 
     def step(self, rows: float, draft_steps: float, num_sequences: float = 1) -> float:
@@ -205,7 +206,7 @@ class LiveCosts:
     ) -> None:
         """Take note of a step: seconds of its forward pass, of drafting for so many sequences, and of all else.
 
-        num_tokens: of the contexts of all `batch` sequences, on the mean: what they add, as measured, is no news about passes behind none.
+        num_tokens: of the contexts of all `batch` sequences, on the mean: what they add, as measured, is no news about forward passes behind none.
         """
         k = self.costs.piece(rows)
         part = min((rows - KNOTS[k]) / (KNOTS[k + 1] - KNOTS[k]), 1.0)
@@ -256,7 +257,7 @@ class Interrupted(Exception):  # noqa: N818 - no error
 
 
 class Measured(NamedTuple):
-    """spread: of the least steady passes, the largest over the smallest."""
+    """spread: the largest over the smallest seconds of the forward passes that varied most."""
 
     costs: Costs
     spread: float
@@ -302,7 +303,7 @@ def _text(target: Target, text: Sequence[int]) -> list[int]:
 
 
 def _token_seconds(model: Any, slot: int | None, rows: int, seconds: Callable[[Callable[[], object]], float]) -> float:
-    """Seconds that each token of the context adds to a pass of so many rows: behind columns that nobody wrote, as what they hold costs no time.
+    """Seconds that each token of the context adds to a forward pass of so many rows: behind columns that nobody wrote, as what they hold costs no time.
 
     slot: one that may be written behind its text; None for any.
     Only where memory is taken as it is written, and nothing beside keys and values follows the text; else 0.
@@ -333,9 +334,9 @@ def measured(
     stopped: Callable[[], bool] = lambda: False,
     text: Sequence[int] | None = None,
 ) -> Measured:
-    """Costs of idle models and how steady they were: passes of MEASURED rows in one slot, and drafts of one and of DEEP steps, nothing of which is kept.
+    """Costs of idle models and how steady they were: forward passes of MEASURED rows in one slot, and drafts of one and of DEEP steps, nothing of which stays.
 
-    slots: empty ones, of the target and of a second sequence.  stopped: asked before each pass.  text: token ids, PROMPT more than the most rows;
+    slots: empty ones, of the target and of a second sequence.  stopped: asked before each forward pass.  text: token ids, PROMPT more than the most rows;
         where it is shorter, drawn ones.
 
     Raises:
@@ -365,7 +366,7 @@ def measured(
             if drafter.needs.hidden and (read := drafter.offers.read) is not None:
                 (state,) = read([state], scores)
             root = TokenTree.roots(torch.tensor(ids[PROMPT - 1 : PROMPT]))
-            short, long = (  # behind a pass, as in a step: it leaves nothing of a small head in the processor's caches
+            short, long = (  # behind a forward pass, as in a step: it leaves nothing of a small head in the processor's caches
                 seconds(
                     lambda depth=depth: drafter.propose([state], [Budget.fixed(chain(depth))]),
                     lambda: target.score([slot], root, hidden=drafter.needs.hidden),

@@ -56,7 +56,7 @@ TRANSITIONS = {
 
 
 class Weighed(NamedTuple):
-    """What a draft was weighed by. speed: tokens per second of the batch.  rows: of the pass without it.  gain: of the draft, see `marginal`."""
+    """What a draft was weighed by. speed: tokens per second of the batch.  rows: of the forward pass without it.  gain: of the draft, see `marginal`."""
 
     speed: float = 0.0
     rows: float = 1.0
@@ -96,15 +96,15 @@ class Course:
     def paused(self) -> bool:
         return self.stage is Stage.PAUSED
 
-    def meet(self, event: Event, least_pause: int = 0) -> None:
-        """Go on to the next stage. least_pause: steps of a pause that begins, at least; each is twice as long as the one before."""
+    def meet(self, event: Event, min_pause: int = 0) -> None:
+        """Go on to the next stage. min_pause: minimum steps of a pause that begins; each is twice as long as the one before."""
         self.stage = TRANSITIONS[self.stage][event]
         if event is Event.PAYS:
             self.pause, self.looks, self.held = 0, 0, HELD - 1
         elif event is Event.HOPES:
             self.looks, self.held = self.looks - 1, 0
         elif event is Event.FAILS:
-            self.pause = min(max(2 * self.pause, FIRST_PAUSE, least_pause), LONGEST_PAUSE)
+            self.pause = min(max(2 * self.pause, FIRST_PAUSE, min_pause), LONGEST_PAUSE)
             self.left, self.looks = self.pause - 1, LOOK
         elif event is Event.CLOSED:
             self.left = FIRST_PAUSE - 1

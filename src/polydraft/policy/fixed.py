@@ -1,4 +1,4 @@
-"""What an engine asks of a policy, and the policy that gives every round the same size."""
+"""What an engine asks of a policy, and the policy that gives every step the same draft shape."""
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -65,7 +65,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class FixedPolicy(Policy):
-    """The same budget in every round, for reproducible comparisons.
+    """The same budget in every step, for reproducible comparisons.
 
     Example:
         >>> from polydraft.core.geometry import paths
@@ -76,7 +76,7 @@ class FixedPolicy(Policy):
     budget: Budget
 
     def prepare(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
-        """Refuse a budget that does not fit a pass, that the drafter does not draw, or that the rule is not exact for.
+        """Refuse a budget that does not fit a forward pass, that the drafter does not draw, or that the verifier is not exact for.
 
         Raises:
             CapacityError, IncompatibleError: it says what to do.
@@ -88,7 +88,7 @@ class FixedPolicy(Policy):
 
 
 def check_draft(budget: Budget, drafter: Method, verifier: Method) -> None:
-    """Refuse a budget that does not fit a pass, that the drafter does not draw, or that the rule is not exact for.
+    """Refuse a budget that does not fit a forward pass, that the drafter does not draw, or that the verifier is not exact for.
 
     Raises:
         CapacityError, IncompatibleError: it says what to do.
@@ -98,9 +98,9 @@ def check_draft(budget: Budget, drafter: Method, verifier: Method) -> None:
 
 
 def check_room(num_drafted: int, given: str) -> None:
-    """Raise CapacityError if a draft does not fit a pass: the last committed token takes one of its rows."""
+    """Raise CapacityError if a draft does not fit a forward pass: the last committed token takes one of its rows."""
     if num_drafted >= TREE_ROOM:
         raise CapacityError(
-            f"{given} were given, up to {num_drafted} drafted tokens a step; expected at most {TREE_ROOM - 1}, the rows of one pass. "
+            f"{given} were given, up to {num_drafted} drafted tokens a step; expected at most {TREE_ROOM - 1}, the rows of one forward pass. "
             "Lower one of the two."
         )

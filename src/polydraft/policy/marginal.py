@@ -6,8 +6,9 @@ At the best ratio of tokens to seconds a token belongs in exactly when its proba
 present speed converges to that ratio. Path probabilities fall along a path and prices do not fall (`costs`), so that looking one token ahead is
 enough. What drafting costs before its first token is weighed once, the whole draft against none (`gain`).
 
-    speed   tokens per second of all sequences of a step         reach   P(a node is accepted), see `polydraft.core.confidence`
-    least   of a depth: the reach with which its nodes go on, as a token more is then accepted with reach x acceptance of a next token
+    speed           tokens per second of all sequences of a step
+    reach           P(a node is accepted), see `polydraft.core.confidence`
+    minimum reach   of a depth: the one with which its nodes go on, as a token more is then accepted with reach x acceptance of a next token
 """
 
 from collections.abc import Sequence
@@ -23,9 +24,9 @@ __all__ = [
     "fastest_share",
     "foreseen",
     "gain",
-    "least_branch",
-    "least_reach",
-    "least_spare",
+    "min_branch_chances",
+    "min_reaches",
+    "min_spare_chances",
     "speed_of",
 ]
 
@@ -76,60 +77,60 @@ def fastest_share(drafts: Sequence[Expected], num_sequences: int, costs: Costs) 
 def gain(draft: Expected, speed: float, rows: float, num_drafting: int, costs: Costs) -> float:
     """Tokens that the whole draft of a sequence brings beyond those that its seconds are worth, those before its first token included.
 
-    rows: of the pass without this draft.
+    rows: of the forward pass without this draft.
     """
     drafting = costs.drafting(draft.steps, num_drafting) / num_drafting
     return draft.tokens - 1.0 - speed * (drafting + costs.rows(rows + draft.nodes) - costs.rows(rows))
 
 
-def least_reach(
+def min_reaches(
     speed: float, next_acceptance: float, rows: float, num_drafting: int, costs: Costs, nodes: float = 0.0
 ) -> tuple[float, ...]:
     """By depth from 1 on, the reach with which a node goes on; it ends before the first depth that no reach is enough for.
 
-    rows: of the pass without this draft.  nodes: that a tree is expected to have, beside which a deeper one comes.
+    rows: of the forward pass without this draft.  nodes: that a tree is expected to have, beside which a deeper one comes.
     """
-    least, draft_step = list[float](), costs.draft_step * costs.breadth(num_drafting) / num_drafting
+    reaches, draft_step = list[float](), costs.draft_step * costs.breadth(num_drafting) / num_drafting
     for depth in range(1, MOST_DEPTH):
         price = draft_step + costs.row(rows + max(depth, nodes))
-        least.append(speed * price / next_acceptance)
-        if least[-1] >= 1.0:
+        reaches.append(speed * price / next_acceptance)
+        if reaches[-1] >= 1.0:
             break
-    return tuple(least)
+    return tuple(reaches)
 
 
-def least_spare(speed: float, most: float, rows: float, depth: int, costs: Costs) -> tuple[float, ...]:
+def min_spare_chances(speed: float, most: float, rows: float, depth: int, costs: Costs) -> tuple[float, ...]:
     """By the number of drafted tokens, from 1 on, the chance of acceptance with which a spare sibling is worth its row; ends with the last row that a
     chance of `most` is worth.
 
-    rows: of the pass without this draft.  depth: of the chain, at most.
+    rows: of the forward pass without this draft.  depth: of the chain, at most.
     """
     seconds = [costs.rows(rows + drafted) for drafted in range(1, 2 * depth + 1)]
-    least = [speed * (more - fewer) for fewer, more in pairwise(seconds)]
-    while least and least[-1] > most:
-        least.pop()
-    return tuple(least)
+    chances = [speed * (more - fewer) for fewer, more in pairwise(seconds)]
+    while chances and chances[-1] > most:
+        chances.pop()
+    return tuple(chances)
 
 
-def least_branch(speed: float, most: float, rows: float, nodes: int, costs: Costs) -> tuple[float, ...]:
+def min_branch_chances(speed: float, most: float, rows: float, nodes: int, costs: Costs) -> tuple[float, ...]:
     """By the number of drafted tokens, from 1 on, the chance of acceptance with which one more is worth its row where it takes no draft step; as prices do
     not fall, it ends before the first row that a chance of `most` is not worth.
 
-    rows: of the pass without this draft.  nodes: of the tree, at most.
+    rows: of the forward pass without this draft.  nodes: of the tree, at most.
 
     Example:
         >>> costs = Costs.of({1: 1.0, 4: 1.0, 8: 1.4}, draft_start=0.0, draft_step=0.0)
-        >>> [round(chance, 2) for chance in least_branch(1.5, 1.0, 1, 6, costs)]
+        >>> [round(chance, 2) for chance in min_branch_chances(1.5, 1.0, 1, 6, costs)]
         [0.0, 0.0, 0.15, 0.15, 0.15]
     """
     prices = (speed * costs.row(rows + drafted) for drafted in range(1, nodes))
     return tuple(takewhile(lambda price: price <= most, prices))
 
 
-def depth_of(least: Sequence[float], first: float, following: float) -> int:
+def depth_of(reaches: Sequence[float], first: float, following: float) -> int:
     """The depth at which a chain ends whose tokens are accepted with these probabilities, for drafts without confidence."""
     reach, depth = first, 1
-    while depth <= len(least) and reach >= least[depth - 1]:
+    while depth <= len(reaches) and reach >= reaches[depth - 1]:
         reach, depth = reach * following, depth + 1
     return depth
 
@@ -138,7 +139,7 @@ def foreseen(first: float, following: float, costs: Costs) -> Expected:
     """What drafts of these acceptances bring under the rule, before anything was drafted."""
     speed, best = 1.0 / costs.step(1, 0), Expected(1.0 + first, 1.0, 1.0)
     for _ in range(3):
-        depth = depth_of(least_reach(speed, following, 1, 1, costs), first, following)
+        depth = depth_of(min_reaches(speed, following, 1, 1, costs), first, following)
         tokens = 1.0 + first * (sum(following**d for d in range(depth)))
         best = Expected(tokens, depth, depth)
         speed = max(speed, speed_of([best], 1, costs))

@@ -1,7 +1,7 @@
 """What the policy knows of a pair of models on a machine: costs of steps and acceptance by confidence; saved as JSON.
 
-What was measured of an idle engine, or by `polydraft tune`, is kept in this process and, for models with a name, in a file of the
-user's cache folder (`POLYDRAFT_CACHE`, else `XDG_CACHE_HOME`/polydraft, else ~/.cache/polydraft; `POLYDRAFT_CACHE=off` keeps none), the last MOST_FILES of them: engines of
+What was measured of an idle engine, or by `polydraft tune`, stays in this process and, for models with a name, in a file of the
+user's cache folder (`POLYDRAFT_CACHE`, else `XDG_CACHE_HOME`/polydraft, else ~/.cache/polydraft; `POLYDRAFT_CACHE=off` writes none), the last MOST_FILES of them: engines of
 the same parts start from it, so that the texts of a seed are the same in the next process. Another machine, format or version is measured anew.
 """
 
@@ -185,13 +185,13 @@ def profile_of(
     stopped: Callable[[], bool] = lambda: False,
     text: Sequence[int] | None = None,
 ) -> Profile:
-    """What was measured of these parts before, or what a handful of passes say now; what `begun` says for models without a name or at work.
+    """What was measured of these parts before, or what a handful of forward passes say now; what `begun` says for models without a name or at work.
 
     rehearse: runs short requests, see `rehearsal`.  slots, stopped, text, errors: see `costs.measured`.
     """
-    known, missing = begun(target, drafter, verifier)
+    stored, missing = begun(target, drafter, verifier)
     if not missing or target.lengths[slots[0]]:
-        return known
+        return stored
     about = identity(target, drafter, verifier) or {}
     try:
         costs, spread = measured(target, drafter, slots, stopped, text)
@@ -204,17 +204,17 @@ def profile_of(
             "costs of drafter %r are assumed, as measuring them failed: %r, at %s", drafter.info.name, error, place(error)
         )
         _tried.add(_file(about)[0])
-        return known
+        return stored
     _tried.add(_file(about)[0])
-    if _spread(known) <= spread:
-        return known
+    if _spread(stored) <= spread:
+        return stored
     _log.info("costs were measured: %s", profile.costs)
     remember(about, profile)
     return profile
 
 
 def remember_steps(target: Target, drafter: Drafter, verifier: Verifier, costs: Costs) -> None:
-    """Keep what steps have shown, for engines that start before anything is measured."""
+    """Store what steps have shown, for engines that start before anything is measured."""
     about = identity(target, drafter, verifier)
     stored = remembered(about)
     if stored is None or _spread(stored) == UNMEASURED:
@@ -283,7 +283,7 @@ def remembered(about: dict[str, Any] | None) -> Profile | None:
 
 
 def remember(about: dict[str, Any] | None, profile: Profile) -> None:
-    """Keep a profile for `remembered`; a cache that cannot be written is done without."""
+    """Store a profile for `remembered`; a cache that cannot be written is done without."""
     if about is None:
         return
     key, file = _file(about)
@@ -292,6 +292,6 @@ def remember(about: dict[str, Any] | None, profile: Profile) -> None:
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
             profile.save(file)
-            kept = [path for path in file.parent.glob("*.json") if COSTS.fullmatch(path.name)]
-            for path in sorted(kept, key=lambda path: path.stat().st_mtime_ns)[:-MOST_FILES]:
+            files = [path for path in file.parent.glob("*.json") if COSTS.fullmatch(path.name)]
+            for path in sorted(files, key=lambda path: path.stat().st_mtime_ns)[:-MOST_FILES]:
                 path.unlink(missing_ok=True)
