@@ -85,15 +85,15 @@ def test_a_prompt_that_is_read_alone_is_read_in_steps_of_which_each_hears_an_abo
 def test_pieces_are_half_as_long_as_a_round_within_bounds_and_longer_where_more_are_read():
     read = filling.Filling(TableModel(), lambda: 0.0)
     assert read.room() == filling.FEWEST
-    read._seconds_per_token, read.round_seconds = 0.001, 0.1
+    read._seconds_per_token, read.step_seconds = 0.001, 0.1
     assert (read.room(), read.room(3), read.room(60)) == (50, 150, 250)
-    read.round_seconds = 9.0
+    read.step_seconds = 9.0
     assert read.room() == filling.MOST
 
 
 def test_pieces_are_cut_to_what_rounds_leave_of_the_time_of_a_step():
     read = filling.Filling(TableModel(), lambda: 0.0, max_step=0.1075)
-    read._seconds_per_token, read.round_seconds = 0.001, 0.1
+    read._seconds_per_token, read.step_seconds = 0.001, 0.1
     assert read.room() == read.room(9) == 7
 
 

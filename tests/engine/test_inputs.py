@@ -109,7 +109,7 @@ def test_parts_of_the_wrong_kind_are_refused(options, said):
     ids=lambda options: f"{options}"[:40],
 )
 def test_more_drafted_tokens_than_a_pass_takes_are_refused(options):
-    with pytest.raises(CapacityError, match="expected at most 255, the rows of one pass"):
+    with pytest.raises(CapacityError, match="expected at most 255, the rows of one forward pass"):
         asked(**options)
 
 

@@ -6,7 +6,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from polydraft.core import Request, SamplingParams
 from polydraft.engine.detokenizer import Detokenizer, _Windows
+from polydraft.engine.sequence import Sample, Sequence
 from polydraft.engine.stopping import Ending, Stopper, _held_back
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -76,6 +78,29 @@ def test_length_ends_a_text(tokenizer):
     s = stopper(tokenizer, max_tokens=3)
     pieces(s, tokenizer, "abcdef")
     assert (s.text, s.stop) == ("abc", Ending("length"))
+
+
+def test_a_text_that_is_ended_from_outside_has_that_reason_whatever_its_last_bytes_spell(tokenizer):
+    s = stopper(tokenizer, stop_strings=("\ufffd",))
+    s.push(tokenizer.encode("é")[0])
+    s.end("abort")
+    assert (s.text, s.stop) == ("", Ending("abort"))
+
+
+def test_a_sample_says_last_of_all_that_it_has_finished(tokenizer):
+    order = []
+
+    class Watched(Sample):
+        def __setattr__(self, name, value):
+            order.append(name)
+            super().__setattr__(name, value)
+
+    request = Request("r", (1,), SamplingParams(), 0)
+    sequence = Sequence(request, stopper(tokenizer, stop_strings=("b",)), Watched(0, 0), [1])
+    order.clear()
+    pieces(sequence.stopper, tokenizer, "ab")
+    sequence.publish()
+    assert (sequence.sample.text, sequence.sample.stop_reason, order[-1]) == ("a", "b", "finish_reason")
 
 
 @pytest.mark.parametrize(("text", "held"), [("ab\n", 1), ("ab\n\n", 2), ("ab", 0), ("", 0)])

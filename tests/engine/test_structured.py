@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 from polydraft import Engine, SamplingParams, StructuredOutputs
 from polydraft.core import DraftSampling, TreeShape
-from polydraft.drafters.model.paths import KINDS, ModelDrafter
+from polydraft.drafters.model.kinds import KINDS
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine import drafting, structured
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.methods import registry

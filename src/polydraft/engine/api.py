@@ -5,9 +5,9 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import count
 from math import inf
 from pathlib import Path
@@ -21,32 +21,27 @@ from polydraft.core import Budget, EncoderDecoder, NamedDecoding, Request, Sampl
 from polydraft.core.params import CHAT_DEFAULTS, MOST_SAMPLES
 from polydraft.drafters.base import Parts
 from polydraft.engine.checks import check
+from polydraft.engine.encoding import PromptEncoding
 from polydraft.engine.fields import EngineFields, SpeculationFields
 from polydraft.engine.outbox import Inbox
 from polydraft.engine.output import StepOutput
 from polydraft.engine.parts import check_encoders, check_step, decoding, slots
-from polydraft.engine.prefixes import PrefixKeeping
 from polydraft.engine.pretrained import load_models
-from polydraft.engine.prompts import Prompt, as_ids, as_list, check_messages, check_params, cut_behind
+from polydraft.engine.prompts import Prompt, as_list, check_params
 from polydraft.engine.sequence import Result, Sample
 from polydraft.engine.signatures import with_fields
 from polydraft.engine.speculation import CompileDrafts, Menu
-from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, PolydraftError, first_line
+from polydraft.errors import InvalidInputError, PolydraftError, first_line
 from polydraft.heads.finding import head_for, located_head
-from polydraft.models import load, pair
+from polydraft.models import pair
 from polydraft.models.loading.defaults import sampling_defaults
 from polydraft.models.loading.memory import default_prefix_cache_bytes
 from polydraft.models.prefix_cache import PrefixCache, can_keep, shares
-from polydraft.models.tokens.chat_template import template_of
-from polydraft.models.tokens.encoding import Cuts, longest_token, num_bytes, token_ids
 
 __all__ = ["Engine"]
 
-LEAST_LONGEST = 8
-"""Bytes of the longest token of any vocabulary, at least: texts of fewer bytes for each token of the context are not looked into."""
 
-
-class Engine(PrefixKeeping):
+class Engine(PromptEncoding):
     """A target model made faster by drafts, with the same output distribution.
 
     Make it with `from_pretrained`, `embedded` or `of`; use `generate` and `stream`, or `add_request` and `step`.
@@ -106,7 +101,7 @@ class Engine(PrefixKeeping):
             "decoding_options": models.decoding_options,
         }
         asks = config.drafter == "auto" and config.decoding is None and config.head is None and models.draft is None
-        found = head_for(str(config.model), models.target) if asks and not config.asynchronous else None
+        head = head_for(str(config.model), models.target) if asks and not config.asynchronous else None
         build = partial(
             cls.of,
             models.target,
@@ -121,12 +116,12 @@ class Engine(PrefixKeeping):
             compile_drafts=compile_drafts,
         )
         try:
-            with_found: dict[str, Any] = speculation if found is None else {**speculation, "head": found}
-            engine = build(**with_found)
+            with_head: dict[str, Any] = speculation if head is None else {**speculation, "head": head}
+            engine = build(**with_head)
         except PolydraftError as error:
-            if found is None:
+            if head is None:
                 raise
-            warnings.warn(f"the draft head {str(found)!r} cannot be used here: {first_line(error)}", stacklevel=2)
+            warnings.warn(f"the draft head {str(head)!r} cannot be used here: {first_line(error)}", stacklevel=2)
             engine = build(**speculation)
         engine.prefix_cache_file = config.prefix_cache_file
         if config.prefix_cache_file is not None and Path(config.prefix_cache_file).exists():
@@ -186,7 +181,7 @@ class Engine(PrefixKeeping):
         """What was built: models, limits, cache bytes, drafter, verifier."""
         drafter = self.drafter
         return {
-            "target": self.target.name or type(self.target).__name__,
+            "target": self.model_name,
             "backend": type(self.target).__name__,
             "weight_format": self.target.weight_format,
             "quantization_error": self.target.quantization_error,
@@ -206,7 +201,7 @@ class Engine(PrefixKeeping):
 
     @property
     def lossless_to(self) -> str:
-        """The distribution that outputs follow with a lossless rule, in words."""
+        """The distribution that outputs follow with a lossless verifier, in words."""
         if self.decoding is None:
             return "the target distribution"
         if isinstance(self.decoding, NamedDecoding):
@@ -221,31 +216,6 @@ class Engine(PrefixKeeping):
             0.7
         """
         return SamplingParams(**{**(CHAT_DEFAULTS if chat else {}), **self.sampling_defaults})
-
-    def encode(self, prompt: Prompt, *, parse_special: bool = True) -> list[int]:
-        """Token ids of a prompt, with BOS once where the model wants it; for an encoder-decoder those of its source.
-
-        parse_special: special tokens such as <|im_end|> in a text are control tokens; False: they are text, as in a text by someone else.
-
-        Raises:
-            InvalidInputError: an empty prompt, text without a tokenizer, or neither text nor token ids.
-        """
-        if not isinstance(prompt, str):
-            ids = as_ids(prompt)
-        elif self.tokenizer is None:
-            raise InvalidInputError(
-                "text was given to an engine without a tokenizer; give token ids, or build it with a tokenizer."
-            )
-        else:
-            self._check_bytes(prompt)
-            ids = (
-                load.encode(self.tokenizer, prompt, source=isinstance(self.target, EncoderDecoder), parse_special=parse_special)
-                if prompt
-                else []
-            )
-        if not ids:
-            raise InvalidInputError("an empty prompt was given; expected at least one token. Give some text to continue.")
-        return ids
 
     def submit(
         self,
@@ -366,76 +336,6 @@ class Engine(PrefixKeeping):
     def forget(self, request_id: str) -> None:
         """Give no more outputs to the inbox of a request; it runs on."""
         self._outbox.streams.pop(request_id, None)
-
-    def prepare_chats(self) -> None:
-        """Make the program of the chat template, where there is one, before a conversation waits for it."""
-        with suppress(Exception):  # a conversation that is asked for says what is wrong
-            self.encode_chat([{"role": "user", "content": "x"}])
-
-    def encode_chat(
-        self,
-        messages: Seq[Mapping[str, Any]],
-        *,
-        parse_special: bool = False,
-        continued: bool = False,
-        opened: bool = True,
-        **options: Any,
-    ) -> list[int]:
-        """Token ids of a conversation that the model is to answer, through the tokenizer's own template.
-
-        messages: each with "role" (such as "system", "user" or "assistant") and "content"; the last one is not the assistant's, unless it is continued.
-        parse_special: special tokens in messages are control tokens, so that a message can open a turn of another role; False: they are text.
-        continued: the last message is the beginning of the answer, whose role it has.  opened: the template opens the answer's turn.
-        options: what else the template is given, such as `tools` and `enable_thinking`.
-
-        Raises:
-            InvalidInputError: no messages, a message without role or content, or no tokenizer.
-            IncompatibleError: a tokenizer without a chat template, or one that refuses these messages.
-        """
-        check_messages(messages, continued=continued or not opened)
-        if self.tokenizer is None:
-            raise InvalidInputError("a chat needs a tokenizer; build the engine with one, or use generate with token ids.")
-        templates = getattr(self.tokenizer, "chat_template", None)
-        if not templates:
-            raise IncompatibleError(
-                f"the tokenizer of {self.summary()['target']!r} has no chat template: the model was not trained to converse. "
-                "Use a chat model, give the engine's tokenizer a chat_template, or use generate."
-            )
-        if continued and not messages[-1]["content"].strip():
-            messages, continued = messages[:-1], False
-        arguments: dict[str, Any] = {"messages": [dict(message) for message in messages], **options}
-        self._check_bytes([*(message.get("content") for message in messages), *options.values()])
-        cuts = None if parse_special else Cuts(self.tokenizer, arguments)
-        arguments_shown = arguments if cuts is None else cuts.put(arguments)
-        if isinstance(templates, Mapping):
-            arguments_shown["chat_template"] = template_of(templates, tools=bool(options.get("tools")))
-        shown = arguments_shown.pop("messages")
-        try:
-            text = self.tokenizer.apply_chat_template(
-                shown, tokenize=False, add_generation_prompt=opened and not continued, **arguments_shown
-            )
-            text = cut_behind(text, shown[-1]["content"]) if continued else text
-        except Exception as error:  # a template is a program, and not ours
-            raise IncompatibleError(
-                f"the chat template of {self.summary()['target']!r} refuses these messages: {error}. Change their roles or order."
-            ) from error
-        return (
-            token_ids(self.tokenizer, text) if cuts is None else cuts.encode(text)
-        )  # the template writes its own special tokens
-
-    @cached_property
-    def _longest_token(self) -> int | None:
-        return longest_token(self.tokenizer)
-
-    def _check_bytes(self, texts: Any) -> None:
-        """Refuse texts that are too long whatever their tokens are, before they are tokenised."""
-        longest, text_bytes = self.target.max_model_len, num_bytes(texts)
-        if isinstance(self.target, EncoderDecoder) or text_bytes <= LEAST_LONGEST * longest or self._longest_token is None:
-            return
-        if text_bytes > self._longest_token * longest:
-            raise CapacityError(
-                f"a text of {text_bytes} bytes was given; the context holds {longest} tokens of at most {self._longest_token} bytes each. Shorten it."
-            )
 
     def chat(self, messages: Seq[Mapping[str, Any]], params: SamplingParams | None = None) -> Result:
         """The model's answer to a conversation; `stream(engine.encode_chat(messages))` gives it piece by piece.

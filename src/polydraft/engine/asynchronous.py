@@ -1,7 +1,7 @@
 """An engine in a thread of its own, for any number of coroutines: what a server is built on.
 
 The thread steps while there is something to do and sleeps otherwise. Coroutines only ask, through the engine's queue: requests join and
-leave between steps. Each stream has a mailbox of its own on its event loop, so a slow reader keeps nobody waiting, and what it has
+leave between steps. Each stream has a mailbox of its own on its event loop, so nobody waits for a slow reader, and what it has
 not read is at most what it asked for.
 
 A step that raises is looked into: what it interrupted is run alone, the requests that fail alone end with `finish_reason="error"`, the
@@ -114,7 +114,7 @@ class AsyncEngine:
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, seconds: float | None = None, **asked: Any
     ) -> AsyncGenerator[StepOutput, None]:
-        """Yield what each step emits for one prompt; closing or cancelling it frees its slots before the next step's round.
+        """Yield what each step emits for one prompt; closing or cancelling it frees its slots before the next step.
 
         seconds: after which it ends with `finish_reason="abort"`.  asked: `budget`, `drafter`, `verifier` and `prediction`, see `core.Request`.
         A sample that fails ends with `finish_reason="error"` and `sample.error`.
@@ -237,11 +237,11 @@ class AsyncEngine:
     async def _compiled(self, params: Iterable[SamplingParams]) -> dict[int, SamplingParams]:
         """By identity, with the forms of their outputs compiled."""
         compiled = dict[int, SamplingParams]()
-        for given in params:
-            if id(given) not in compiled:
-                wanted = given.structured_outputs
-                is_form = isinstance(wanted, StructuredOutputs)
-                compiled[id(given)] = given.with_(structured_outputs=await self.compile_grammar(wanted)) if is_form else given
+        for request_params in params:
+            if id(request_params) not in compiled:
+                form = request_params.structured_outputs
+                bound = form if not isinstance(form, StructuredOutputs) else await self.compile_grammar(form)
+                compiled[id(request_params)] = request_params if bound is form else request_params.with_(structured_outputs=bound)
         return compiled
 
     async def compile_grammar(self, wanted: StructuredOutputs) -> ConstraintSource:

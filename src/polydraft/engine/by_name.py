@@ -64,16 +64,16 @@ def has_own_vocabulary(drafter: object) -> bool:
     return name in registry.names("drafter") and registry.drafter(name).methods[0].own_vocabulary
 
 
-def asynchronous(named: str | Drafter | None, rule: str | Verifier) -> str:
+def asynchronous(named: str | Drafter | None, verifier: str | Verifier) -> str:
     """The drafter that runs ahead, in place of the one that was asked for.
 
     Raises:
         IncompatibleError: one that cannot run ahead.
     """
     if isinstance(named, str) and named in registry.ASYNCHRONOUS:
-        verifier = None if rule == "auto" else registry.verifier(rule) if isinstance(rule, str) else rule
+        chosen = None if verifier == "auto" else registry.verifier(verifier) if isinstance(verifier, str) else verifier
         plain, coupled = registry.ASYNCHRONOUS[named]
-        return coupled if verifier is not None and verifier.info.shared_noise else plain
+        return coupled if chosen is not None and chosen.info.shared_noise else plain
     raise IncompatibleError(
         f"asynchronous=True was given with drafter={named!r}; expected a draft model, which alone can run ahead of what is verified: "
         f"{', '.join(map(repr, registry.ASYNCHRONOUS))}. Heads and drafters of text need the verified states or text first. Leave asynchronous out for them."

@@ -89,15 +89,15 @@ def _check_names(config: EngineConfig) -> None:
 def _check_fit(config: EngineConfig) -> None:
     """A kind of a drafter, and a verifier beside a drafter: their modules say what there is and what fits, and import torch."""
     named = _drafter_named(config)
-    rule = config.verifier if isinstance(config.verifier, str) and config.verifier != "auto" else None
+    verifier = config.verifier if isinstance(config.verifier, str) and config.verifier != "auto" else None
     name, _, kind = named.partition(":")
-    if not name or not (rule or kind) or config.asynchronous or "kind" in (config.drafter_options or {}):
+    if not name or not (verifier or kind) or config.asynchronous or "kind" in (config.drafter_options or {}):
         return
     from polydraft.verifiers import pairing
 
     drawn = registry.declared(named)
-    if rule is not None and drawn is not None:
-        pairing.check_pair(drawn, registry.verifier(rule).info)
+    if verifier is not None and drawn is not None:
+        pairing.check_pair(drawn, registry.verifier(verifier).info)
 
 
 def _drafter_named(config: EngineConfig) -> str:
@@ -191,10 +191,10 @@ def _outline(name: str) -> _Outline | None:
 def _json(file: Path) -> Mapping[str, Any]:
     """What a file says that may be missing or damaged, which is for its loader to refuse."""
     try:
-        said = read_json(file.read_bytes())
+        fields = read_json(file.read_bytes())
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, Mapping) else {}
+    return fields if isinstance(fields, Mapping) else {}
 
 
 def _raw_tokens(place: Path) -> bytes:
@@ -212,8 +212,8 @@ def _tokens(place: Path) -> Mapping[str, int]:
         with suppress(UnicodeDecodeError):
             return {token: i for i, token in enumerate(header.strings(TOKENS))} if TOKENS in header.metadata else {}
         return {}
-    said = _json(place / "tokenizer.json")
-    model, added = said.get("model"), said.get("added_tokens")
+    fields = _json(place / "tokenizer.json")
+    model, added = fields.get("model"), fields.get("added_tokens")
     vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
     if not isinstance(vocabulary, Mapping) or not isinstance(added, list):
         return {}

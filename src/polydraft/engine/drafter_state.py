@@ -18,7 +18,7 @@ from polydraft.models.slots import given_back_on_error
 __all__ = ["Pace", "begin", "begin_one", "release", "switch_off", "teach"]
 
 PIECE, FIRST, FEWEST = 512, 64, 16
-"""Tokens of a prompt that a draft model reads in a round at most; beside others, before any was timed; and at least."""
+"""Tokens of a prompt that a draft model reads in a step: maximum; beside others, before any was timed; minimum."""
 PIECE_SECONDS = 0.05
 """That a piece takes beside others; the last one may be twice as long."""
 
@@ -43,7 +43,7 @@ def note_failure(sequence: Sequence, error: Exception) -> None:
 
 
 class Pace:
-    """How many tokens of a long text a drafter's own model reads in a round: as many as take PIECE_SECONDS where others wait for the round."""
+    """How many tokens of a long text a drafter's own model reads in a step: as many as take PIECE_SECONDS where others wait for the step."""
 
     def __init__(self) -> None:
         self._token_seconds = 0.0
@@ -62,8 +62,8 @@ class Pace:
 def begin(drafter: Drafter, sequences: Seq[Sequence], pace: Pace | None, *, beside: bool = False) -> list[Sequence]:
     """Give each sequence without one a drafter state that has read all its committed tokens; those that have to wait for theirs.
 
-    A long text is read over several rounds, one text a round. Meanwhile its sequence has no drafts; where these decide the output, with a seed above
-    temperature 0, it is left out of the rounds; without a pace all of it is read at once then. beside: whether others wait for this round.
+    A long text is read over several steps, one text a step. Meanwhile its sequence has no drafts; where these decide the output, with a seed above
+    temperature 0, it is left out of the steps; without a pace all of it is read at once then. beside: whether others wait for this step.
     """
     late, count, spent = list[Sequence](), pace.count(beside) if pace else PIECE, False
     for s in [s for s in sequences if s.drafting and s.state is None]:
@@ -108,7 +108,7 @@ def begin_one(drafter: Drafter, s: Sequence, length: int, known: Scores | None =
 
 
 def release(drafter: Drafter, sequences: Seq[Sequence]) -> None:
-    """Give back what the sequences' states hold, each on its own: one that fails keeps no other from it."""
+    """Give back what the sequences' states hold, each on its own, even where another fails."""
     for s in sequences:
         s.unread.clear()
         if s.state is not None:

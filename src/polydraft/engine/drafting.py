@@ -4,9 +4,9 @@ Every call is guarded, and only the requests that fail lose their drafts. `propo
 again one row at a time. `observe` changes states: after a failure of the batch each request begins anew from its committed tokens
 and is told again, alone. What a drafter returns is checked before it is scored.
 
-Rounds without any draft are not told: a drafter that pauses is not called at all, and reads what it missed in one go when it
-is asked again, with the hidden states that it needs. Only one that says so is told of every round. Auxiliary rows ride in the
-rounds for which the policy asks for drafts, and in no others.
+Steps without any draft are not told: a drafter that pauses is not called at all, and reads what it missed in one go when it
+is asked again, with the hidden states that it needs. Only one that says so is told of every step. Auxiliary rows ride in the
+steps for which the policy asks for drafts, and in no others.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from polydraft.drafters.base import as_one_step
 from polydraft.engine import drafter_state
 from polydraft.engine.drafter_state import Pace, begin_one, release, switch_off
 from polydraft.engine.reading import states_of
-from polydraft.engine.sequence import Sequence
+from polydraft.engine.sequence import Sequence, Unread
 from polydraft.engine.speculation import Speculation
 from polydraft.engine.structured import pruned
 from polydraft.errors import IncompatibleError
@@ -114,7 +114,7 @@ def catch_up(
 ) -> list[Sequence]:
     """Of sequences that are to draft, those whose drafter has much to read of what was emitted without it.
 
-    A piece of one text is read a round, see `drafter_state.begin`; without a pace a text that its drafts decide is left to be read at once.
+    A piece of one text is read a step, see `drafter_state.begin`; without a pace a text that its drafts decide is left to be read at once.
     """
     begun = [s for s in sequences if s.drafting and s.state is not None]
     _tell_missed(target, drafter, [s for s in begun if s.num_read < len(s.token_ids)])
@@ -144,12 +144,12 @@ def _copied(sequences: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
 
 
 def _tell_missed(target: Target, drafter: Drafter, behind: Seq[Sequence]) -> None:
-    """Tell the drafter all that these sequences emitted since it was last told, as one round whose draft was right."""
+    """Tell the drafter all that these sequences emitted since it was last told, as one step whose draft was right."""
     if not behind:
         return
     outcome, scores = as_one_step([s.token_ids[s.num_read - 1] for s in behind], [s.token_ids[s.num_read :] for s in behind])
     layers = drafter.needs.hidden
-    unread = {layer: [torch.cat([states[layer][b] for states, b in s.unread]) for s in behind] for layer in layers}
+    unread = {layer: [torch.cat([states.hidden[layer][states.row] for states in s.unread]) for s in behind] for layer in layers}
     hidden = {layer: pad_sequence(rows, batch_first=True) for layer, rows in unread.items()}
     _tell(target, drafter, behind, outcome, replace(scores, hidden=hidden))
     for s in behind:
@@ -158,9 +158,9 @@ def _tell_missed(target: Target, drafter: Drafter, behind: Seq[Sequence]) -> Non
 
 
 def aux(speculation: Speculation, sequences: Seq[Sequence], room: int) -> AuxRows | None:
-    """The auxiliary rows that the drafter wants in the target's pass; sequences whose drafting is off get idle ones.
+    """The auxiliary rows that the drafter wants in the target's forward pass; sequences whose drafting is off get idle ones.
 
-    room: rows that the drafted tree leaves in the pass; where they are too few, the tree goes alone.
+    room: rows that the drafted tree leaves in the forward pass; where they are too few, the tree goes alone.
     """
     drafter, offered, live = speculation.drafter, speculation.offers.aux, [b for b, s in enumerate(sequences) if s.drafting]
     if drafter is None or offered is None or not drafter.needs.aux or not live:
@@ -174,14 +174,13 @@ def aux(speculation: Speculation, sequences: Seq[Sequence], room: int) -> AuxRow
 
 
 def observe(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
-    """Tell the drafter what the round kept, unless the pass carried nothing of its own. The target's caches hold it already."""
+    """Tell the drafter what the step accepted, unless the forward pass carried nothing of its own. The target's KV caches hold it already."""
     bare = scores.tree.num_nodes == 1 and scores.aux_logits is None and not drafter.needs.every_round
     untold = [b for b, s in enumerate(sequences) if s.drafting and (bare or s.copying)]
     for b in untold if drafter.needs.hidden else ():
         nodes = [0, *outcome.lists[0][b]]
-        sequences[b].unread.append(
-            (scores.hidden, b) if bare else ({k: x[b : b + 1, nodes] for k, x in scores.hidden.items()}, 0)
-        )
+        states = Unread(scores.hidden, b) if bare else Unread({k: x[b : b + 1, nodes] for k, x in scores.hidden.items()}, 0)
+        sequences[b].unread.append(states)
     live = [b for b, s in enumerate(sequences) if s.drafting and s.state is not None and b not in untold]
     if not live:
         return
@@ -195,14 +194,14 @@ def observe(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome:
 
 
 def _tell(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
-    """One round for all; where that fails, each begins anew with what it knew before and is told alone.
+    """One step for all; where that fails, each begins anew with what it knew before and is told alone.
 
     target: to make the hidden states of what it knew once more, in the sequence's own slot.
     """
 
-    def tell(told: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
-        states = drafter.observe([s.state for s in told], outcome, scores)
-        for s, state in zip(told, states, strict=True):
+    def tell(rows: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
+        states = drafter.observe([s.state for s in rows], outcome, scores)
+        for s, state in zip(rows, states, strict=True):
             s.state = state
 
     with suppress(Exception):

@@ -1,8 +1,8 @@
-"""New prompts are read in pieces: while others run, each worth less than a round, so that running streams keep flowing; alone, each so long
+"""New prompts are read in pieces: while others run, each worth less than a step, so that running streams go on; alone, each so long
 that whoever has left meanwhile is soon heard.
 
-Chunked prefill, Agrawal et al. 2023, "SARATHI" (arXiv 2308.16369): pieces ride in the passes of the rounds where the target takes both
-together (`core.Mixing`), and are read between the rounds elsewhere. A piece is committed like any tokens: what is read of a prompt,
+Chunked prefill, Agrawal et al. 2023, "SARATHI" (arXiv 2308.16369): pieces ride in the forward passes of steps where the target takes
+both together (`core.Mixing`), and are read between the steps elsewhere. A piece is committed like any tokens: what is read of a prompt,
 and by which pieces, changes no distribution.
 
 The prompt is read first whose end is due first: what was read before it came, and its own length (fair queueing, Demers, Keshav &
@@ -23,22 +23,22 @@ from polydraft.engine.sequence import Sequence, alike
 from polydraft.engine.stats import Stopwatch, share
 
 FEWEST, MOST = 4, 256
-"""Prompt tokens of a step while others run: fewer would pay a pass of their own for little, more are a stall on any machine."""
+"""Prompt tokens of a step while others run: fewer would pay a forward pass of their own for little, more are a stall on any machine."""
 SHARE = 0.5
-"""Of a round's time that pieces may take. At 0.75 the p99 between tokens grew 2.2 to 2.8 times while 892 tokens joined (SmolLM2-135M), as times vary."""
+"""Of a step's time that pieces may take. At 0.75 the p99 between tokens grew 2.2 to 2.8 times while 892 tokens joined (SmolLM2-135M), as times vary."""
 LONGEST = 0.25
 """Seconds of a step that the pieces of several prompts may take together."""
-ALONE_SECONDS, ALONE_FIRST, ALONE_LEAST = 0.3, 256, 128
-"""Of a step that does nothing but read; and tokens that such a step reads before any was timed, and at least."""
+ALONE_SECONDS, ALONE_FIRST, ALONE_MIN = 0.3, 256, 128
+"""Of a step that does nothing but read; and tokens that such a step reads before any was timed, and their minimum."""
 NEWEST = 0.1
-"""Weight of the last round in the means that the cost of a row is learnt from."""
+"""Weight of the last step in the means that the cost of a row is learnt from."""
 RECENT, HICCUP = 9, 1.5
-"""Rounds whose median a piece is measured against, and how much longer than foretold a pass counts at most: one that the machine held up says
+"""Steps whose median a piece is measured against, and how much longer than foretold a forward pass counts at most: one that the machine held up says
 nothing about the next."""
 
 
 class RowCost:
-    """Seconds that one more row of a pass takes, by regression over the last passes.
+    """Seconds that one more row of a forward pass takes, by regression over the last ones.
 
     Example:
         >>> cost = RowCost()
@@ -52,7 +52,7 @@ class RowCost:
         self.seconds = self._rows = self._mean = self._variance = self._covariance = 0.0
 
     def learn(self, rows: int, seconds: float) -> None:
-        """A pass of so many rows took so long. As long as all have the same number, one costs what they do on average."""
+        """A forward pass of so many rows took so long. As long as all have the same number, one costs what they do on average."""
         if not self._rows:
             self._rows, self._mean = float(rows), seconds
         wider = rows - self._rows
@@ -64,8 +64,8 @@ class RowCost:
         self.seconds = min(max(self._covariance / self._variance, average / 16), average) if self._variance > 0.01 else average
 
 
-class RoundTime(NamedTuple):
-    """What a round took. rows: in its pass.  scoring, whole: seconds of the pass, and of all."""
+class StepTime(NamedTuple):
+    """What a step took. rows: in its forward pass.  scoring, whole: seconds of the forward pass, and of all."""
 
     rows: int
     scoring: float
@@ -76,21 +76,21 @@ class Filling:
     """What is read of new sequences in each step. clock: seconds, by which the size of pieces is learnt.  max_step: of a step in which others run.
 
     second: the second sequences, which are read whole.
-    rides: whether pieces ride in the passes of rounds.  round_seconds: of a step's rounds, without what rode in them; the median of the last.
+    rides: whether pieces ride in the forward passes of steps.  step_seconds: of a step, without what rode in it; the median of the last.
     """
 
     def __init__(self, target: Target, clock: Callable[[], float], max_step: float = inf, second: Second | None = None) -> None:
         self._target, self._clock, self._max_step, self._second = target, clock, max_step, second
         self.rides = isinstance(target, Mixing)
-        self._cost, self._seconds_per_token, self._num_read, self.round_seconds = RowCost(), 0.0, 0, 0.0
+        self._cost, self._seconds_per_token, self._num_read, self.step_seconds = RowCost(), 0.0, 0, 0.0
         self._recent = deque[float](maxlen=RECENT)
         self._alone = 0.0
         """Seconds of a token that is read alone."""
 
     def room(self, num_new: int = 1) -> int:
-        """Prompt tokens that take a share of a round's time for each of the prompts that are read."""
-        own_seconds = SHARE * self.round_seconds
-        seconds = min(max(own_seconds, min(own_seconds * num_new, LONGEST)), max(self._max_step - self.round_seconds, 0.0))
+        """Prompt tokens that take a share of a step's time for each of the prompts that are read."""
+        one_prompt = SHARE * self.step_seconds
+        seconds = min(max(one_prompt, min(one_prompt * num_new, LONGEST)), max(self._max_step - self.step_seconds, 0.0))
         count = int(seconds / self._seconds_per_token) if self._seconds_per_token else 0
         return max(1 if self.rides else FEWEST, min(MOST, count))
 
@@ -112,7 +112,7 @@ class Filling:
             share([s.sample.stats for s in joining], watch.stop())
 
     def read(self, new: list[Sequence], *, beside: bool) -> dict[Sequence, int]:
-        """Read what this step reads of new sequences; how many tokens of which are left to the pass of its first round. beside: whether others run."""
+        """Read what this step reads of new sequences; how many tokens of which are left to its first forward pass. beside: whether others run."""
         whole, riding = new, dict[Sequence, int]()
         if new and self._second is None:
             whole, riding = self.pieces(new) if beside else (self.piece(new), riding)
@@ -156,10 +156,10 @@ class Filling:
 
     def piece(self, new: Seq[Sequence]) -> list[Sequence]:
         """Those that are read to their end in this step, while nothing else runs: all where that does not take long, else a part of the first is read."""
-        room = ALONE_FIRST if not self._alone else max(1, int(ALONE_SECONDS / self._alone) // ALONE_LEAST) * ALONE_LEAST
+        room = ALONE_FIRST if not self._alone else max(1, int(ALONE_SECONDS / self._alone) // ALONE_MIN) * ALONE_MIN
         whole = list[Sequence]()
         for s in sorted(new, key=lambda s: s.due):
-            is_read = reading.reader(s) is None and any(s.context == other.context for other in whole)
+            is_read = reading.reader(s) is None and any(s.context == earlier.context for earlier in whole)
             tokens_left = 0 if is_read else self._left(s)
             if tokens_left > room:
                 if not whole:
@@ -179,19 +179,19 @@ class Filling:
         return seconds / count
 
     def book(self, riding: Mapping[Sequence, int], seconds: dict[str, float]) -> None:
-        """Move what reading took from a round's seconds to the sequences that were read."""
+        """Move what reading took from a step's seconds to the sequences that were read."""
         token_seconds = min(self._seconds_per_token, seconds["scoring"] / (1 + sum(riding.values())))
         for s, count in riding.items():
             s.sample.stats.seconds["prefill"] += count * token_seconds
             seconds["scoring"] -= count * token_seconds
 
-    def learn(self, rounds: Seq[RoundTime], riding: int) -> None:
-        """What a step's rounds took. riding: prompt tokens in the pass of the first."""
-        whole = sum(round_time.whole for round_time in rounds)
+    def learn(self, times: Seq[StepTime], riding: int) -> None:
+        """What the sequences that are drafted for alike took, one after the other. riding: prompt tokens in the first forward pass."""
+        whole = sum(time.whole for time in times)
         if self.rides:
-            for round_time in rounds:
-                if round_time.rows:
-                    self._cost.learn(round_time.rows, round_time.scoring)
+            for time in times:
+                if time.rows:
+                    self._cost.learn(time.rows, time.scoring)
             self._seconds_per_token = self._cost.seconds
         self._recent.append(max(whole - riding * self._seconds_per_token, whole / (1 + riding)))
-        self.round_seconds = median(self._recent)
+        self.step_seconds = median(self._recent)

@@ -41,8 +41,8 @@ class GrammarTokenizer:
 
     def __call__(self, text: str) -> list[int]:
         """Ordinary tokens that spell a text: the tokenizer's own, or the longest that fit where it would write another text."""
-        ends = [name.start() + 1 for name in self._names.finditer(text)] if self._names else []
-        parts = [text[start:end] for start, end in pairwise([0, *ends, len(text)])]
+        cuts = [name.start() + 1 for name in self._names.finditer(text)] if self._names else []
+        parts = [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
         ids = [token for part in parts for token in self._whole.tokenize_str(part)]
         if self._unwritten.isdisjoint(ids) and b"".join(self.tokens[token] for token in ids) == text.encode():
             return ids

@@ -37,11 +37,11 @@ def exact(schema: Any) -> Any:
         return [exact(item) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    made = {name: value if name in VALUES else exact(value) for name, value in schema.items()}
-    step = made.get("multipleOf")
-    if made.get("type") == "integer" and isinstance(step, float):
-        made["multipleOf"] = abs(Fraction(str(step)).numerator)
-    return _named(made)
+    rewritten = {name: value if name in VALUES else exact(value) for name, value in schema.items()}
+    step = rewritten.get("multipleOf")
+    if rewritten.get("type") == "integer" and isinstance(step, float):
+        rewritten["multipleOf"] = abs(Fraction(str(step)).numerator)
+    return _named(rewritten)
 
 
 def _named(schema: dict[str, Any]) -> dict[str, Any]:
@@ -49,12 +49,12 @@ def _named(schema: dict[str, Any]) -> dict[str, Any]:
     patterns, properties = schema.get("patternProperties"), schema.get("properties", {})
     if not isinstance(patterns, dict) or not isinstance(properties, dict):
         return schema
-    keys = {pattern: found for pattern in patterns if (found := _keys(pattern)) is not None}
+    keys = {pattern: texts for pattern in patterns if (texts := _keys(pattern)) is not None}
     if not keys:
         return schema
     named = dict(properties)
-    for pattern, found in keys.items():
-        for key in found:
+    for pattern, texts in keys.items():
+        for key in texts:
             named[key] = {"allOf": [named[key], patterns[pattern]]} if key in named else patterns[pattern]
     rest = {pattern: value for pattern, value in patterns.items() if pattern not in keys}
     others = {name: value for name, value in schema.items() if name not in ("properties", "patternProperties")}
@@ -65,10 +65,10 @@ def _keys(pattern: str) -> list[str] | None:
     """The texts that a pattern matches whole, in order; None where they are not a few."""
     try:
         parsed = _parser.parse(pattern)
-        first, *parts, last = parsed
+        (_, first), *parts, (_, last) = parsed
     except (ValueError, RecursionError, re.error):
         return None
-    if (str(first[1]), str(last[1])) != ("AT_BEGINNING", "AT_END") or parsed.state.flags & ~re.UNICODE:
+    if (str(first), str(last)) != ("AT_BEGINNING", "AT_END") or parsed.state.flags & ~re.UNICODE:
         return None
     return _texts(parts)
 
@@ -76,10 +76,10 @@ def _keys(pattern: str) -> list[str] | None:
 def _texts(parts: Any) -> list[str] | None:
     texts = [""]
     for kind, value in parts:
-        ends = _texts_of(str(kind), value)
-        if ends is None or len(texts) * len(ends) > MOST_KEYS:
+        endings = _texts_of(str(kind), value)
+        if endings is None or len(texts) * len(endings) > MOST_KEYS:
             return None
-        texts = ["".join(pair) for pair in product(texts, ends)]
+        texts = ["".join(pair) for pair in product(texts, endings)]
     return list(dict.fromkeys(texts))
 
 
@@ -99,5 +99,5 @@ def _texts_of(kind: str, value: Any) -> list[str] | None:
 
 
 def _union(choices: Any) -> list[str] | None:
-    found = [_texts(choice) for choice in choices]
-    return None if any(texts is None for texts in found) else list(dict.fromkeys(text for texts in found for text in texts or ()))
+    parts = [_texts(choice) for choice in choices]
+    return None if any(texts is None for texts in parts) else list(dict.fromkeys(text for texts in parts for text in texts or ()))

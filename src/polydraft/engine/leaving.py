@@ -33,23 +33,22 @@ class Leaving:
 
     def _end(self, s: Sequence, finish_reason: str) -> None:
         s.stopper.end(finish_reason)
-        s.sample.text, s.sample.finish_reason = s.stopper.text, finish_reason
-        self._outbox.give(StepOutput(s.request.id, [], [], s.stopper.take(), s.sample, True))
-        self.finish(s, keep=finish_reason == "abort")
+        self._outbox.give(StepOutput(s.request.id, [], [], s.publish(), s.sample, True))
+        self.finish(s, retain=finish_reason == "abort")
 
-    def finish(self, s: Sequence, *, keep: bool = False) -> None:
-        """A finished sequence gives back what it holds and is forgotten; one that was interrupted on its way may leave again. keep: see `Seats.leave`."""
-        self._evict(s, keep=keep)
+    def finish(self, s: Sequence, *, retain: bool = False) -> None:
+        """A finished sequence gives back what it holds and is forgotten; one that was interrupted on its way may leave again. retain: see `Seats.leave`."""
+        self._evict(s, retain=retain)
         self._roster.forget(s)
         if s.speculation.drafter is not None and self._teaching:
             drafter_state.teach(s.speculation.drafter, s)
 
-    def _evict(self, s: Sequence, *, keep: bool = False) -> None:
+    def _evict(self, s: Sequence, *, retain: bool = False) -> None:
         """Take a sequence off its slots; what it emitted stays with it."""
         s.filling = False
         if s.speculation.drafter is not None:
             drafter_state.release(s.speculation.drafter, [s])
-        self._seats.leave(s, keep=keep)
+        self._seats.leave(s, retain=retain)
 
     def preempt(self) -> None:
         """Those that came last wait again, before the others, where all that runs has outgrown the KV cache."""
@@ -57,7 +56,7 @@ class Leaving:
         for s in room.outgrown(running):
             running.remove(s)
             self._roster.wait_again([s])
-            self._evict(s, keep=True)
+            self._evict(s, retain=True)
         room.make(running)
 
     def interrupt(self) -> None:

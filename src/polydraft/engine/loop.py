@@ -5,11 +5,11 @@ The committed token ids are the one truth: after any interruption inside a step 
 again from them, so that no cache can hold a token that was not emitted.
 
 Threads: all methods may be called from any thread at any time. `add_request` and `abort_request` only ask, in a queue that the
-next step drains in order before its round; nothing else touches a sequence while a step runs. Steps run one at a time, a
+next step drains in order first; nothing else touches a sequence while a step runs. Steps run one at a time, a
 second caller waits for the first. Every output is returned by one call of `step`.
 
-Failures: a request whose parameters, logits or stop rule fail at run time ends with `finish_reason="error"`, what it emitted
-stays, and the others of its round keep their very tokens; a drafter that fails is dealt with in `drafter_state`. Where the target
+Failures: a request whose parameters, logits or stop conditions fail at run time ends with `finish_reason="error"`, what it emitted
+stays, and the others of its step get the very same tokens; a drafter that fails is dealt with in `drafter_state`. Where the target
 itself fails, the step raises and what ran waits again; `isolate` then finds those that fail alone.
 """
 
@@ -31,7 +31,7 @@ from polydraft.engine import drafter_state, reading
 from polydraft.engine.admission import Admission
 from polydraft.engine.arrivals import Arrivals
 from polydraft.engine.embedding import PIECE, Embedding, Embeddings
-from polydraft.engine.filling import Filling, RoundTime
+from polydraft.engine.filling import Filling, StepTime
 from polydraft.engine.leaving import Leaving
 from polydraft.engine.opening import Opening
 from polydraft.engine.outbox import Outbox
@@ -64,8 +64,8 @@ class Loop:
     tokenizer: None to work on token ids only.  eos_token_ids: ids that end a text.
     tie_margin: see `ties`; None = off.
     decoding: what is sampled, where it is not each request's sampling parameters alone; see `core.Decoding`.
-    teaching: whether drafters learn from finished outputs; not where rounds are only measured.
-    keep_prefixes: whether slots keep what was read for requests that begin with the same tokens, such as the next turn of a chat;
+    teaching: whether drafters learn from finished outputs; not where steps are only measured.
+    keep_prefixes: whether what was read stays in slots for requests that begin with the same tokens, such as the next turn of a chat;
         not where prompts are measured.
     prefix_cache_bytes: most bytes of KV cache entries that stay, beside the slots, of texts whose slots were taken for others; 0: none.
     max_step: seconds of a step, to which the pieces of joining prompts are cut, as drafts are by the policy.
@@ -121,7 +121,7 @@ class Loop:
 
     @property
     def policy(self) -> Policy:
-        """Of the requests that name neither drafter nor rule; another one holds for those that come."""
+        """Of the requests that name neither drafter nor verifier; another one holds for those that come."""
         return self.menu.default.policy
 
     @policy.setter
@@ -160,9 +160,9 @@ class Loop:
             the sample, which fills as it runs.
 
         Raises:
-            IncompatibleError: a budget that the drafter does not draw, or that the rule is not exact for; such a rule; a form of the
+            IncompatibleError: a budget that the drafter does not draw, or that the verifier is not exact for; such a verifier; a form of the
                 output that cannot be had here.
-            UnknownNameError: a drafter that the engine was not built with, or no rule.
+            UnknownNameError: a drafter that the engine was not built with, or no verifier.
             InvalidInputError: ids outside the vocabulary, bans that leave no token, stop strings without a tokenizer, a wrong grammar.
             CapacityError: the prompt, or the prompt and `max_tokens`, does not fit the context.
             BusyError: as many samples wait as may, see `roster`.
@@ -198,7 +198,7 @@ class Loop:
         return self._embeddings.add(token_ids)
 
     def abort_request(self, request_id: str) -> None:
-        """End all samples of a request, from any thread, before the next step's round; what was emitted stays. Unknown ids are ignored.
+        """End all samples of a request, from any thread, before the next step; what was emitted stays. Unknown ids are ignored.
 
         That step returns one last output for each sample that had not finished.
         """
@@ -226,7 +226,7 @@ class Loop:
     def _admit(self) -> dict[Sequence, int]:
         """Move waiting sequences into free slots and fill their caches with all committed tokens but the last, in pieces while others run.
 
-        Returns how many tokens of which are left to the pass of this step's first round.
+        Returns how many tokens of which are left to the first forward pass of this step.
         """
         running, joining = self._roster.running, list[Sequence]()
         beside = any(not s.filling for s in running)
@@ -291,7 +291,7 @@ class Loop:
             chosen.policy.measure(*parts, rehearse, slots, stopped, sample_ids(self.tokenizer))
 
     def step(self) -> list[StepOutput]:
-        """One round for everything that runs; an empty list when nothing is left to do."""
+        """One step for everything that runs; an empty list when nothing is left to do."""
         with self._stepping:
             roster = self._roster
             roster.take_in(self._leaving.abort)
@@ -300,12 +300,12 @@ class Loop:
                 self._expected = self._arrivals.expect(len(roster.running) + min(len(roster.waiting), self.num_free))
                 for s in self._opening.resume(roster.running, self._expected):
                     self._filling.join(s)
-                riding, took = self._admit(), list[RoundTime]()
+                riding, took = self._admit(), list[StepTime]()
                 for chosen, group in alike([s for s in roster.running if not s.filling]):
-                    took.append(self._round(chosen, group, {} if took else riding))
+                    took.append(self._step_alike(chosen, group, {} if took else riding))
                 if took:
                     self._filling.learn(took, sum(riding.values()))
-                    self._keep()
+                    self._store_costs()
                 self._embeddings.step(self._filling.room() if took else PIECE)
                 if not (took or roster.running or self._outbox) and any(map(self._opening.awaits_drafts, roster.waiting)):
                     self.menu.await_drafts(MOMENT)
@@ -314,8 +314,8 @@ class Loop:
                 raise
             return self._outbox.take()
 
-    def _keep(self) -> None:
-        """Where all answers are there, keep what their steps have shown of costs that were not measured."""
+    def _store_costs(self) -> None:
+        """Where all answers are there, store what their steps have shown of costs that were not measured."""
         default = self.menu.default
         if default.unmeasured and default.drafter is not None and not self._roster:
             default.policy.keep(self.target, default.drafter, default.verifier)
@@ -323,7 +323,7 @@ class Loop:
     def isolate(self) -> list[StepOutput]:
         """After a step that raised: each sequence that it interrupted takes one step alone; one that raises again ends with an error.
 
-        The others wait, as they do after the failure, and keep their very tokens.
+        The others wait, as they do after the failure, and get the very same tokens.
         """
         with self._stepping:
             for s in self._roster.suspects():
@@ -331,7 +331,7 @@ class Loop:
                     self._admit()
                     while s.filling:
                         self._admit()
-                    self._round(s.speculation, [s], {})
+                    self._step_alike(s.speculation, [s], {})
                 except Exception as error:
                     self._leaving.interrupt()
                     self._leaving.fail(s, error)
@@ -345,8 +345,8 @@ class Loop:
             self._steppers[chosen] = Stepper(*parts, clock=self._clock, pace=drafter_state.Pace())
         return self._steppers[chosen]
 
-    def _round(self, chosen: Speculation, sequences: list[Sequence], riding: Mapping[Sequence, int]) -> RoundTime:
-        """One round of sequences that are drafted for alike, with pieces of new ones in its pass."""
+    def _step_alike(self, chosen: Speculation, sequences: list[Sequence], riding: Mapping[Sequence, int]) -> StepTime:
+        """One step of sequences that are drafted for alike, with pieces of new ones in its forward pass."""
         began = self._pricing()
         chosen.policy.expect(self._expected, sum(riding.values()))
         done = self._stepper(chosen)(sequences, riding, beside=self.num_running > 1)
@@ -364,10 +364,10 @@ class Loop:
             self._leaving.fail(s, error)
         for s in done.sequences:
             if s.finished and s in self._roster.running:
-                self._leaving.finish(s, keep=True)
+                self._leaving.finish(s, retain=True)
         done.seconds["other"] += self._clock() - start
         whole = sum(done.seconds.values()) - done.seconds["prefill"]
-        took = RoundTime(done.num_scored + sum(riding.values()), done.seconds["scoring"], whole)
+        took = StepTime(done.num_scored + sum(riding.values()), done.seconds["scoring"], whole)
         self._filling.book(riding, done.seconds)
         share([s.sample.stats for s in sequences], done.seconds)
         if done.sequences and not riding:

@@ -1,4 +1,4 @@
-"""What one round gives one sequence: its tokens up to a stop, their origins, their log-probabilities, and the text that became certain."""
+"""What one step gives one sequence: its tokens up to a stop, their origins, their log-probabilities, and the text that became certain."""
 
 from dataclasses import dataclass
 from time import perf_counter
@@ -8,13 +8,13 @@ import torch
 
 from polydraft.core import SamplingParams
 from polydraft.engine.sequence import Origin, Sample, Sequence, TokenLogprob
-from polydraft.engine.step import Round
+from polydraft.engine.step import StepResult
 from polydraft.engine.stopping import Stopper
 from polydraft.methods.registry import COPYING
 
 
 class DraftedTree(NamedTuple):
-    """The tree of one round: node 0 is the last committed token, padding has parent -1 as it has.  path: the accepted nodes below it."""
+    """The tree of one step: node 0 is the last committed token, padding has parent -1 as it has.  path: the accepted nodes below it."""
 
     token_ids: list[int]
     parents: list[int]
@@ -25,7 +25,7 @@ class DraftedTree(NamedTuple):
 class StepOutput:
     """What one step gave one sample: new tokens with their origins, the text that became certain, and whether it is the last.
 
-    sample: all of it, which goes on filling.  tree: what was drafted; None where no round was run.
+    sample: all of it, which goes on filling.  tree: what was drafted; None where nothing was verified.
     """
 
     request_id: str
@@ -37,34 +37,30 @@ class StepOutput:
     tree: DraftedTree | None = None
 
 
-def emit(done: Round, b: int, s: Sequence, source: str) -> tuple[StepOutput, Exception | None]:
-    """Append the round's tokens to row b's sequence, up to a stop or to one that cannot be read, with the reason. source: the drafter."""
+def emit(done: StepResult, b: int, s: Sequence, source: str) -> tuple[StepOutput, Exception | None]:
+    """Append the step's tokens to row b's sequence, up to a stop or to one that cannot be read, with the reason. source: the drafter."""
     nodes, tokens = done.nodes[b], done.tokens[b]
     branch, drafted = _branch(done, b), len(tokens) - 1
     offers = s.speculation.offers
     credit = offers.credit(s.state) if offers.credit is not None and s.state is not None and not s.copying else []
     sources = (credit or [COPYING if s.copying else source] * drafted)[:drafted]
     origins = [*(Origin(source, branch) for source in sources), Origin("target")]
-    num_kept, failure = _read(s.stopper, tokens, s.sample.text_ends)
-    s.sample.stats.discard(len(tokens) - num_kept)
+    num_emitted, failure = _read(s.stopper, tokens, s.sample.text_ends)
+    s.sample.stats.discard(len(tokens) - num_emitted)
+    emitted, origins = tokens[:num_emitted], origins[:num_emitted]
     if s.sample.logprobs is not None:
-        s.sample.logprobs += _logprobs(s.request.params, done, b, nodes[:num_kept], tokens[:num_kept])
-    s.token_ids += tokens[:num_kept]
-    s.sample.token_ids += tokens[:num_kept]
-    s.sample.origins += origins[:num_kept]
+        s.sample.logprobs += _logprobs(s.request.params, done, b, nodes[:num_emitted], emitted)
+    s.commit(emitted, origins)
     if offers.attribution is not None and s.state is not None:
-        s.sample.sources += offers.attribution(s.state)[:num_kept]
-    s.sample.text = s.stopper.text
+        s.sample.sources += offers.attribution(s.state)[:num_emitted]
     if s.sample.stats.seconds_to_first_token is None:
         s.sample.stats.seconds_to_first_token = perf_counter() - s.sample.stats.arrival
-    if s.stopper.stop:
-        s.sample.finish_reason, s.sample.stop_reason = s.stopper.stop.finish_reason, s.stopper.stop.stop_reason
-    tree = DraftedTree(done.draft.tree.lists[0][b], done.parents[b], nodes[1:])
-    return StepOutput(s.request.id, tokens[:num_kept], origins[:num_kept], s.stopper.take(), s.sample, s.finished, tree), failure
+    text, tree = s.publish(), DraftedTree(done.draft.tree.lists[0][b], done.parents[b], nodes[1:])
+    return StepOutput(s.request.id, emitted, origins, text, s.sample, s.finished, tree), failure
 
 
 def _read(stopper: Stopper, tokens: list[int], text_ends: list[int]) -> tuple[int, Exception | None]:
-    """How many of a round's tokens are emitted: up to a stop, or to one that cannot be read, with the reason. text_ends: goes on behind each."""
+    """How many of a step's tokens are emitted: up to a stop, or to one that cannot be read, with the reason. text_ends: goes on behind each."""
     for count, token in enumerate(tokens, 1):
         try:
             stopper.push(token)
@@ -76,14 +72,14 @@ def _read(stopper: Stopper, tokens: list[int], text_ends: list[int]) -> tuple[in
     return len(tokens), None
 
 
-def _branch(done: Round, b: int) -> int:
+def _branch(done: StepResult, b: int) -> int:
     """Which child, in draw order, the accepted path takes where the tree first branches on its way."""
     parents = done.parents[b]
     parted = next((n for n in done.nodes[b][1:] if parents.count(parents[n]) > 1), 0)
     return parents[:parted].count(parents[parted])
 
 
-def _logprobs(params: SamplingParams, done: Round, b: int, nodes: list[int], tokens: list[int]) -> list[TokenLogprob]:
+def _logprobs(params: SamplingParams, done: StepResult, b: int, nodes: list[int], tokens: list[int]) -> list[TokenLogprob]:
     """Log-probabilities of the emitted tokens and of the top alternatives, from raw logits or the processed distribution."""
     if params.logprobs_mode == "processed":
         rows = done.probs[b, nodes].double().log()

@@ -11,10 +11,10 @@ from polydraft.models.load import check_same_context, token_names
 from polydraft.models.slots import Slots
 from polydraft.policy.costs import seconds_of_a_pass
 
-SAID = {
+NEED_WORDS = {
     "embeddings": "the embeddings of tokens (`embed`)",
     "head": "the output head (`head`)",
-    "logits": "logits of its rounds",
+    "logits": "logits of its steps",
     "aux": "auxiliary rows",
 }
 ADVICE = "Load the target with another backend ('compiled' or 'transformers'), or use something that needs less."
@@ -22,7 +22,7 @@ ADVICE = "Load the target with another backend ('compiled' or 'transformers'), o
 
 def _check(target: Target, needs: Needs, who: str) -> None:
     offers = target.offers
-    lacking = [words for name, words in SAID.items() if getattr(needs, name) and not getattr(offers, name)]
+    lacking = [words for name, words in NEED_WORDS.items() if getattr(needs, name) and not getattr(offers, name)]
     layers = sorted({*needs.hidden} - {*offers.hidden})
     if layers:
         there = f"it has those of layers 0 to {max(offers.hidden)}" if offers.hidden else "it has none"
@@ -37,7 +37,7 @@ def check_step(target: Target, slots: Slots, max_step: float) -> None:
     Raises:
         InvalidInputError: with both times.
     """
-    if isinstance(target, EncoderDecoder):  # whose pass takes what its source says
+    if isinstance(target, EncoderDecoder):  # whose forward pass takes what its source says
         return
     slot = slots.take()
     try:

@@ -1,4 +1,4 @@
-"""Prefix caches of an engine's models, and the file that keeps them across restarts."""
+"""Prefix caches of an engine's models, and the file in which they outlive a restart."""
 
 import logging
 import threading
@@ -16,13 +16,13 @@ __all__ = ["PrefixKeeping", "PrefixWriter"]
 
 log = logging.getLogger("polydraft.engine")
 WRITE_SECONDS = 30.0
-"""From the last writing of the file, or the start, to the next, at least: so much is lost where a process is killed."""
+"""Minimum from the last writing of the file, or the start, to the next: so much is lost where a process is killed."""
 WRITE_SHARE = 0.05
 """Of the time that may be spent on writing: a large file is written less often."""
 
 
 class PrefixKeeping(Loop):
-    """A loop whose prefix caches can be kept. draft_slots: of the draft model, where there is one.  prefix_cache_file: where they are kept, or None."""
+    """A loop whose prefix caches can be stored. draft_slots: of the draft model, where there is one.  prefix_cache_file: where they are stored, or None."""
 
     draft_slots: Slots | None = None
     prefix_cache_file: Path | None = None

@@ -11,7 +11,7 @@ from polydraft.core.methods import Drafter
 from polydraft.core.targets import Mixing, Scores, Target
 from polydraft.core.trees import TokenTree
 from polydraft.engine.drafter_state import begin_one, switch_off
-from polydraft.engine.sequence import Sequence
+from polydraft.engine.sequence import Sequence, Unread
 
 __all__ = ["fill", "join", "read_on", "reader", "resume", "score_mixed", "states_of"]
 
@@ -53,7 +53,7 @@ def read_on(target: Target, s: Sequence, count: int) -> None:
 def score_mixed(
     target: Mixing, sequences: Seq[Sequence], tree: TokenTree, hidden: Seq[int], riding: Mapping[Sequence, int]
 ) -> Scores:
-    """Score a tree for some sequences in the same pass that reads the next so many tokens of new ones, whose drafters are told their states."""
+    """Score a tree for some sequences in the same forward pass that reads the next so many tokens of new ones, whose drafters are told their states."""
     held = {s: int(target.lengths[s.slot]) for s in riding}
     pieces = {s.slot: s.token_ids[held[s] : held[s] + count] for s, count in riding.items() if s.slot is not None}
     drafters = {s: reader(s) for s in riding}
@@ -74,7 +74,7 @@ def _show(drafter: Drafter | None, s: Sequence, states: Scores, start: int) -> N
     if drafter is None:
         return
     if s.state is None:
-        s.unread.append((states.hidden, 0))
+        s.unread.append(Unread(states.hidden, 0))
     elif offers.read is not None and offers.held is not None:
         try:
             (s.state,) = offers.read([s.state], states, start)
@@ -86,14 +86,14 @@ def _gathered(s: Sequence) -> Scores | None:
     """Hidden states that a drafter was not told yet, of the whole text but its last token."""
     if not s.unread:
         return None
-    hidden = {layer: torch.cat([states[layer] for states, _ in s.unread], 1) for layer in s.unread[0][0]}
+    hidden = {layer: torch.cat([states.hidden[layer] for states in s.unread], 1) for layer in s.unread[0].hidden}
     s.unread.clear()
     return Scores(TokenTree.roots(torch.tensor(s.token_ids[-1:])), torch.empty(1, 1, 0), hidden)
 
 
 def fill(target: Target, drafter: Drafter | None, sequences: Seq[Sequence]) -> None:
     """Fill the caches of new sequences with all their tokens but the last, those left out that their slots still hold, and let a drafter
-    that is told of every round begin.
+    that is told of every step begin.
 
     Equal texts, such as the samples of one prompt, are read once and copied, unless hidden states of each are needed.
     Others begin before their first draft: one whose drafts do not pay reads no prompt.

@@ -1,6 +1,6 @@
 """Memory of the KV cache where slots grow: which requests may join, and which one waits again where texts have outgrown it.
 
-No request has a fixed share. One that grows beyond what is there makes the one that came last wait, which is read again later and keeps its tokens
+No request has a fixed share. One that grows beyond what is there makes the one that came last wait, which is read again later and loses no token
 (preemption by recomputation, Kwon et al. 2023, arXiv 2309.06180).
 """
 
@@ -29,13 +29,13 @@ class Room:
         return self._most is None or not running or self._taken([*running, s]) <= self._most
 
     def outgrown(self, running: list[Sequence]) -> list[Sequence]:
-        """Those that have to wait, the last first, so that the others have room for their next round."""
+        """Those that have to wait, the last first, so that the others have room for their next step."""
         staying = list(running)
         while self._most is not None and len(staying) > 1 and self._taken(staying) > self._most:
             staying.pop()
         return running[len(staying) :][::-1]
 
     def make(self, running: Seq[Sequence]) -> None:
-        """Take the memory of free slots for the next round of those that run."""
+        """Take the memory of free slots for the next step of those that run."""
         if self._most is not None:
             self._slots.make_room(self._per_request * len(running) * TREE_ROOM)

@@ -1,5 +1,5 @@
-"""A text that passes are timed on: tokens of one text share experts as those of users' texts do, which one token again and again would not show; and what
-short requests ask, of which drafts are accepted as of users' requests."""
+"""A text that forward passes are timed on: tokens of one text share experts as those of users' texts do, which one token again and again would not show; and
+what short requests ask, of which drafts are accepted as of users' requests."""
 
 from contextlib import suppress
 from typing import Any

@@ -21,8 +21,8 @@ class Seats:
         self.second = Second(decoding, target, self.slots) if isinstance(decoding, SecondSequenceDecoding) else None
         shared = self.second is not None and self.second.model is target
         self.room = Room(target, self.slots, 2 if shared else 1)
-        self._keeps = keep_prefixes and self.second is None and target.rolls_back and not isinstance(target, EncoderDecoder)
-        if self._keeps and isinstance(target, BlockCopying):
+        self._retains = keep_prefixes and self.second is None and target.rolls_back and not isinstance(target, EncoderDecoder)
+        if self._retains and isinstance(target, BlockCopying):
             self.slots.prefix_cache = PrefixCache(target, prefix_cache_bytes)
 
     @property
@@ -32,22 +32,22 @@ class Seats:
 
     def take(self, s: Sequence) -> None:
         """Its slot, which may hold the beginning of its text from before."""
-        s.slot = self.slots.take(s.token_ids[:-1] if self._keeps else ())
-        if self._keeps:
+        s.slot = self.slots.take(s.token_ids[:-1] if self._retains else ())
+        if self._retains:
             self.slots.holds(s.slot, s.token_ids)
 
     def complete(self, s: Sequence) -> None:
         """The second slot, once it is known how much the first holds of what is needed."""
         assert s.slot is not None
-        s.sample.stats.cached_tokens = int(self._target.lengths[s.slot]) if self._keeps else 0
+        s.sample.stats.cached_tokens = int(self._target.lengths[s.slot]) if self._retains else 0
         if self.second is not None:
             self.second.take(s)
 
-    def leave(self, s: Sequence, *, keep: bool) -> None:
-        """Give back what it has. keep: its slot holds its tokens and nothing else, and may go on holding them."""
+    def leave(self, s: Sequence, *, retain: bool) -> None:
+        """Give back what it has. retain: its slot holds its tokens and nothing else, and may go on holding them."""
         if s.slot is not None:
             slot, s.slot = s.slot, None
-            held = s.token_ids[: int(self._target.lengths[slot])] if keep and self._keeps else ()
+            held = s.token_ids[: int(self._target.lengths[slot])] if retain and self._retains else ()
             self.slots.give_back(slot, held)
         if self.second is not None:
             self.second.leave(s)

@@ -1,4 +1,4 @@
-"""The second sequences that a decoding method reads: in slots of its own model, or in further slots of the target and its very pass."""
+"""The second sequences that a decoding method reads: in slots of its own model, or in further slots of the target and its very forward pass."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -58,9 +58,9 @@ class Second:
     def score(
         self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, *, hidden: Seq[int] = (), aux: AuxRows | None = None
     ) -> Scores:
-        """The target's scores with the second sequences' beside them; one pass where the target runs both and there are no auxiliary rows.
+        """The target's scores with the second sequences' beside them; one forward pass where the target runs both and there are no auxiliary rows.
 
-        What the draft pass has scored in the slots of the second sequences is not scored again.
+        What the draft's forward passes have scored in the slots of the second sequences is not scored again.
         """
         slots, others, B, tree = _slots(sequences), self._others(sequences), len(sequences), unique.tree
         tokens, parents = tree.host
@@ -76,7 +76,7 @@ class Second:
         return Scores(tree, both.logits[:B], {layer: x[:B] for layer, x in both.hidden.items()}, second=second)
 
     def commit(self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, outcome: Outcome) -> None:
-        """Keep the path that the target keeps."""
+        """Commit the path that the target commits."""
         committed = unique.outcome(outcome) if draft.logits is None else at_first_copies(draft.tree, outcome)
         self.model.commit(self._others(sequences), committed)
 

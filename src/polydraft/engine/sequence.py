@@ -17,7 +17,7 @@ from polydraft.engine.stopping import Stopper
 
 
 class Origin(NamedTuple):
-    """Who made a token: "target" (the extra token of a round) or a drafter, on which branch below the root."""
+    """Who made a token: "target" (the extra token of a step) or a drafter, on which branch below the root."""
 
     source: str
     branch: int = 0
@@ -193,6 +193,13 @@ class Result:
         }
 
 
+class Unread(NamedTuple):
+    """Hidden states that a drafter was not told, by layer, and the row of them that is a sequence's."""
+
+    hidden: Mapping[int, Float[Tensor, "B N D"]]
+    row: int
+
+
 @dataclass(eq=False)
 class Sequence:
     """The engine's record of a sample while it runs.
@@ -203,7 +210,7 @@ class Sequence:
     held: whether it began without drafts as their code was being compiled.
     postponed: size of the batch in which drafts for it did not pay, see `opening`; 0 otherwise.
     copying: whether what is verified in this step was copied from the text, not drafted.
-    unread: hidden states of the rounds since then, by layer, and its row of them, where the drafter needs them.
+    unread: hidden states of the steps since then, where the drafter needs them.
     speculation: how it is drafted for.
     second_ids, second_slot: how the second sequence begins and where it is, where a decoding method reads one.
     """
@@ -219,7 +226,7 @@ class Sequence:
     course: Any = None
     num_read: int = 0
     copying: bool = False
-    unread: list[tuple[Mapping[int, Float[Tensor, "B N D"]], int]] = field(default_factory=list[Any])
+    unread: list[Unread] = field(default_factory=list[Unread])
     drafting: bool = True
     postponed: int = 0
     held: bool = False
@@ -249,6 +256,19 @@ class Sequence:
     @property
     def finished(self) -> bool:
         return self.sample.finish_reason is not None
+
+    def commit(self, token_ids: Seq[int], origins: Seq[Origin]) -> None:
+        """Go on by emitted tokens: what models read, prompt and output, and what users get, the output alone."""
+        self.token_ids += token_ids
+        self.sample.token_ids += token_ids
+        self.sample.origins += origins
+
+    def publish(self) -> str:
+        """Give the sample its text and, last of all, why it ended, for which other threads wait. Returns the text that became certain."""
+        self.sample.text = self.stopper.text
+        if self.stopper.stop is not None:
+            self.sample.stop_reason, self.sample.finish_reason = self.stopper.stop.stop_reason, self.stopper.stop.finish_reason
+        return self.stopper.take()
 
 
 def alike(sequences: Seq[Sequence]) -> list[tuple[Speculation, list[Sequence]]]:

@@ -1,4 +1,4 @@
-"""How sequences are drafted for: a drafter, a rule that is exact for it, and a policy; each request may name its own of those there are.
+"""How sequences are drafted for: a drafter, a verifier that is exact for it, and a policy; each request may name its own of those there are.
 
 Drafters are built by `drafters.by_name`; verifier and policy here, from the same options.
 """
@@ -29,7 +29,7 @@ Compiling = Callable[[float], bool]
 
 @dataclass(frozen=True, eq=False)
 class Speculation:
-    """Drafter, rule and policy, checked against each other; drafter None decodes plainly."""
+    """Drafter, verifier and policy, checked against each other; drafter None decodes plainly."""
 
     drafter: Drafter | None
     verifier: Verifier
@@ -62,7 +62,7 @@ PLAIN = Speculation(None, deciding.PLAIN, FixedPolicy(Budget.fixed((-1,))))
 
 
 class Menu:
-    """What requests may name: the drafters that an engine was built with, each with any rule that is exact for it.
+    """What requests may name: the drafters that an engine was built with, each with any verifier that is exact for it.
 
     default: of requests that name nothing.  others: further drafters, by name.  make_policy: for each pair that is asked for.
     compiling: while it says so, requests of the default begin without drafts, and those whose text depends on them wait.
@@ -145,26 +145,26 @@ class Menu:
         """The default's first."""
         return [self.default.source, *(name for name in self._drafters if name != self.default.source)]
 
-    def rules(self) -> dict[str, list[str]]:
-        """By drafter, the lossless rules that are exact for it."""
+    def verifiers(self) -> dict[str, list[str]]:
+        """By drafter, the lossless verifiers that are exact for it."""
         return {name: [] if drafter is None else pairing.fitting(drafter.info) for name, drafter in self._drafters.items()}
 
     def find(self, drafter: str | None = None, verifier: str | None = None) -> Speculation:
         """Those of a request; None and "auto" leave the choice.
 
         Raises:
-            UnknownNameError: a drafter that the engine was not built with, or no rule.
-            IncompatibleError: a rule that is not exact for the drafter, or a policy of trees for which one of them is not.
+            UnknownNameError: a drafter that the engine was not built with, or no verifier.
+            IncompatibleError: a verifier that is not exact for the drafter, or a policy of trees for which one of them is not.
         """
         name = self.default.source if drafter in (None, "auto") else drafter
-        rule = "auto" if verifier is None else verifier
-        if name == self.default.source and rule in ("auto", self.default.verifier.info.name):
+        verifier = "auto" if verifier is None else verifier
+        if name == self.default.source and verifier in ("auto", self.default.verifier.info.name):
             return self.default
         if name not in self._drafters:
             raise unknown_name("drafter of this engine", name, self._drafters)
         source = self._drafters[name]
         policy = PLAIN.policy if source is None else self._make_policy(source) if self._make_policy else self.default.policy
-        chosen = choose_verifier(rule, source, policy)
+        chosen = choose_verifier(verifier, source, policy)
         with self._lock:
             key = name, chosen.info.name
             if key not in self._known:
@@ -188,20 +188,20 @@ def choose_verifier(named: str | Verifier, source: Drafter | None, policy: Polic
 
     Raises:
         IncompatibleError: one that is not exact for the drafter.
-        InvalidInputError: neither a name nor a rule.
+        InvalidInputError: neither a name nor a verifier.
     """
-    rule: Verifier
+    verifier: Verifier
     if named == "auto" and source is None:
-        rule = deciding.PLAIN
+        verifier = deciding.PLAIN
     elif isinstance(named, str):
         spares = policy is not None and policy.asks_for_spares and source is not None and source.offers.spares
-        rule = registry.verifier(named if named != "auto" or source is None else pairing.best_for(source.info, spares=spares))
+        verifier = registry.verifier(named if named != "auto" or source is None else pairing.best_for(source.info, spares=spares))
     elif isinstance(named, Verifier):
-        rule = named
+        verifier = named
     else:
         raise InvalidInputError(
             f"verifier={named!r} was given; expected a name, 'auto' or a `core.Verifier`. `polydraft methods` lists names."
         )
     if source is not None:
-        pairing.check_pair(source.info, rule.info)
-    return rule
+        pairing.check_pair(source.info, verifier.info)
+    return verifier

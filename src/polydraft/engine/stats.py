@@ -118,9 +118,9 @@ class RequestStats:
 
 def share(stats: Sequence[RequestStats], seconds: Mapping[str, float]) -> None:
     """Book a step's seconds on its sequences, equally."""
-    for own in stats:
+    for request_stats in stats:
         for phase, value in seconds.items():
-            own.seconds[phase] += value / len(stats)
+            request_stats.seconds[phase] += value / len(stats)
 
 
 class _Phase(AbstractContextManager[None]):

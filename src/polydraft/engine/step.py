@@ -1,12 +1,12 @@
-"""One round for a batch of running sequences: draft, score, verify, keep.
+"""One step for a batch of running sequences: draft, score, verify, commit.
 
 propose   a token tree for each sequence, within the policy's budget
-score     every distinct prefix once, in one pass of the target
+score     every distinct prefix once, in one forward pass of the target
 decoding  logits, each node with the context of its own path; a walk makes p of those that it visits
-verify    the rule's verdict, then two draws: stop node and extra token
-commit    the caches keep the path; the drafter learns what was kept
+verify    the verdict of the verifier, then two draws: stop node and extra token
+commit    the accepted path stays in the KV caches; the drafter learns what was accepted
 
-Trees, keys and outcomes live on the host, where verifiers run: rows over the vocabulary are copied from a device once a round.
+Trees, keys and outcomes live on the host, where verifiers run: rows over the vocabulary are copied from a device once a step.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,8 +41,8 @@ from polydraft.verifiers.deciding import Decider
 
 
 @dataclass(frozen=True)
-class Round:
-    """What one step did for its batch: the draft, what was scored, the logits that were decoded, what was kept.
+class StepResult:
+    """What one step did for its batch: the draft, what was scored, the logits that were decoded, what was accepted.
 
     sequences: the rows.  logits: as of `sampling.in_context`; softened: they are the logarithm of the distribution itself.
     failed: those that have no row, as their decoding method or their verifier failed, and why.  num_scored: nodes of the forward pass, theirs too.
@@ -85,7 +85,7 @@ class Round:
 class Stepper:
     """The parts of a step. `stop_ids`: ids that `min_tokens` masks. `tie_margin`: see `ties`.
     `decoding`: what is sampled, where it is not each request's sampling parameters alone; `second`: the second sequences that it reads.
-    `pace`: of reading long texts for drafts; None leaves no sequence out of a round."""
+    `pace`: of reading long texts for drafts; None leaves no sequence out of a step."""
 
     target: Target
     speculation: Speculation
@@ -96,11 +96,13 @@ class Stepper:
     clock: Callable[[], float] = perf_counter
     pace: drafter_state.Pace | None = None
 
-    def __call__(self, sequences: Seq[Sequence], riding: Mapping[Sequence, int] | None = None, *, beside: bool = False) -> Round:
-        """One round; target cache and drafter states move on, the sequences' tokens are the caller's to extend.
+    def __call__(
+        self, sequences: Seq[Sequence], riding: Mapping[Sequence, int] | None = None, *, beside: bool = False
+    ) -> StepResult:
+        """One step; target cache and drafter states move on, the sequences' tokens are the caller's to extend.
 
-        riding: so many tokens of new sequences are read in its pass, see `filling`.  beside: whether others wait for it.
-        Sequences whose drafter has to read more before their first round have none of it.
+        riding: so many tokens of new sequences are read in its forward pass, see `filling`.  beside: whether others wait for it.
+        Sequences whose drafter has to read more before their first draft have no part in it.
         """
         watch, drafter = Stopwatch(self.clock), self.speculation.drafter
         with watch.phase("drafting"):
@@ -150,15 +152,15 @@ class Stepper:
         if any(s.drafting and s.state is None for s in sequences):
             late = drafter_state.begin(drafter, sequences, self.pace, beside=beside)
         if self.speculation.offers.catch_up is not None:
-            asked = [s for s, budget in zip(sequences, budgets, strict=True) if budget.max_depth and not budget.copied]
-            behind = drafting.catch_up(self.target, drafter, asked, self.pace, beside=beside)
-        left = [budget.within(0) if s in behind else budget for s, budget in zip(sequences, budgets, strict=True)]
-        return left, [*late, *(s for s in behind if s.follows_drafts)]
+            to_draft = [s for s, budget in zip(sequences, budgets, strict=True) if budget.max_depth and not budget.copied]
+            behind = drafting.catch_up(self.target, drafter, to_draft, self.pace, beside=beside)
+        caught_up = [budget.within(0) if s in behind else budget for s, budget in zip(sequences, budgets, strict=True)]
+        return caught_up, [*late, *(s for s in behind if s.follows_drafts)]
 
-    def _without_rows(self) -> Round:
-        """A round of no sequence."""
+    def _without_rows(self) -> StepResult:
+        """A step of no sequence."""
         draft, logits = Draft.bare(torch.empty(0, dtype=torch.long)), torch.empty(0, 1, self.target.vocab_size)
-        return Round([], draft, Scores(draft.tree, logits), logits, Outcome.of_paths([]))
+        return StepResult([], draft, Scores(draft.tree, logits), logits, Outcome.of_paths([]))
 
     @property
     def _softened(self) -> bool:
@@ -219,20 +221,20 @@ class Stepper:
 
     def _decide(
         self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, scored: Scores, key: NoiseKey
-    ) -> tuple[Round, Dedup]:
-        """What is kept of each sequence, and the scored trees of those that have a row.
+    ) -> tuple[StepResult, Dedup]:
+        """What is accepted of each sequence, and the scored trees of those that have a row.
 
-        Where the batch fails, each sequence is decided alone, from the same draft and the same scores: neighbours keep their tokens.
-        One that fails alone is decided with flat rows in place of the faulty ones, by the same draws, and what is kept ends where a token would be
+        Where the batch fails, each sequence is decided alone, from the same draft and the same scores: neighbours get the same tokens.
+        One that fails alone is decided with flat rows in place of the faulty ones, by the same draws, and the accepted path ends where a token would be
         drawn from one of these: the text is that of plain decoding, which ends there. One whose root is faulty, or that fails again, has failed.
         Trap: to emit another token because a row failed, which depends on what was drafted and drawn, biases the output.
         """
         try:
             outcome, logits = self._verify(sequences, draft, unique, scored, key)
-            return Round(sequences, draft, _of_draft(scored, unique, draft), logits, outcome, self._softened), unique
+            return StepResult(sequences, draft, _of_draft(scored, unique, draft), logits, outcome, self._softened), unique
         except Exception:
             pass
-        scores, done, failed = _of_draft(scored, unique, draft), dict[int, Round](), list[tuple[Sequence, Exception]]()
+        scores, done, failed = _of_draft(scored, unique, draft), dict[int, StepResult](), list[tuple[Sequence, Exception]]()
         for b, s in enumerate(sequences):
             row_draft, row_scores, noise = select((draft, scores, key), [b])
             row = [s], row_draft, Dedup(row_draft.tree), row_scores, noise
@@ -241,7 +243,7 @@ class Stepper:
                     outcome, logits = self._verify(*row)
                 except Exception:
                     outcome, logits = self._verify(*row, beyond_faults=True)
-                done[b] = Round([s], row_draft, row_scores, logits, outcome, self._softened)
+                done[b] = StepResult([s], row_draft, row_scores, logits, outcome, self._softened)
             except Exception as error:
                 failed.append((s, error))
         whole = concat(list(done.values()) or [self._without_rows()])
@@ -250,7 +252,7 @@ class Stepper:
     def _verify(
         self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, scored: Scores, key: NoiseKey, *, beyond_faults: bool = False
     ) -> tuple[Outcome, Float[Tensor, "B N V"]]:
-        """What is kept, and the logits that were decoded; rows that are decided alike together, see `verifiers.deciding`.
+        """What is accepted, and the logits that were decoded; rows that are decided alike together, see `verifiers.deciding`.
 
         beyond_faults: of one sequence, with flat rows in place of faulty ones, up to the first of them that it draws from.
         """
@@ -289,7 +291,7 @@ class Stepper:
         ]
         return scatter(list(groups.values()), outcomes), logits
 
-    def _record(self, done: Round) -> None:
+    def _record(self, done: StepResult) -> None:
         for s, parents, path in zip(done.sequences, done.parents, done.outcome.lists[0], strict=True):
             deep = [0]
             for parent in parents[1:]:
@@ -304,7 +306,7 @@ def _hung(unique: Dedup, aux: AuxRows) -> AuxRows:
 
 
 def _on_host(draft: Draft) -> Draft:
-    """The same draft for rules that run on the host."""
+    """The same draft for verifiers that run on the host."""
     return draft if draft.probs is None or draft.probs.device.type == "cpu" else replace(draft, probs=draft.probs.cpu())
 
 
@@ -318,7 +320,7 @@ def _of_draft(scored: Scores, unique: Dedup, draft: Draft) -> Scores:
 
 
 def _until(faulty: Bool[Tensor, "1 N"], tree: TokenTree, outcome: Outcome) -> Outcome:
-    """What one sequence keeps before a token is drawn from a faulty row: the token of the first faulty node is its last one."""
+    """What one sequence accepts before a token is drawn from a faulty row: the token of the first faulty node is its last one."""
     (path,), _ = outcome.lists
     first = next((i for i, node in enumerate(path) if faulty[0, node]), None)
     if first is None:

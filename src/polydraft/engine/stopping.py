@@ -72,37 +72,40 @@ class Stopper:
     def push(self, token: int) -> None:
         """Read one emitted token; afterwards `stop` says whether it was the last."""
         self._num_tokens += 1
-        ends = token in self._stop_ids and self._num_tokens > self._min_tokens
+        stops = token in self._stop_ids and self._num_tokens > self._min_tokens
         if self._detokenizer is not None:
-            shown = "" if ends else self._detokenizer.push(token)
-            self._push_text(shown, "" if shown else self._detokenizer.special(token))
-        if ends:
+            text = "" if stops else self._detokenizer.push(token)
+            self._push_text(text, "" if text else self._detokenizer.special(token))
+        if stops:
             self._finish(Ending("stop", token))
         elif self._num_tokens >= self._max_tokens:
             self._finish(Ending("length"))
 
     def end(self, finish_reason: str) -> None:
         """End from outside: text that was held back is certain now. "error": no more is read, as this may be what failed."""
-        if finish_reason == "error":
-            self.stop = Ending(finish_reason)
-        else:
-            self._finish(Ending(finish_reason))
+        if finish_reason != "error":
+            self._flush()
+        self.stop = Ending(finish_reason)
 
     def _finish(self, ending: Ending) -> None:
-        """End, unless a stop string did it, with the bytes of a character that nothing completes any more."""
-        if self.stop is None and self._detokenizer is not None:
-            self._push_text(self._detokenizer.flush())
+        """End, unless a stop string did it."""
+        self._flush()
         self.stop = self.stop or ending
 
-    def _push_text(self, shown: str, hidden: str = "") -> None:
+    def _flush(self) -> None:
+        """Take the bytes of a character that nothing completes any more."""
+        if self.stop is None and self._detokenizer is not None:
+            self._push_text(self._detokenizer.flush())
+
+    def _push_text(self, text: str, hidden: str = "") -> None:
         """What a token adds: text, or the text of a special token that is not shown."""
         if not self._stop_strings:
-            self._text += shown
+            self._text += text
             return
-        num_checked, num_shown = len(self._end), len(self._text)
-        self._text += shown
-        self._end += shown + hidden
-        self._places += [*range(num_shown, len(self._text)), *[len(self._text)] * len(hidden)]
+        num_checked, begin = len(self._end), len(self._text)
+        self._text += text
+        self._end += text + hidden
+        self._places += [*range(begin, len(self._text)), *[len(self._text)] * len(hidden)]
         if self._num_tokens > self._min_tokens:
             self._search(num_checked)
         surplus = max(0, len(self._end) - self._longest)

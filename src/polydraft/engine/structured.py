@@ -2,7 +2,7 @@
 
 The distribution is the target's, over the tokens that may come next. Every distribution of `sampling` is, the draft's too where it is made a depth at a
 time; so drafted tokens fit, and one that does not has no mass in the target's distribution: a rejected try like any other. A draft from text is
-the same each time, so that what cannot be kept is pruned before it is scored (`pruned`); to prune a sampled token would bias the distribution.
+the same each time, so that what cannot be accepted is pruned before it is scored (`pruned`); to prune a sampled token would bias the distribution.
 
 Grammars are compiled and followed by llguidance (https://github.com/guidance-ai/llguidance).
 """
@@ -32,7 +32,7 @@ MISSING = "structured_outputs need llguidance, which is not installed. Try: pip 
 GRAMMAR_BYTES = 1 << 17
 """Text of a grammar, at most."""
 CACHED_GRAMMARS = 32
-"""Compiled grammars that are kept for requests to come; to compile one takes a millisecond, a large one 0.3 s."""
+"""Compiled grammars that stay for requests to come; to compile one takes a millisecond, a large one 0.3 s."""
 CACHED_BYTES = 1 << 19
 """Of their texts together."""
 LIMITS: Any = {"max_grammar_size": 50_000, "max_lexer_states": 50_000, "verbose_errors": False}
@@ -44,7 +44,7 @@ WRITTEN: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separ
 
 
 class Grammar:
-    """A `params.Constraint`: the tokens that keep one output within a grammar.
+    """A `params.Constraint`: the tokens with which one output stays within a grammar.
 
     source: of its grammar.  prompt_length: where the output begins.
 
@@ -129,7 +129,7 @@ class Grammar:
     def _matched(self, path: tuple[int, ...]) -> Any:
         """A matcher at the end of a path: its parent's where no sibling has taken that, else a copy of the output's own, which goes all the way.
 
-        Never one that was rolled back: llguidance keeps the last mask for the place where it was computed, and a sibling may get it there.
+        Never one that was rolled back: llguidance has the last mask of the place where it was computed, and a sibling may get it there.
         """
         if not path:
             return self._matcher
@@ -189,7 +189,7 @@ class CompiledGrammar:
 class Grammars:
     """Grammars over one tokenizer; from any thread, in which they are compiled. stop_ids: that end a text.
 
-    Those used last are kept, of at most CACHED_BYTES of text together; a lock guards this list and is never held while one is compiled.
+    Those used last stay, of at most CACHED_BYTES of text together; a lock guards this list and is never held while one is compiled.
 
     Raises:
         IncompatibleError: a tokenizer that is none of the `tokenizers` library, no end of text, or llguidance is not installed.
@@ -208,8 +208,8 @@ class Grammars:
         whole = copy(backend)
         whole.no_padding()
         whole.no_truncation()
-        made: Any = GrammarTokenizer(whole, vocab_size, stop_ids)
-        self._tokenizer = LLTokenizer(made, eos_token=list(stop_ids))
+        spelling: Any = GrammarTokenizer(whole, vocab_size, stop_ids)
+        self._tokenizer = LLTokenizer(spelling, eos_token=list(stop_ids))
         self._vocab_size, self._stop_ids = vocab_size, tuple(stop_ids)
         self._cached: OrderedDict[str, CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()
@@ -280,8 +280,8 @@ def lark_of(gbnf: str) -> str:
         raise InvalidInputError(f"a grammar was given that cannot be read: {first_line(error)[:300]}. Expected GBNF.") from error
 
 
-def _refusal(kind: str, said: str) -> InvalidInputError:
-    return InvalidInputError(f"structured_outputs.{kind} was given, which cannot be followed: {said}. Change it.")
+def _refusal(kind: str, reason: str) -> InvalidInputError:
+    return InvalidInputError(f"structured_outputs.{kind} was given, which cannot be followed: {reason}. Change it.")
 
 
 def _said(matcher: Any) -> str:

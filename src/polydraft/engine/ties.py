@@ -1,12 +1,12 @@
-"""Greedy decoding in low precision: near ties are decided by a pass that depends on the token ids alone.
+"""Greedy decoding in low precision: near ties are decided by a forward pass that depends on the token ids alone.
 
 In float16 and bfloat16 the rows of a tree, a batch and a grown cache differ in their last bits, so where the two best logits
 lie within that error the winner depends on how the text was drafted. Such rows, on the path that greedy decoding takes, are
 scored again over the whole text, alone and without a cache. Plain decoding does the same, so both take the same token
 wherever the error of a row is below half the margin.
 
-On a GPU bits of a row depend on how many rows its pass has: the library that multiplies matrices chooses its kernel, and with it the order of
-sums, by that number. Passes of one shape are bit-equal row for row, plain decoding and drafts run different shapes.
+On a GPU bits of a row depend on how many rows its forward pass has: the library that multiplies matrices chooses its kernel, and with it the order of
+sums, by that number. Forward passes of one shape are bit-equal row for row, plain decoding and drafts run different shapes.
 """
 
 import math
@@ -30,7 +30,7 @@ class _Fresh(Protocol):
 
 
 def check_margin(target: Target, margin: float | None) -> None:
-    """Refuse a margin that is no positive number, and a target that has no `fresh` pass.
+    """Refuse a margin that is no positive number, and a target that has no `fresh` forward pass.
 
     Raises:
         InvalidInputError, IncompatibleError: saying what to do.
@@ -41,7 +41,7 @@ def check_margin(target: Target, margin: float | None) -> None:
         raise InvalidInputError(f"tie_margin={margin} was given; expected a number > 0, in logits. Use None to switch it off.")
     if isinstance(target, EncoderDecoder):
         raise IncompatibleError(
-            f"tie_margin={margin} was given for an encoder-decoder, whose passes alone know no source. Leave it out, or load it in float32."
+            f"tie_margin={margin} was given for an encoder-decoder, whose forward passes alone know no source. Leave it out, or load it in float32."
         )
     if not hasattr(target, "fresh"):
         raise IncompatibleError(
@@ -51,7 +51,7 @@ def check_margin(target: Target, margin: float | None) -> None:
 
 
 def rescored(target: Target, scores: Scores, sequences: Sequence[Running], margin: float, stop_ids: Sequence[int]) -> Scores:
-    """The scores with the near ties on each greedy path scored again; those of a text with faulty logits stay, for the rule to refuse.
+    """The scores with the near ties on each greedy path scored again; those of a text with faulty logits stay, for the verifier to refuse.
 
     The two best of every row are read from the device at once; a row that is scored again is counted in its request's statistics.
 

@@ -71,7 +71,7 @@ Contents = Mapping[str, tuple[PrefixCache, Sequence[StoredBlock]]]
 def prefix_contents(caches: Mapping[str, tuple[Slots, PrefixCache]]) -> Contents:
     """What the caches and the free slots hold; it stays as it is while they go on. caches: by role."""
     for slots, _ in caches.values():
-        slots.store_kept()
+        slots.store_retained()
     return {role: (cache, cache.contents()) for role, (_, cache) in caches.items()}
 
 

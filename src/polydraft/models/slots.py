@@ -23,12 +23,14 @@ from polydraft.models.loading.memory import check_memory, fitting_length, fittin
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.numerics.compiled_code import njit
 
-__all__ = ["TREE_ROOM", "SlotModel", "Slots", "common_length", "given_back_on_error", "special_ids"]
+__all__ = ["COLUMN", "TREE_ROOM", "SlotModel", "Slots", "common_length", "given_back_on_error", "special_ids"]
 
 MOST_RESERVED = 1024
 """Times the free memory that slots which grow may have room for."""
 TREE_ROOM = 256
 """Most nodes and auxiliary rows of one tree, which lie behind the context."""
+COLUMN = np.dtype([("slot", np.int64), ("column", np.int64)])
+"""Where a token lies."""
 
 
 def special_ids(model: Any) -> tuple[list[int], int | None]:
@@ -54,12 +56,12 @@ def special_ids(model: Any) -> tuple[list[int], int | None]:
 
 
 @njit(cache=True)
-def _kept(lengths, scored, slots, path, counts):
-    """Where the columns of each path are and belong, (slot, column), those in place left out; lengths grow by root and path.
+def _moves(lengths, scored, slots, path, counts):
+    """Where the columns of each path are and belong, those in place left out; lengths grow by root and path.
 
     The third result is whether all of them were scored; if not, nothing has changed.
     """
-    source, target, moved = np.empty((path.size, 2), np.int64), np.empty((path.size, 2), np.int64), 0
+    source, target, moved = np.empty(path.size, COLUMN), np.empty(path.size, COLUMN), 0
     for b in range(len(slots)):
         last = path[b, counts[b] - 1] if counts[b] > 0 else 0  # nodes grow along a path
         if last >= scored[slots[b]]:
@@ -68,8 +70,8 @@ def _kept(lengths, scored, slots, path, counts):
         slot = slots[b]
         for i in range(counts[b]):
             if path[b, i] != i + 1:
-                source[moved, 0], source[moved, 1] = slot, lengths[slot] + path[b, i]
-                target[moved, 0], target[moved, 1] = slot, lengths[slot] + i + 1
+                source[moved].slot, source[moved].column = slot, lengths[slot] + path[b, i]
+                target[moved].slot, target[moved].column = slot, lengths[slot] + i + 1
                 moved += 1
         lengths[slot] += 1 + counts[b]
         scored[slot] = 0
@@ -194,8 +196,8 @@ class SlotModel(Target, ABC):
         return Scores(roots, torch.stack([last[slot] for slot in slots])[:, None], hidden_states)
 
     @abstractmethod
-    def move(self, source: Int64[np.ndarray, "M 2"], target: Int64[np.ndarray, "M 2"]) -> None:
-        """Copy columns, given as (slot, column); of one slot no target lies behind its source."""
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        """Copy columns, [M] of COLUMN each; of one slot no target lies behind its source."""
 
     def check_slots(self, slots: Sequence[int], counts: Sequence[int], beyond: int = 0) -> None:
         """Refuse slots that are not there, and more tokens than fit behind the committed ones. beyond: columns behind the context.
@@ -245,7 +247,7 @@ class SlotModel(Target, ABC):
 
     def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
         """Keep the columns of the root and the path of the last score; the siblings are forgotten."""
-        source, target, all_scored = _kept(self._lengths, self._scored, np.asarray(slots, np.int64), *outcome.host[:2])
+        source, target, all_scored = _moves(self._lengths, self._scored, np.asarray(slots, np.int64), *outcome.host[:2])
         assert all_scored, "a commit without a score of its path"
         if len(source):
             self.move(source, target)
@@ -259,8 +261,10 @@ class SlotModel(Target, ABC):
     def copy(self, source: int, slot: int, length: int) -> None:
         """The first `length` committed tokens of a slot into an empty one: a prefix that two sequences share."""
         assert source != slot and self._lengths[slot] == 0 and 0 <= length <= self._lengths[source]
-        column = np.arange(length)
-        self.move(np.stack([np.full(length, source), column], 1), np.stack([np.full(length, slot), column], 1))
+        here, there = np.empty(length, COLUMN), np.empty(length, COLUMN)
+        here["slot"], there["slot"] = source, slot
+        here["column"] = there["column"] = np.arange(length)
+        self.move(here, there)
         self._lengths[slot] = length
 
     def release(self, slots: Sequence[int]) -> None:
@@ -270,11 +274,11 @@ class SlotModel(Target, ABC):
         self._lengths[index] = self._scored[index] = 0
 
 
-_KEPT: WeakKeyDictionary[Target, dict[int, Sequence[object]]] = WeakKeyDictionary()
-"""What free slots of a model still hold, for everyone that takes slots of it."""
+_RETAINED: WeakKeyDictionary[Target, dict[int, Sequence[object]]] = WeakKeyDictionary()
+"""The texts whose columns free slots of a model still have, the oldest first, for everyone that takes slots of it."""
 
 
-LEAST_COPIED = 4
+MIN_COPIED = 4
 """Columns that are worth a copy."""
 
 
@@ -338,9 +342,9 @@ class Slots:
     def __init__(self, model: Target, numbers: Sequence[int] | None = None) -> None:
         self._model = model
         self._free = list(range(model.max_num_seqs) if numbers is None else numbers)[::-1]
-        self._taken: set[int] = set()
-        self._kept = _KEPT.setdefault(model, {})
-        self._held: dict[int, Sequence[object]] = {}
+        self._taken: dict[int, Sequence[object]] = {}
+        """The text that each is filled with; () where its taker does not say."""
+        self._retained = _RETAINED.setdefault(model, {})
         self.prefix_cache: PrefixCache | None = None
         """Where texts go whose slots are taken for others."""
 
@@ -349,7 +353,7 @@ class Slots:
         return len(self._free)
 
     def take(self, token_ids: Sequence[object] = ()) -> int:
-        """A slot, the taker's until it is given back: one that kept little but the beginning of the text, no more than that; else an empty one,
+        """A slot, the taker's until it is given back: one that retains little but the beginning of the text, no more than that; else an empty one,
         or the oldest. What another holds of the beginning beyond that is copied.
 
         Raises:
@@ -359,19 +363,19 @@ class Slots:
             raise CapacityError(f"the model has {len(self._taken)} slots and all are taken; raise max_num_seqs.")
         slot = self._best(token_ids)
         self.make_room(len(token_ids) + TREE_ROOM, but=slot)
-        kept_ids = self._kept.pop(slot, ())
+        retained_ids = self._retained.pop(slot, ())
         length = 0
-        if self._model.lengths[slot] == len(kept_ids):  # else someone else used the slot
-            length = self._model.resumes(slot, common_length(kept_ids, token_ids))
-        if self.prefix_cache is not None and len(kept_ids) > length and self._model.lengths[slot] == len(kept_ids):
-            self.prefix_cache.store(slot, kept_ids)
+        if self._model.lengths[slot] == len(retained_ids):  # else someone else used the slot
+            length = self._model.resumes(slot, common_length(retained_ids, token_ids))
+        if self.prefix_cache is not None and len(retained_ids) > length and self._model.lengths[slot] == len(retained_ids):
+            self.prefix_cache.store(slot, retained_ids)
         if length:
             self._model.cut(slot, length)
         else:
             self._model.release([slot])  # where it could not be emptied when it was given back
         self._free.remove(slot)
         assert slot not in self._taken
-        self._taken.add(slot)
+        self._taken[slot] = ()
         if (watched := _TAKEN.get()) is not None:
             watched.append((self, slot))
         try:
@@ -381,9 +385,11 @@ class Slots:
             raise
         return slot
 
-    def num_kept(self, token_ids: Sequence[object]) -> int:
+    def num_retained(self, token_ids: Sequence[object]) -> int:
         """Tokens of the text's beginning that `take` would find read: of free slots and of the prefix cache."""
-        lengths = [common_length(text, token_ids) for slot, text in self._kept.items() if self._model.lengths[slot] == len(text)]
+        lengths = [
+            common_length(text, token_ids) for slot, text in self._retained.items() if self._model.lengths[slot] == len(text)
+        ]
         return max([*lengths, 0 if self.prefix_cache is None else self.prefix_cache.length(token_ids)], default=0)
 
     def make_room(self, num_tokens: int, but: int | None = None) -> None:
@@ -391,50 +397,50 @@ class Slots:
         model = self._model
         if not model.cache_grows or not isinstance(model, SlotModel):
             return
-        for slot in [*(slot for slot in self._free if slot not in self._kept), *self._kept]:
+        for slot in [*(slot for slot in self._free if slot not in self._retained), *self._retained]:
             if int(model.written.sum()) + num_tokens <= model.cache_tokens:
                 return
             if slot not in self._free or slot == but or not model.written[slot]:
                 continue
-            kept_ids = self._kept.pop(slot, ())
-            if self.prefix_cache is not None and kept_ids and model.lengths[slot] == len(kept_ids):
-                self.prefix_cache.store(slot, kept_ids)
+            retained_ids = self._retained.pop(slot, ())
+            if self.prefix_cache is not None and retained_ids and model.lengths[slot] == len(retained_ids):
+                self.prefix_cache.store(slot, retained_ids)
             model.trim(slot)
 
-    def store_kept(self) -> None:
-        """Put what free slots keep into the prefix cache, the oldest first."""
+    def store_retained(self) -> None:
+        """Put what free slots retain into the prefix cache, the oldest first."""
         if self.prefix_cache is not None:
-            for slot, token_ids in self._kept.items():
+            for slot, token_ids in self._retained.items():
                 if self._model.lengths[slot] == len(token_ids):
                     self.prefix_cache.store(slot, token_ids)
 
     def holds(self, slot: int, token_ids: Sequence[object]) -> None:
         """What a taken slot is filled with, to be copied as far as it has come by those that take one for a text that begins alike."""
-        self._held[slot] = token_ids
+        self._taken[slot] = token_ids
 
     def _copy_beginning(self, slot: int, length: int, token_ids: Sequence[object]) -> None:
-        if len(token_ids) < length + LEAST_COPIED:
+        if len(token_ids) < length + MIN_COPIED:
             return
         lengths = self._model.lengths
-        held = {free: text for free, text in self._kept.items() if lengths[free] == len(text)} | self._held
+        texts = {free: text for free, text in self._retained.items() if lengths[free] == len(text)} | self._taken
 
         def common(other: int) -> int:
-            return self._model.resumes(other, min(common_length(held[other], token_ids), int(lengths[other])))
+            return self._model.resumes(other, min(common_length(texts[other], token_ids), int(lengths[other])))
 
-        source = max(held, key=common, default=None)
-        if source is not None and common(source) >= length + LEAST_COPIED:
+        source = max(texts, key=common)
+        if common(source) >= length + MIN_COPIED:
             self._model.release([slot])
             self._model.copy(source, slot, common(source))
-        if self.prefix_cache is not None and self.prefix_cache.length(token_ids) >= int(self._model.lengths[slot]) + LEAST_COPIED:
+        if self.prefix_cache is not None and self.prefix_cache.length(token_ids) >= int(self._model.lengths[slot]) + MIN_COPIED:
             self.prefix_cache.load(slot, token_ids)
 
     def _best(self, token_ids: Sequence[object]) -> int:
-        """The free slot that kept the longest beginning, where that is half of what it kept; else an empty one, the last that was given back,
+        """The free slot that retains the longest beginning, where that is half of its text; else an empty one, the last that was given back,
         or the oldest: what only begins alike, as all chats do, is not written over while there is room beside it."""
-        empty = [slot for slot in self._free if slot not in self._kept]
-        held = {slot: common_length(self._kept[slot], token_ids) for slot in self._free if slot in self._kept}
+        empty = [slot for slot in self._free if slot not in self._retained]
+        held = {slot: common_length(self._retained[slot], token_ids) for slot in self._free if slot in self._retained}
         longest = max(held, key=lambda slot: held[slot], default=None)
-        if longest is not None and 2 * held[longest] >= len(self._kept[longest]):
+        if longest is not None and 2 * held[longest] >= len(self._retained[longest]):
             return longest
         return empty[-1] if empty else next(iter(held))
 
@@ -445,12 +451,11 @@ class Slots:
                 self.give_back(slot)
 
     def give_back(self, slot: int, token_ids: Sequence[object] = ()) -> None:
-        """Empty a slot; it is free even where the model fails to. text: what its columns are of, which it keeps for a text that begins so."""
-        self._taken.remove(slot)
-        self._held.pop(slot, None)
+        """Empty a slot; it is free even where the model fails to. text: what its columns are of, which it retains for a text that begins so."""
+        del self._taken[slot]
         assert slot not in self._free
         self._free.append(slot)
         if token_ids:
-            self._kept[slot] = token_ids
+            self._retained[slot] = token_ids
         else:
             self._model.release([slot])

@@ -83,7 +83,7 @@ class Service:
         """What is known of the model."""
         built = self.engine.engine.summary()
         drafts = {name: built[name] for name in ("drafter", "drafters", "verifier", "lossless", "decoding")}
-        drafts["verifiers"] = self.engine.engine.menu.rules()
+        drafts["verifiers"] = self.engine.engine.menu.verifiers()
         return {"max_model_len": built["max_model_len"], "chat": bool(self.template()), "speculation": drafts}
 
     async def completions(self, request: Request, body: CompletionRequest, kind: Callable[..., Answer] = Completion) -> Response:

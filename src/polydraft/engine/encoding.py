@@ -1,0 +1,123 @@
+"""Prompts and conversations as token ids of an engine's model."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from contextlib import suppress
+from functools import cached_property
+from typing import Any
+
+from polydraft.core import EncoderDecoder
+from polydraft.engine.prefixes import PrefixKeeping
+from polydraft.engine.prompts import Prompt, as_ids, check_messages, cut_behind
+from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
+from polydraft.models import load
+from polydraft.models.tokens.chat_template import template_of
+from polydraft.models.tokens.encoding import Cuts, longest_token, num_bytes, token_ids
+
+__all__ = ["PromptEncoding"]
+
+MIN_LONGEST = 8
+"""Minimum bytes of the longest token of any vocabulary: texts of fewer bytes for each token of the context are not looked into."""
+
+
+class PromptEncoding(PrefixKeeping):
+    """A loop that takes texts and conversations, too."""
+
+    @property
+    def model_name(self) -> str:
+        """Of the target, or its class where it has none."""
+        return self.target.name or type(self.target).__name__
+
+    def encode(self, prompt: Prompt, *, parse_special: bool = True) -> list[int]:
+        """Token ids of a prompt, with BOS once where the model wants it; for an encoder-decoder those of its source.
+
+        parse_special: special tokens such as <|im_end|> in a text are control tokens; False: they are text, as in a text by someone else.
+
+        Raises:
+            InvalidInputError: an empty prompt, text without a tokenizer, or neither text nor token ids.
+        """
+        if not isinstance(prompt, str):
+            ids = as_ids(prompt)
+        elif self.tokenizer is None:
+            raise InvalidInputError(
+                "text was given to an engine without a tokenizer; give token ids, or build it with a tokenizer."
+            )
+        else:
+            self._check_bytes(prompt)
+            ids = (
+                load.encode(self.tokenizer, prompt, source=isinstance(self.target, EncoderDecoder), parse_special=parse_special)
+                if prompt
+                else []
+            )
+        if not ids:
+            raise InvalidInputError("an empty prompt was given; expected at least one token. Give some text to continue.")
+        return ids
+
+    def prepare_chats(self) -> None:
+        """Make the program of the chat template, where there is one, before a conversation waits for it."""
+        with suppress(Exception):  # a conversation that is asked for says what is wrong
+            self.encode_chat([{"role": "user", "content": "x"}])
+
+    def encode_chat(
+        self,
+        messages: Seq[Mapping[str, Any]],
+        *,
+        parse_special: bool = False,
+        continued: bool = False,
+        opened: bool = True,
+        **options: Any,
+    ) -> list[int]:
+        """Token ids of a conversation that the model is to answer, through the tokenizer's own template.
+
+        messages: each with "role" (such as "system", "user" or "assistant") and "content"; the last one is not the assistant's, unless it is continued.
+        parse_special: special tokens in messages are control tokens, so that a message can open a turn of another role; False: they are text.
+        continued: the last message is the beginning of the answer, whose role it has.  opened: the template opens the answer's turn.
+        options: what else the template is given, such as `tools` and `enable_thinking`.
+
+        Raises:
+            InvalidInputError: no messages, a message without role or content, or no tokenizer.
+            IncompatibleError: a tokenizer without a chat template, or one that refuses these messages.
+        """
+        check_messages(messages, continued=continued or not opened)
+        if self.tokenizer is None:
+            raise InvalidInputError("a chat needs a tokenizer; build the engine with one, or use generate with token ids.")
+        templates = getattr(self.tokenizer, "chat_template", None)
+        if not templates:
+            raise IncompatibleError(
+                f"the tokenizer of {self.model_name!r} has no chat template: the model was not trained to converse. "
+                "Use a chat model, give the engine's tokenizer a chat_template, or use generate."
+            )
+        if continued and not messages[-1]["content"].strip():
+            messages, continued = messages[:-1], False
+        arguments: dict[str, Any] = {"messages": [dict(message) for message in messages], **options}
+        self._check_bytes([*(message.get("content") for message in messages), *options.values()])
+        cuts = None if parse_special else Cuts(self.tokenizer, arguments)
+        template_fields = arguments if cuts is None else cuts.put(arguments)
+        if isinstance(templates, Mapping):
+            template_fields["chat_template"] = template_of(templates, tools=bool(options.get("tools")))
+        conversation = template_fields.pop("messages")
+        try:
+            text = self.tokenizer.apply_chat_template(
+                conversation, tokenize=False, add_generation_prompt=opened and not continued, **template_fields
+            )
+            text = cut_behind(text, conversation[-1]["content"]) if continued else text
+        except Exception as error:  # a template is a program, and not ours
+            raise IncompatibleError(
+                f"the chat template of {self.model_name!r} refuses these messages: {error}. Change their roles or order."
+            ) from error
+        # the template writes its own special tokens
+        return token_ids(self.tokenizer, text) if cuts is None else cuts.encode(text)
+
+    @cached_property
+    def _longest_token(self) -> int | None:
+        return longest_token(self.tokenizer)
+
+    def _check_bytes(self, texts: Any) -> None:
+        """Refuse texts that are too long whatever their tokens are, before they are tokenised."""
+        longest, text_bytes = self.target.max_model_len, num_bytes(texts)
+        if isinstance(self.target, EncoderDecoder) or text_bytes <= MIN_LONGEST * longest or self._longest_token is None:
+            return
+        if text_bytes > self._longest_token * longest:
+            raise CapacityError(
+                f"a text of {text_bytes} bytes was given; the context holds {longest} tokens of at most {self._longest_token} bytes each. Shorten it."
+            )
