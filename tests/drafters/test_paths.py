@@ -10,7 +10,8 @@ import torch
 from polydraft.core import Budget, NoiseKey, Outcome, Scores, TreeShape
 from polydraft.core import geometry as trees
 from polydraft.core.geometry import chain, paths, product, ragged
-from polydraft.drafters.model.paths import KINDS, ModelDrafter
+from polydraft.drafters.model.kinds import KINDS
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import CapacityError, InvalidInputError, UnknownNameError
 from polydraft.models import load, pair
 from polydraft.models.slots import Slots

@@ -24,11 +24,11 @@ from polydraft.core import AuxRows, DraftSampling, NoiseKey, Outcome, SamplingPa
 from polydraft.core import geometry as trees
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.compiled import weights as compiled_weights
+from polydraft.models.compiled.draft_vocabulary import draft_samplings
 from polydraft.models.compiled.formats import pack, panels_for, unpack
 from polydraft.models.compiled.forward import compiled_pass
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.products import FORMATS
-from polydraft.models.compiled.proposals import draft_samplings
 from polydraft.models.compiled.trees import draft_distribution
 from polydraft.numerics.threads import sync
 from polydraft.sampling import noise

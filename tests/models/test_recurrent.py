@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from polydraft.models.compiled.recurrent import BLOCK, SNAPSHOT_TOKENS, RecurrentMemory, StateKind, StateShape
+from polydraft.models.slots import COLUMN
 
 SLOTS, DECAY = 3, 0.9
 SHAPE = StateShape(2, states=((1,),), pending=((1,),))
@@ -42,8 +43,8 @@ class Text:
         """Score so many nodes and commit some of them."""
         self.append(slot, nodes)
         length = self.lengths[slot] = self.lengths[slot] - nodes
-        source, target = (np.array([(slot, length + node) for node in some]) for some in (path, range(len(path))))
-        self.tokens[slot, target[:, 1]] = self.tokens[slot, source[:, 1]]
+        source, target = (np.array([(slot, length + node) for node in some], COLUMN) for some in (path, range(len(path))))
+        self.tokens[slot, target["column"]] = self.tokens[slot, source["column"]]
         self.memory.move(source, target)
         self.lengths[slot] += len(path)
 

@@ -7,7 +7,7 @@ import torch
 from scipy.stats import chi2
 
 from polydraft import Engine, SamplingParams
-from polydraft.drafters.model.paths import KINDS
+from polydraft.drafters.model.kinds import KINDS
 from polydraft.errors import IncompatibleError
 from polydraft.methods import registry
 from polydraft.verifiers import pairing

@@ -1,6 +1,6 @@
 """What an engine offers to a drafter that is made by name, and what several drafters do together."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,10 +10,11 @@ import torch
 
 from polydraft.core.decodings import Decoding, SecondSequenceDecoding
 from polydraft.core.geometry import chains
-from polydraft.core.methods import Drafter
+from polydraft.core.methods import Drafter, Method
 from polydraft.core.outcomes import Outcome
 from polydraft.core.requests import Request
 from polydraft.core.targets import EncoderDecoder, Scores, Target
+from polydraft.errors import unknown_name
 from polydraft.models.slots import Slots
 
 
@@ -42,6 +43,17 @@ class Parts:
         """Of the draft model, for every drafter that runs requests in it: no two of them write to one slot."""
         assert self.draft_model is not None
         return Slots(self.draft_model)
+
+
+def named_kind(kinds: Mapping[str, Method], kind: str, drafter: str) -> Method:
+    """What a kind of a drafter declares.
+
+    Raises:
+        UnknownNameError: a kind that does not exist.
+    """
+    if kind not in kinds:
+        raise unknown_name(f"kind of {drafter} drafter", kind, kinds)
+    return kinds[kind]
 
 
 def read_source(model: Target, slot: int, request: Request) -> None:

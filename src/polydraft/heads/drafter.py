@@ -11,8 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.core import DraftSampling, Method, Needs, Request, Scores
+from polydraft.core.drafts import FIXED
 from polydraft.drafters.base import Parts
-from polydraft.drafters.model.paths import FIXED, ModelDrafter, ModelState
+from polydraft.drafters.model.by_depth import ModelState
+from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint, head_folder
 from polydraft.methods.papers import method

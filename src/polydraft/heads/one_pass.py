@@ -26,7 +26,8 @@ from polydraft.core.budget import Budget
 from polydraft.core.confidence import acceptance_at, ranked_acceptance_at
 from polydraft.heads.markov import add_bias, bias_vectors
 from polydraft.models.compiled.kernels import copy_row
-from polydraft.models.compiled.proposals import Keys, draft_samplings, planted
+from polydraft.models.compiled.draft_vocabulary import draft_samplings
+from polydraft.models.compiled.proposals import Keys, planted
 from polydraft.models.compiled.stops import Stops, stops_asked
 from polydraft.models.compiled.trees import draft_distribution
 from polydraft.numerics.compile_time import inner
@@ -71,7 +72,7 @@ def _largest(values, count, places):
 
 
 class DraftBatch(NamedTuple):
-    """What is drafted. ids: the draft vocabulary.  requests: [B] of `REQUEST`.  samplings, bias: of `proposals.draft_samplings`."""
+    """What is drafted. ids: the draft vocabulary.  requests: [B] of `REQUEST`.  samplings, bias: of `draft_vocabulary.draft_samplings`."""
 
     ids: Int[np.ndarray, " D"]
     requests: np.ndarray

@@ -163,8 +163,8 @@ class SlotCache(Cache):
             stack[:, row, start : start + entries.shape[1]] = entries
 
     def _places_of(self, cells: np.ndarray) -> dict[torch.device, Tensor]:
-        rows = np.array([self.row(slot) for slot in cells[:, 0].tolist()], np.int64)
-        return self._sent(rows * self.num_columns + cells[:, 1])
+        rows = np.array([self.row(slot) for slot in cells["slot"].tolist()], np.int64)
+        return self._sent(rows * self.num_columns + cells["column"])
 
     def free(self, slot: int, used: np.ndarray) -> None:
         """Give a slot back; the last row in use moves into the hole. used: [slots] columns of each. One not in use is ignored."""

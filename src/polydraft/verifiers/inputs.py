@@ -42,34 +42,33 @@ def _others_have_mass(q, tokens, parents, parent):
 
 
 @compiled
-def _fault(tokens, parents, rows, rowless, num_rows, has_probs, distinct, plus_one, chain, probs, place):
-    """0 where all is well, else which fault; its place in the batch and in the tree."""
+def _fault(tokens, parents, rows, rowless, num_rows, has_probs, distinct, plus_one, chain, probs):
+    """(fault, row, node): 0 where all is well, else which fault, and where in the batch and in the tree."""
     for b in range(len(parents)):
         for n in range(parents.shape[1]):
-            place[0], place[1] = b, n
             r, u = rows[b, n], parents[b, n]
             if r < -1 or r >= num_rows:
-                return _ROW
+                return _ROW, b, n
             if u < 0 or rowless[b]:
                 continue
             if has_probs and r < 0:
-                return _NO_ROW
+                return _NO_ROW, b, n
             if chain and u != n - 1:
-                return _BRANCH
+                return _BRANCH, b, n
             if distinct:
                 for m in range(u + 1, n):
                     if parents[b, m] == u and tokens[b, m] == tokens[b, n]:
-                        return _TWICE
+                        return _TWICE, b, n
             if probs.size and not probs[b, r, tokens[b, n]] > 0.0:
                 fixed = plus_one and probs[b, r, tokens[b, n]] == 0.0
                 if not fixed or _others_have_mass(probs[b, r], tokens[b], parents[b], u):
-                    return _MASS
-    return 0
+                    return _MASS, b, n
+    return 0, -1, -1
 
 
 @compiled
-def _not_a_distribution(x, used, place):
-    """Whether a row in use is no distribution; the first such row is left in `place`, and its first faulty token, -1 where it is the sum."""
+def _not_a_distribution(x, used):
+    """(row, node, token) of the first row in use that is no distribution, and its first faulty token, -1 where it is the sum; row -1 where all are."""
     for b in range(used.shape[0]):
         for n in range(used.shape[1]):
             if used[b, n]:
@@ -78,12 +77,11 @@ def _not_a_distribution(x, used, place):
                     s += x[b, n, t]
                     faults += not x[b, n, t] >= 0.0
                 if faults or not abs(s - 1.0) <= SLACK:
-                    place[0], place[1], place[2] = b, n, -1
-                    for t in range(x.shape[2] - 1, -1, -1):
+                    for t in range(x.shape[2]):
                         if not x[b, n, t] >= 0.0:
-                            place[2] = t
-                    return True
-    return False
+                            return b, n, t
+                    return b, n, -1
+    return -1, -1, -1
 
 
 def _said(x: object) -> str:
@@ -144,16 +142,15 @@ def check_draft(
         num_rows = probs.shape[1]
         q = probs.contiguous().numpy() if probs.device.type == "cpu" else q
     rows = draft.rows.cpu().contiguous().numpy()
-    place = np.zeros(2, np.int64)
     kind = draft.sampling is DraftSampling.GREEDY_PLUS_ONE
     chain = draft.shape is TreeShape.CHAIN
     rowless = np.zeros(shape[0], np.bool_) if greedy is None else np.array(greedy, np.bool_) & (rows < 0).all(1)
-    fault = _fault(*drafted.host, rows, rowless, num_rows, has_probs, draft.sampling in _DISTINCT, kind, chain, q, place)
+    fault, b, n = _fault(*drafted.host, rows, rowless, num_rows, has_probs, draft.sampling in _DISTINCT, kind, chain, q)
     if fault:
-        raise InvalidInputError(_fault_said(draft, fault, *place.tolist()))
+        raise InvalidInputError(_fault_text(draft, fault, b, n))
 
 
-def _fault_said(draft: Draft, fault: int, b: int, n: int) -> str:
+def _fault_text(draft: Draft, fault: int, b: int, n: int) -> str:
     name, probs, row, x = draft.sampling.name, draft.probs, int(draft.rows[b, n]), int(draft.tree.tokens[b, n])
     if fault == _TWICE:
         return f"draft.tree.tokens[{b}, {n}] = {x} was given twice below one node; children drawn with {name} are distinct. Draw them so, or say IID."
@@ -178,10 +175,10 @@ def _check_rows(name: str, x: Tensor, used: np.ndarray) -> None:
         wrong = ~((x >= 0).all(-1) & ((x.sum(-1, dtype=torch.float64) - 1.0).abs() <= SLACK))
         if not (fetched(wrong).numpy() & used).any():
             return
-    rows, place = x.cpu().contiguous().numpy(), np.zeros(3, np.int64)
-    if not _not_a_distribution(rows, used, place):
+    rows = x.cpu().contiguous().numpy()
+    b, n, t = _not_a_distribution(rows, used)
+    if b < 0:
         return
-    b, n, t = place.tolist()
     if t >= 0:
         raise InvalidInputError(
             f"{name}[{b}, {n}, {t}] = {rows[b, n, t]} was given; expected a probability. Give softmax(logits), and look for NaN in them."

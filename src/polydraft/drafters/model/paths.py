@@ -25,54 +25,22 @@ from torch import Tensor
 
 from polydraft.core import geometry as tree
 from polydraft.core.budget import Budget, TreeShape
-from polydraft.core.drafts import FIXED, Draft, DraftSampling
+from polydraft.core.drafts import Draft, DraftSampling
 from polydraft.core.methods import Method, Offers
 from polydraft.core.outcomes import Outcome
 from polydraft.core.params import SamplingParams
 from polydraft.core.requests import Request
 from polydraft.core.targets import EncoderDecoder, Needs, Proposing, Scores, Target
 from polydraft.core.trees import NoiseKey, TokenTree
-from polydraft.drafters.base import Parts, read_source
+from polydraft.drafters.base import Parts, named_kind, read_source
 from polydraft.drafters.model.best_first import grow
 from polydraft.drafters.model.by_depth import CachedNodes, Growth, ModelState
-from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
-from polydraft.methods.papers import method
+from polydraft.drafters.model.kinds import KINDS, METHODS
+from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models.compiled.proposals import Keys, Proposal
 from polydraft.models.slots import Slots, given_back_on_error
 
 ProposePaths = Callable[..., Proposal | None]
-_METHODS = (
-    method("model", "Smaller model, iid paths", "2310.15141", {DraftSampling.IID}, FIXED),
-    method("model:chain", "Smaller model, one chain", "2211.17192 2302.01318", {DraftSampling.IID}, {TreeShape.CHAIN}),
-    method(
-        "model:without_replacement", "Smaller model, distinct children", "2402.14160", {DraftSampling.WITHOUT_REPLACEMENT}, FIXED
-    ),
-    method(
-        "model:greedy_plus_one",
-        "Smaller model, top children and one sampled",
-        "2502.18779",
-        {DraftSampling.GREEDY_PLUS_ONE},
-        FIXED,
-    ),
-    method(
-        "model:top_k",
-        "Smaller model, most probable tree",
-        "2406.16858",
-        {DraftSampling.POINT_MASS},
-        {TreeShape.GROWN},
-        ranked=True,
-    ),
-    method("model:coupled", "Smaller model, shared race", "2504.15475", {DraftSampling.COUPLED}, FIXED),
-    method(
-        "model:listed",
-        "Smaller model, a race for each path",
-        "2506.05632",
-        {DraftSampling.LISTED},
-        {TreeShape.CHAIN, TreeShape.PATHS},
-    ),
-    method("model:systematic", "Smaller model, paths at equal steps of one uniform", "", {DraftSampling.SYSTEMATIC}, FIXED),
-)
-KINDS = {info.name.partition(":")[2] or "paths": info for info in _METHODS}
 
 
 class ModelDrafter:
@@ -89,7 +57,7 @@ class ModelDrafter:
         'model'
     """
 
-    methods = _METHODS
+    methods = METHODS
     needs: Needs = Needs()
     scores_leaves = False
     """Whether a draft comes with the model's logits after all of its nodes."""
@@ -113,9 +81,7 @@ class ModelDrafter:
         Raises:
             UnknownNameError: a kind that does not exist.
         """
-        if kind not in KINDS:
-            raise unknown_name("kind of model drafter", kind, KINDS)
-        return KINDS[kind]
+        return named_kind(KINDS, kind, "model")
 
     @property
     def greedy_trees(self) -> bool:
@@ -191,7 +157,7 @@ class ModelDrafter:
 
     def num_unread(self, token_ids: Sequence[int]) -> int:
         """See `core.Offers`."""
-        return len(token_ids) - self.slots.num_kept(self._shared(tuple(token_ids)))
+        return len(token_ids) - self.slots.num_retained(self._shared(tuple(token_ids)))
 
     def num_pending(self, state: ModelState) -> int:
         """See `core.Offers`."""

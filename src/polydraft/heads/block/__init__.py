@@ -22,7 +22,7 @@ import torch
 
 from polydraft.core import Budget, Draft, DraftSampling, Method, TreeShape
 from polydraft.core import geometry as tree
-from polydraft.drafters.model.paths import FIXED
+from polydraft.core.drafts import FIXED
 from polydraft.errors import InvalidInputError
 from polydraft.heads.block.checkpoint import BlockCheckpoint
 from polydraft.heads.depth_drafter import CachingDrafter

@@ -303,9 +303,11 @@ class EagleModel(ReadsStates, HeadModel):
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """See `slots.SlotModel.move`."""
-        (slots, columns), (to_slots, to_columns) = (torch.from_numpy(x.T.copy()).to(self.device) for x in (source, target))
+        here, there = (
+            [torch.from_numpy(x[name].copy()).to(self.device) for name in ("slot", "column")] for x in (source, target)
+        )
         for store in self._cache:
-            store[:, to_slots, to_columns] = store[:, slots, columns]
+            store[(slice(None), *there)] = store[(slice(None), *here)]
 
 
 class EagleRecipe(Recipe):

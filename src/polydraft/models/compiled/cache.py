@@ -199,7 +199,7 @@ def keep_values(memory, layer, slot, group, column, x, begin, width):
 
 @inner
 def _move(keys, values, scales, together, source, target):
-    slot, column, to, place = source[0], source[1], target[0], target[1]
+    slot, column, to, place = source.slot, source.column, target.slot, target.column
     codes = values.view(np.uint8)
     size = 4 // together
     for g in range(keys.shape[1]):
@@ -217,9 +217,9 @@ def _move(keys, values, scales, together, source, target):
 
 @njit(cache=True, nogil=True)
 def move_columns(memory, source, target):
-    """Copy columns, (slot, column) each, one after the other."""
+    """Copy columns, of `slots.COLUMN` each, one after the other."""
     for m in range(len(source)):
-        memory.tokens[target[m, 0], target[m, 1]] = memory.tokens[source[m, 0], source[m, 1]]
+        memory.tokens[target[m].slot, target[m].column] = memory.tokens[source[m].slot, source[m].column]
         for layer in range(len(memory.keys)):
             scales = memory.scales[layer]
             _move(memory.keys[layer], memory.values[layer], scales, memory.together, source[m], target[m])

@@ -16,11 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from polydraft.core.params import SamplingParams
 from polydraft.models.compiled.products import Packed, copy_outputs
 from polydraft.models.compiled.vectors import PANEL
 from polydraft.numerics.compiled_code import njit
+from polydraft.sampling.processing import samplings_of
 
-__all__ = ["FIRST_TOKENS", "DraftVocabulary", "OutputTokens", "hide_other_texts"]
+__all__ = ["FIRST_TOKENS", "DraftVocabulary", "OutputTokens", "draft_samplings", "hide_other_texts"]
 
 FIRST_TOKENS = 32_768
 """First tokens of a draft vocabulary by default."""
@@ -165,3 +167,13 @@ class DraftVocabulary:
         outputs, places = np.array(token_ids, np.int64), np.array(columns, np.int64)
         copy_outputs(self._whole, outputs, self._text_outputs, places)
         self._part.ids[self._first + places] = outputs
+
+
+def draft_samplings(params: Sequence[SamplingParams], vocab_size: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A `SAMPLING` of every row, and what is added to its logits, [B, V or draft vocabulary] or [B, 0]."""
+    bias = np.zeros((len(params), vocab_size if any(g.logit_bias for g in params) else 0), np.float32)
+    for b, g in enumerate(params):
+        for token, value in g.logit_bias.items():
+            bias[b, token] = value
+    bias = bias[:, ids] if ids.size and bias.size else bias
+    return samplings_of(params), bias

@@ -26,6 +26,7 @@ from polydraft.models.compiled.draft_vocabulary import FIRST_TOKENS, DraftVocabu
 from polydraft.models.compiled.forward import compiled_pass, embed_rows, head_rows
 from polydraft.models.compiled.kernels import GELU, SILU
 from polydraft.models.compiled.layers import model_arrays, with_head
+from polydraft.models.compiled.padding import padded
 from polydraft.models.compiled.products import BYTES, FORMATS, Packed
 from polydraft.models.compiled.slots import CompiledSlots
 from polydraft.models.compiled.vectors import PANEL
@@ -342,8 +343,8 @@ class CompiledLlama(CompiledSlots):
         states = self._run(slots, tree, since, np.array([since] * B), buffer, hidden, aux)
         self.scored(slots, tree.num_nodes)
         parents, roots = tree.host[1][:, since:], since == 0
-        rows = self._of_all_tokens(slots, _place(buffer, parents, roots, X))
-        by_layer = {layer: torch.from_numpy(_place(x, parents, roots, X)[:, :N]) for layer, x in zip(hidden, states, strict=True)}
+        rows = self._of_all_tokens(slots, padded(buffer, parents, roots, X))
+        by_layer = {layer: torch.from_numpy(padded(x, parents, roots, X)[:, :N]) for layer, x in zip(hidden, states, strict=True)}
         return Scores(scored, rows[:, :N], by_layer, rows[:, N:] if aux is not None else None)
 
     def score_mixed(
@@ -374,10 +375,10 @@ class CompiledLlama(CompiledSlots):
         num_tree_rows = B + int((parents[:B, 1:] >= 0).sum())
         tree_states, piece_states = dict[int, Tensor](), dict[int, Tensor]()
         for layer, x in zip(hidden, states, strict=True):
-            tree_states[layer] = torch.from_numpy(_place(x[:num_tree_rows], parents[:B, :N], True, 0))
-            piece_states[layer] = torch.from_numpy(_place(x[num_tree_rows:], parents[B:, : max(counts)], True, 0))
+            tree_states[layer] = torch.from_numpy(padded(x[:num_tree_rows], parents[:B, :N], True, 0))
+            piece_states[layer] = torch.from_numpy(padded(x[num_tree_rows:], parents[B:, : max(counts)], True, 0))
         roots = TokenTree.roots(torch.tensor([ids[-1] for ids in pieces.values()]))
-        logits = self._of_all_tokens(slots, _place(buffer, parents[:B, :N], True, 0))
+        logits = self._of_all_tokens(slots, padded(buffer, parents[:B, :N], True, 0))
         return Scores(tree, logits, tree_states), Scores(roots, torch.empty(len(counts), 1, 0), piece_states)
 
 
@@ -389,18 +390,3 @@ def _no_rows(batch_size: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _checkpoint_of(model: Any) -> Checkpoint:
     return model if isinstance(model, Checkpoint) else checkpoint.of_module(model)
-
-
-def _place(rows: np.ndarray, parents: np.ndarray, roots: bool, extra: int) -> np.ndarray:
-    """Rows [R, W] of what is real -> rows [B, T, W] of all places, zero where there is padding.
-
-    parents: [B, T - extra], with the roots first or without them.
-    """
-    B, N = parents.shape
-    if all(n >= 0 for row in parents.tolist() for n in row[int(roots) :]):
-        return rows[: B * (N + extra)].reshape(B, N + extra, -1)
-    real = np.concatenate([parents >= 0, np.ones((B, extra), np.bool_)], 1)
-    real[:, 0] |= roots
-    placed = np.zeros((*real.shape, rows.shape[-1]), np.float32)
-    placed[real] = rows[: int(real.sum())]
-    return placed

@@ -15,7 +15,7 @@ from torch import Tensor
 from polydraft.core import Budget, DraftSampling, SamplingParams, TokenTree
 from polydraft.core.budget import Stop
 from polydraft.core.confidence import acceptance_at
-from polydraft.models.compiled.draft_vocabulary import OutputTokens, hide_other_texts
+from polydraft.models.compiled.draft_vocabulary import OutputTokens, draft_samplings, hide_other_texts
 from polydraft.models.compiled.forward import draft_pass
 from polydraft.models.compiled.kernels import copy_row
 from polydraft.models.compiled.stops import add_spares, stops_asked
@@ -26,10 +26,9 @@ from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.threads import sync
 from polydraft.sampling.noise import DRAFT, choose_row, choose_systematic, first_arrivals, uniform_at
-from polydraft.sampling.processing import samplings_of
 from polydraft.sampling.truncation import SAMPLING
 
-__all__ = ["CompiledProposals", "Keys", "Proposal", "draft_samplings", "planted"]
+__all__ = ["CompiledProposals", "Keys", "Proposal", "planted"]
 
 _f32 = np.float32
 DRAW = np.dtype([(name, np.int64) for name in ("slot", "seed", "sample", "position", "num_pending")])
@@ -395,13 +394,3 @@ class CompiledProposals(SlotModel):
         self.appended(slots, drafted["num_pending"] - 1)
         self.scored(slots, num_nodes)
         self.passes += num_passes
-
-
-def draft_samplings(params: Sequence[SamplingParams], vocab_size: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A `SAMPLING` of every row, and what is added to its logits, [B, V or draft vocabulary] or [B, 0]."""
-    bias = np.zeros((len(params), vocab_size if any(g.logit_bias for g in params) else 0), np.float32)
-    for b, g in enumerate(params):
-        for token, value in g.logit_bias.items():
-            bias[b, token] = value
-    bias = bias[:, ids] if ids.size and bias.size else bias
-    return samplings_of(params), bias

@@ -183,12 +183,11 @@ class RecurrentMemory:
 
     # What changes what is committed
 
-    def move(self, source: Int64[np.ndarray, "M 2"], target: Int64[np.ndarray, "M 2"]) -> None:
-        """Copy the pending rows of columns, given as (slot, column), within their slots; see `slots.SlotModel.move`."""
-        (from_slots, from_columns), (to_slots, to_columns) = source.T, target.T
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        """Copy the pending rows of columns within their slots; see `slots.SlotModel.move`."""
+        read, written = (column["column"] - self.folded[column["slot"]] for column in (source, target))
         for rows in self._pending:
-            moved = rows[:, from_slots, from_columns - self.folded[from_slots]]
-            rows[:, to_slots, to_columns - self.folded[to_slots]] = moved
+            rows[:, target["slot"], written] = rows[:, source["slot"], read]
 
     def cut(self, slot: int, length: int) -> None:
         """A slot forgets all tokens but so many."""

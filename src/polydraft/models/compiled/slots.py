@@ -53,7 +53,7 @@ class CompiledSlots(CompiledProposals):
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """See `slots.SlotModel`. What another slot gets of states is copied as a whole, see `copy`."""
         move_columns(self.arrays.memory, source, target)
-        within = source[:, 0] == target[:, 0]
+        within = source["slot"] == target["slot"]
         if self._recurrent is not None and within.any():
             self._recurrent.move(source[within], target[within])
 

@@ -19,9 +19,9 @@ import torch
 
 from polydraft.core import Budget, Draft, DraftSampling, Method, Needs, NoiseKey, Offers, Outcome, Request, Scores, TreeShape
 from polydraft.core import geometry as trees
-from polydraft.drafters.base import Parts
+from polydraft.drafters.base import Parts, named_kind
 from polydraft.drafters.model.paths import ModelDrafter
-from polydraft.errors import IncompatibleError, InvalidInputError, unknown_name
+from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.methods.papers import method
 from polydraft.papers.amusd.lead import Counts, Item, Lead
 from polydraft.papers.amusd.trace import VERIFY, Trace
@@ -105,9 +105,7 @@ class AmusdDrafter:
         Raises:
             UnknownNameError: a kind that does not exist.
         """
-        if kind not in KINDS:
-            raise unknown_name("kind of amusd drafter", kind, KINDS)
-        return KINDS[kind]
+        return named_kind(KINDS, kind, "amusd")
 
     @classmethod
     def build(cls, parts: Parts, *, kind: str = "chain", **options: Any) -> "AmusdDrafter":

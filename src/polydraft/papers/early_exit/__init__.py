@@ -12,8 +12,9 @@ the proposal, and the states of leaves are nobody's. Trap: E layers that are all
 from typing import Any
 
 from polydraft.core import DraftSampling
+from polydraft.core.drafts import FIXED
 from polydraft.drafters.base import Parts
-from polydraft.drafters.model.paths import FIXED, Guest
+from polydraft.drafters.model.paths import Guest
 from polydraft.errors import InvalidInputError
 from polydraft.heads.drafter import HeadDrafter
 from polydraft.methods.papers import method

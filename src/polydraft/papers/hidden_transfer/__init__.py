@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from polydraft.core import DraftSampling, Request
-from polydraft.drafters.model.paths import FIXED, ModelState, slots_of
+from polydraft.core.drafts import FIXED
+from polydraft.drafters.model.by_depth import ModelState
+from polydraft.drafters.model.paths import slots_of
 from polydraft.heads.depth_drafter import DepthDrafter
 from polydraft.heads.drafter import HeadState
 from polydraft.methods.papers import method
