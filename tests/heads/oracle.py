@@ -4,9 +4,10 @@ Each round begins with `start` committed tokens before the newest one, `anchor`;
 logits every fourth column is kept, and of the files no embedding and output rows that are the target's: `folder` puts them back.
 """
 
+import json
 from functools import lru_cache
 from pathlib import Path
-from shutil import copyfile
+from shutil import copyfile, copytree
 from tempfile import mkdtemp
 
 import torch
@@ -35,6 +36,15 @@ def folder(kind):
     own = {"embed_tokens.weight": embedding, "lm_head.weight": rows}
     save_file({name: x if x.numel() else own[name].clone() for name, x in tensors.items()}, where / "model.safetensors")
     copyfile(KEPT / kind / "config.json", where / "config.json")
+    return where
+
+
+def changed(tmp_path, kind, tensors=(), **settings):
+    """The same with other settings and tensors."""
+    where = copytree(folder(kind), tmp_path / "head")
+    config = json.loads((where / "config.json").read_text())
+    (where / "config.json").write_text(json.dumps(config | settings))
+    save_file(load_file(where / "model.safetensors") | dict(tensors), where / "model.safetensors")
     return where
 
 

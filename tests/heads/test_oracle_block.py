@@ -1,8 +1,6 @@
 """Published block heads draft what their authors' code drafts, round by round."""
 
-import json
 from dataclasses import replace
-from shutil import copytree
 
 import numpy as np
 import pytest
@@ -140,15 +138,6 @@ def test_a_file_in_eight_bits_is_half_as_large_and_drafts_the_same_where_heads_a
         BlockCheckpoint.load(small)
 
 
-def changed(tmp_path, kind, tensors=(), **settings):
-    """The folder of a head with other settings and tensors."""
-    where = copytree(oracle.folder(kind), tmp_path / "head")
-    said = json.loads((where / "config.json").read_text())
-    (where / "config.json").write_text(json.dumps(said | settings))
-    save_file(load_file(where / "model.safetensors") | dict(tensors), where / "model.safetensors")
-    return where
-
-
 @pytest.mark.parametrize(
     ("kind", "settings", "tensors", "said"),
     [
@@ -171,7 +160,7 @@ def changed(tmp_path, kind, tensors=(), **settings):
 )
 def test_a_folder_that_no_block_head_computes_is_refused_by_name(tmp_path, kind, settings, tensors, said):
     with pytest.raises(ModelLoadError, match=said):
-        BlockCheckpoint.load(changed(tmp_path, kind, tensors, **settings))
+        BlockCheckpoint.load(oracle.changed(tmp_path, kind, tensors, **settings))
 
 
 @pytest.mark.parametrize(
@@ -185,7 +174,7 @@ def test_a_head_of_a_deeper_target_is_refused(tmp_path, settings, said):
     kind = "dspark-qwen3-gated"
     width = {"fc.weight": torch.zeros(64, 64 * len(settings.get("target_layer_ids", "123")))}
     with pytest.raises(IncompatibleError, match=said):
-        BlockModel(BlockCheckpoint.load(changed(tmp_path, kind, width, **settings)), oracle.target(kind))
+        BlockModel(BlockCheckpoint.load(oracle.changed(tmp_path, kind, width, **settings)), oracle.target(kind))
 
 
 def test_a_file_of_torch_with_code_in_it_is_refused_and_runs_nothing(tmp_path):
@@ -193,7 +182,7 @@ def test_a_file_of_torch_with_code_in_it_is_refused_and_runs_nothing(tmp_path):
         def __reduce__(self):
             return (tmp_path / "ran").touch, ()
 
-    where = changed(tmp_path, "dspark-qwen3-gated")
+    where = oracle.changed(tmp_path, "dspark-qwen3-gated")
     (where / "model.safetensors").unlink()
     torch.save({"norm.weight": Code()}, where / "pytorch_model.bin")
     with pytest.raises(ModelLoadError, match=r"pytorch_model\.bin holds something beside tensors, of which nothing is run"):

@@ -1,12 +1,8 @@
 """Published EAGLE-3 heads draft what their authors' code drafts, round by round."""
 
-import json
-from shutil import copytree
-
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from polydraft.core import Outcome, TokenTree
 from polydraft.errors import ModelLoadError
@@ -57,7 +53,7 @@ def test_drafts_are_the_references(kind, form):
 
 
 def test_the_kv_cache_of_a_head_has_the_targets_dtype_where_its_heads_can():
-    kind = "speculators-eagle3-norm"
+    kind = KINDS[1]
     checkpoint, exact = model_of(kind, "compiled")
     states, first = oracle.states(kind, checkpoint.layers), next(oracle.rounds(kind))
     target = load.load_model(str(oracle.target_folder(kind)), max_num_seqs=3, max_model_len=256, cache_dtype="bfloat16")
@@ -72,15 +68,6 @@ def test_the_kv_cache_of_a_head_has_the_targets_dtype_where_its_heads_can():
     assert CompiledEagle(checkpoint, target, quantization="float32").cache_dtype == "bfloat16"
 
 
-def changed(tmp_path, kind="speculators-eagle3-norm", tensors=(), **settings):
-    """The folder of a head with other settings and tensors."""
-    where = copytree(oracle.folder(kind), tmp_path / "head")
-    said = json.loads((where / "config.json").read_text())
-    (where / "config.json").write_text(json.dumps(said | settings))
-    save_file(load_file(where / "model.safetensors") | dict(tensors), where / "model.safetensors")
-    return where
-
-
 @pytest.mark.parametrize(
     ("settings", "tensors", "said"),
     [
@@ -93,10 +80,10 @@ def changed(tmp_path, kind="speculators-eagle3-norm", tensors=(), **settings):
 )
 def test_a_field_or_tensor_that_is_not_understood_is_refused_by_name(tmp_path, settings, tensors, said):
     with pytest.raises(ModelLoadError, match=said):
-        EagleCheckpoint.load(changed(tmp_path, tensors=tensors, **settings))
+        EagleCheckpoint.load(oracle.changed(tmp_path, KINDS[1], tensors, **settings))
 
 
 def test_a_folder_that_no_head_reads_is_refused(tmp_path):
-    where = changed(tmp_path, speculators_model_type="hydra")
+    where = oracle.changed(tmp_path, KINDS[1], speculators_model_type="hydra")
     with pytest.raises(ModelLoadError, match=r"speculators_model_type='hydra'.*which no head reads"):
         kind_of(where)

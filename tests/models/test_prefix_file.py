@@ -21,6 +21,7 @@ from tests.models.test_prefix_cache import ENDS, SHARED, stored
 from tests.models.test_slots import after, made
 from tests.models.test_targets import FAMILY
 from tests.models.tree_rounds import ARCHITECTURES, small_model
+from tests.support.reading import read_counts
 
 TEXTS = [[*SHARED, *end] for end in ENDS]
 
@@ -93,18 +94,6 @@ PROMPTS = ["def add(a, b):\n" + "    # a line that says little\n" * 20 + f"    r
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
 
-def read_by(model, monkeypatch):
-    """Tokens that a model reads from now on, by call."""
-    read, prefill = [], model.prefill
-
-    def noted(slots, token_ids, **options):
-        read.append(sum(map(len, token_ids)))
-        return prefill(slots, token_ids, **options)
-
-    monkeypatch.setattr(model, "prefill", noted)
-    return read
-
-
 def test_target_and_draft_model_go_on_with_prompts_of_another_process(tmp_path, monkeypatch):
     path, options = tmp_path / "prefixes", {"max_num_seqs": 2, "depth": 3, "drafter": "model"}
     first = Engine.embedded(**options)
@@ -113,7 +102,7 @@ def test_target_and_draft_model_go_on_with_prompts_of_another_process(tmp_path, 
     second = Engine.embedded(**options, prefix_cache_file=path)
     assert second.draft_slots is not None and second.prefix_caches.keys() == {"target", "draft"}
     assert isinstance(second.drafter, ModelDrafter)
-    read = {"target": read_by(second.target, monkeypatch), "draft": read_by(second.drafter.model, monkeypatch)}
+    read = {"target": read_counts(second.target, monkeypatch), "draft": read_counts(second.drafter.model, monkeypatch)}
     results = second.generate(PROMPTS, GREEDY)
     assert [result.text for result in results] == expected
     assert all(result.stats.cached_tokens > 100 for result in results)

@@ -10,6 +10,7 @@ from polydraft.engine.structured import Grammars
 from polydraft.models import load, pair
 from polydraft.server.call_grammar import CallSource, Schemas
 from polydraft.server.tools import FORMATS
+from tests.server.constraints import is_allowed
 from tests.server.test_tools import ADD, ASK, BARE, BEGIN, GOOD, IN_EVERY_FORMAT, NOW, UNKNOWN, WRITTEN, WRONG, call
 
 LOOK_AHEAD = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=x)x+$"}}}
@@ -30,16 +31,6 @@ def source(tokenizer, grammars, functions=(ADD, NOW), early=(), **options):
     return CallSource.of(functions, tokenizer, grammars.compiled, vocab_size=len(tokenizer), early=early, **options)
 
 
-def allowed(tokenizer, made, text):
-    """Whether a text and then its end are allowed."""
-    constraint, ids = made.constraint(1), [0]
-    for token in [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]:
-        if not constraint.allowed(ids, [ids[-1]], [-1])[0, token]:
-            return False
-        ids.append(token)
-    return True
-
-
 @pytest.mark.parametrize("early", [(), (0,)])
 def test_an_answer_is_free_until_it_calls_and_then_follows_the_schema_of_what_it_calls(tokenizer, grammars, early):
     auto = source(tokenizer, grammars, early=early)
@@ -52,9 +43,9 @@ def test_an_answer_is_free_until_it_calls_and_then_follows_the_schema_of_what_it
         'the "add" of {"name": "add"}',
         f"{GOOD}\nDone.",
     ):
-        assert allowed(tokenizer, auto, text), text
+        assert is_allowed(tokenizer, auto, text), text
     for text in (BARE.replace("3", '"3"'), f"text {WRONG}", UNKNOWN, f"a {BEGIN} b", f"{GOOD}\n{WRONG}", f"{GOOD} so {WRONG}"):
-        assert not allowed(tokenizer, auto, text), text
+        assert not is_allowed(tokenizer, auto, text), text
 
 
 @IN_EVERY_FORMAT
@@ -62,16 +53,16 @@ def test_every_format_holds_the_arguments_of_every_call(tokenizer, grammars, nam
     for required in (True, False):
         made = source(tokenizer, grammars, required=required, calls=FORMATS[name])
         calls = [("add", {"a": 3}), ("now", {})][: 1 if name == "llama3_json" and not required else 2]
-        assert allowed(tokenizer, made, WRITTEN[name](calls))
-        assert not allowed(tokenizer, made, WRITTEN[name]([("add", {"a": "3"})]))
-        assert not allowed(tokenizer, made, WRITTEN[name]([("add", {"a": 3}), ("now", {"x": 1})]))
+        assert is_allowed(tokenizer, made, WRITTEN[name](calls))
+        assert not is_allowed(tokenizer, made, WRITTEN[name]([("add", {"a": "3"})]))
+        assert not is_allowed(tokenizer, made, WRITTEN[name]([("add", {"a": 3}), ("now", {"x": 1})]))
 
 
 def test_a_required_call_may_be_followed_by_text_and_a_single_one_ends(tokenizer, grammars):
     several, one = (source(tokenizer, grammars, required=True, parallel=parallel) for parallel in (True, False))
     for text, ends in ((GOOD, True), (f"{GOOD}\n", False), (f"{GOOD}\nThat is all.", False), (f"{GOOD}\n{GOOD}", False)):
-        assert allowed(tokenizer, several, text) and allowed(tokenizer, one, text) is ends, text
-    assert not allowed(tokenizer, several, "") and not allowed(tokenizer, several, f"text {GOOD}")
+        assert is_allowed(tokenizer, several, text) and is_allowed(tokenizer, one, text) is ends, text
+    assert not is_allowed(tokenizer, several, "") and not is_allowed(tokenizer, several, f"text {GOOD}")
 
 
 def test_nodes_of_a_tree_may_go_on_as_their_own_paths_would(tokenizer, grammars):
@@ -95,8 +86,8 @@ def test_hundreds_of_tools_are_held_to_the_schemas_of_those_that_are_called(toke
     assert len(json.dumps(functions)) > 400_000
     made = source(tokenizer, grammars, functions)
     good, wrong = (call("tool_321", {"field_0": "x", "field_1": value}) for value in (7, "7"))
-    assert allowed(tokenizer, made, f"I look.\n{good}") and not allowed(tokenizer, made, f"I look.\n{wrong}")
-    assert allowed(tokenizer, made, f"{good}\n{call('tool_32', {'field_1': 1})}")
+    assert is_allowed(tokenizer, made, f"I look.\n{good}") and not is_allowed(tokenizer, made, f"I look.\n{wrong}")
+    assert is_allowed(tokenizer, made, f"{good}\n{call('tool_32', {'field_1': 1})}")
 
 
 def test_a_schema_is_compiled_once_and_refused_by_what_it_asks_for(grammars):

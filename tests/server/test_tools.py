@@ -13,6 +13,7 @@ from polydraft.models.tokens.encoding import special_tokens
 from polydraft.server.call_grammar import call_grammar
 from polydraft.server.tools import FORMATS, CallParser, described, format_of, with_ids
 from tests.server.conftest import serving, small_engine
+from tests.server.constraints import is_allowed
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 ADD = {
@@ -181,12 +182,7 @@ def grammars():
 def allowed(grammars, form, text):
     """Whether a text and then its end are allowed."""
     tokenizer, compiled = grammars
-    constraint, ids = compiled.compiled(form).constraint(1), [0]
-    for token in [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]:
-        if not constraint.allowed(ids, [ids[-1]], [-1])[0, token]:
-            return False
-        ids.append(token)
-    return True
+    return is_allowed(tokenizer, compiled.compiled(form), text)
 
 
 GOOD, WRONG, UNKNOWN = call("add", {"a": 3}), call("add", {"a": "3"}), call("sub", {"a": 3})

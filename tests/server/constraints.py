@@ -1,0 +1,11 @@
+"""What the constraints of outputs allow."""
+
+
+def is_allowed(tokenizer, source, text):
+    """Whether a text and then its end are allowed."""
+    constraint, ids = source.constraint(1), [0]
+    for token in [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]:
+        if not constraint.allowed(ids, [ids[-1]], [-1])[0, token]:
+            return False
+        ids.append(token)
+    return True
