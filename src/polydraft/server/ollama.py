@@ -224,9 +224,10 @@ async def embed(service: Service, request: Request, body: OllamaEmbed) -> Respon
 async def embedding(service: Service, request: Request, body: OllamaEmbedding) -> Response:
     """The embedding of a text."""
     embedded = await _embedded(service, request, [body.prompt], True)
-    return (
-        Response(status_code=GONE) if embedded is None else JSONResponse({"embedding": shortened(embedded[0][0], None).tolist()})
-    )
+    if embedded is None:
+        return Response(status_code=GONE)
+    (vector,), _ = embedded
+    return JSONResponse({"embedding": shortened(vector, None).tolist()})
 
 
 async def _embedded(service: Service, request: Request, texts: Sequence[Any], truncate: bool) -> tuple[list[Any], int] | None:

@@ -75,7 +75,8 @@ class BlockNet(HeadNetwork):
     ) -> Float[Tensor, "B A N h"]:
         """States behind the norm at the places of blocks. text: keys and values in every layer.  before: tokens before each block, which see no more than them."""
         N, device = x.shape[2], x.device
-        every = torch.arange(text[0][0].shape[1], device=device)
+        keys, _ = text[0]
+        every = torch.arange(keys.shape[1], device=device)
         together = {"all": torch.ones(N, N, dtype=torch.bool, device=device)}
         together["causal"] = together["all"].tril()
         together["apart"] = together["all"].clone()
