@@ -67,7 +67,7 @@ strings = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=2), max_size
 @pytest.mark.parametrize("few", [0, 20, 1000])
 def test_a_growing_text_is_counted_as_a_naive_counter_does(few, monkeypatch):
     """Whether its tokens are appended one by one, or sorted together."""
-    monkeypatch.setattr("polydraft.drafters.text.suffix_array.FEW", few)
+    monkeypatch.setattr("polydraft.drafters.text.growing_text.FEW", few)
 
     @settings(max_examples=80, deadline=None)
     @given(depths, st.lists(texts, max_size=4), strings)

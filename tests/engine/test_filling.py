@@ -66,7 +66,7 @@ def test_a_prompt_that_nobody_waits_for_is_read_at_once_and_an_abort_ends_the_re
 
 def test_a_prompt_that_is_read_alone_is_read_in_steps_of_which_each_hears_an_abort(monkeypatch):
     monkeypatch.setattr(filling, "ALONE_FIRST", 40)
-    monkeypatch.setattr(filling, "ALONE_LEAST", 40)
+    monkeypatch.setattr(filling, "ALONE_MIN", 40)
     monkeypatch.setattr(filling, "ALONE_SECONDS", 0.0)
     target = Noted()
     engine = Engine.of(target, drafter=None)

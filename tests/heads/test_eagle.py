@@ -432,7 +432,7 @@ def test_a_head_reads_no_prompt_in_a_batch_where_drafts_do_not_pay_and_drafts_wh
 @pytest.mark.parametrize("source", ["head", "several", "mixture"])
 def test_a_head_that_begins_late_reads_its_text_in_pieces_beside_others(folder, recipe, monkeypatch, source):
     monkeypatch.setattr(filling.Filling, "room", lambda self, *_: 40)
-    for name, value in {"ALONE_FIRST": 40, "ALONE_LEAST": 40, "ALONE_SECONDS": 0.0}.items():
+    for name, value in {"ALONE_FIRST": 40, "ALONE_MIN": 40, "ALONE_SECONDS": 0.0}.items():
         monkeypatch.setattr(filling, name, value)
     model = load.load_model(str(pair.target_folder()), max_num_seqs=4, max_model_len=256)
     head, budget = drafter_of(folder, model), Budget.fixed(tree.chain(2))
