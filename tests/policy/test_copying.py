@@ -173,9 +173,9 @@ def test_acceptance_is_counted_by_the_length_of_the_match_and_none_of_the_prompt
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9]
     seen = Repeats(request([*text, *text[:5]]))
     seen.read([*text, *text[:5]])
-    assert seen.length == 5 and seen._counts.sum() == 0 and seen.tokens(9) == (6, 7, 8, 9, 1, 2, 3, 4, 5)
+    assert seen.length == 5 and seen._counts["tries"].sum() == 0 and seen.tokens(9) == (6, 7, 8, 9, 1, 2, 3, 4, 5)
     seen.read([*text, *text[:8], 30])
-    tries, hits = seen._counts
+    tries, hits = seen._counts["tries"], seen._counts["hits"]
     assert tries[:3].tolist() == [3, 1, 0] and hits[:3].tolist() == [3, 0, 0] and seen.length == 0
     assert seen.tokens(4) == ()
 
