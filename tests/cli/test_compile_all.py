@@ -16,7 +16,7 @@ RUN = """
 from polydraft import Engine, Profile, SamplingParams
 from polydraft.numerics import compile_time
 from polydraft.cli.compile_all import compile_drafters, compile_formats
-from polydraft.models.compiled.forward import compiled_pass
+from polydraft.models.compiled.forward import compiled_forward
 
 compile_drafters(["model:coupled"])
 compile_formats()
@@ -25,7 +25,7 @@ for options in ({}, {"drafter": "model:coupled"}, {"drafter": "model:coupled", "
     engine = Engine.embedded(max_num_seqs=4, **{"drafter": None, "profile": Profile.assumed(), **options})
     engine.generate(["def f(x):", "import"], SamplingParams(seed=1, n=2, max_tokens=40))
     engine.generate("class A:", SamplingParams(temperature=0, max_tokens=40))
-print(len(compiled_pass.signatures), compile_time.seconds() - ready)
+print(len(compiled_forward.signatures), compile_time.seconds() - ready)
 """
 
 

@@ -30,7 +30,7 @@ def package(tmp_path, monkeypatch):
     monkeypatch.setattr(compiled_code, "_ROOT", root)
     monkeypatch.setattr(compiled_code, "place", lambda: Place(tmp_path / "kept"))
     monkeypatch.syspath_prepend(root)
-    compiled_code._say_not_kept.cache_clear()
+    compiled_code._warn_not_stored.cache_clear()
     compiled_code._say_temporary.cache_clear()
     return root
 
@@ -67,7 +67,7 @@ def test_damaged_code_is_compiled_anew_and_kept_again(package, kind, damage):
 
 def test_code_that_cannot_be_written_is_done_without_in_one_line(package):
     (package.parent / "kept").write_text("a file, where a folder is expected")
-    with pytest.warns(UserWarning, match="could not be kept in .*NUMBA_CACHE_DIR") as told:
+    with pytest.warns(UserWarning, match="could not be stored in .*NUMBA_CACHE_DIR") as told:
         assert [fresh()(number) for number in (2, 2.5)] == [4, 5.0]
     assert len(told) == 1
 

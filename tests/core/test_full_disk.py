@@ -51,7 +51,7 @@ def test_compiled_code_runs_and_is_kept_once_there_is_room(full, tmp_path, monke
     monkeypatch.setattr(compiled_code, "place", lambda: Place(folder))
     monkeypatch.syspath_prepend(package)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python before 3.13 leaves half a .pyc at a limit
-    compiled_code._say_not_kept.cache_clear()
+    compiled_code._warn_not_stored.cache_clear()
 
     def fresh():
         sys.modules.pop("doubling_on_full_disk", None)
@@ -62,7 +62,7 @@ def test_compiled_code_runs_and_is_kept_once_there_is_room(full, tmp_path, monke
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit[1], limit[1]))
     (package / "doubling_on_full_disk.py").write_text(FUNCTION, encoding="utf-8")
     resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    with pytest.warns(UserWarning, match=r"could not be kept in .*(No space left|too large)") as told:
+    with pytest.warns(UserWarning, match=r"could not be stored in .*(No space left|too large)") as told:
         assert [fresh()(number) for number in (2, 2.5)] == [4, 5.0]
     assert len(told) == 1 and not left(folder)
     enlarge()
@@ -89,7 +89,7 @@ def test_costs_serve_this_process_and_are_kept_once_there_is_room(full, monkeypa
 
 def test_weights_are_packed_into_memory_and_kept_once_there_is_room(full, monkeypatch):
     folder, enlarge = full
-    monkeypatch.setattr(packed_file, "LEAST_BYTES", 0)
+    monkeypatch.setattr(packed_file, "MIN_BYTES", 0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         memory = (np.arange(70_000) % 251).astype(np.uint8)

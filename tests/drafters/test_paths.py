@@ -318,7 +318,7 @@ def small():
 def test_more_rows_than_a_pass_takes_are_refused_before_anything_is_written(small, kind, budget):
     drafter = ModelDrafter(small, kind)
     states = drafter.start(requests([1, 2]))
-    with pytest.raises(CapacityError, match="a pass takes at most 256"):
+    with pytest.raises(CapacityError, match="a forward pass takes at most 256"):
         drafter.propose(states, [budget])
     drafter.release(states)
 

@@ -61,7 +61,7 @@ def test_parts_are_kept_and_only_the_same_job_goes_on(tmp_path):
     source, out = written(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     parts = RowParts(out, {"seed": 1})
     (first, rows), second, _ = parts.missing(source, 3, print)
-    parts.keep(first, [{"row": number, "text": str(number)} for number, _ in rows])
+    parts.write(first, [{"row": number, "text": str(number)} for number, _ in rows])
     with pytest.raises(InvalidInputError, match="--resume"):
         RowParts(out, {"seed": 1})
     with pytest.raises(InvalidInputError, match="seed"):
@@ -187,7 +187,7 @@ def test_parts_on_a_full_disk_are_kept_and_go_on_when_there_is_room(small_disk, 
 
     def answer(parts):
         for part, rows in parts.missing(source, 4, lambda rows: None):
-            parts.keep(part, [{"row": number, "text": "y" * 500} for number, _ in rows])
+            parts.write(part, [{"row": number, "text": "y" * 500} for number, _ in rows])
         return parts.finish()
 
     with pytest.raises(CapacityError, match="--resume"):

@@ -118,7 +118,7 @@ def test_a_replica_remembers_its_last_prompts_and_is_forgotten_with_them():
     for prompt in prompts:
         known.learn("a", prompt)
     assert [known.shared("a", prompt) for prompt in prompts] == [0, 1, 1] and known.size("a") == 2
-    known.keep({"b"})
+    known.retain({"b"})
     assert known.shared("a", prompts[2]) == 0
 
 

@@ -20,7 +20,7 @@ from polydraft.models.compiled.experts import (
 )
 from polydraft.models.compiled.formats import BLOCKS
 from polydraft.models.compiled.products import BYTES, EXACT, Format, packed
-from polydraft.models.compiled.rounding import round_rows, rounded_bytes
+from polydraft.models.compiled.rounding import quantize_rows, rounded_bytes
 from tests.models.blocks import packed_blocks, random_blocks
 from tests.support.closeness import assert_close
 
@@ -46,7 +46,7 @@ def of_all(x, w, y, out, bias, choices, scratch, gathered, items):
     """Rows through one matrix an expert, in two halves of its items; returns how many experts were active."""
     rows = np.int64(len(x))
     num_active = group(choices, rows)
-    round_rows(x, x.shape[1], w.rounding, scratch[0], np.int64(0), rows)
+    quantize_rows(x, x.shape[1], w.rounding, scratch[0], np.int64(0), rows)
     gather(x, choices, gathered, np.int64(0), rows)
     gather(scratch[0], choices, scratch[1], np.int64(0), rows)
     cut = min(np.int64(items), num_active * w.panels)

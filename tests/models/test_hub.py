@@ -141,7 +141,7 @@ def test_a_disk_that_fills_while_it_is_fetched_is_told_and_is_free_again(model, 
     usage = shutil.disk_usage(small_disk)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 30))  # others fill it meanwhile
     monkeypatch.setenv("POLYDRAFT_CACHE", str(small_disk))
-    with pytest.raises(ModelLoadError, match=r"could not be kept in .*: No space left on device\. Free some room"):
+    with pytest.raises(ModelLoadError, match=r"could not be stored in .*: No space left on device\. Free some room"):
         fetch(model)
     monkeypatch.undo()
     assert shutil.disk_usage(small_disk).used < 64 << 10

@@ -26,7 +26,7 @@ from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models.compiled import weights as compiled_weights
 from polydraft.models.compiled.draft_vocabulary import draft_samplings
 from polydraft.models.compiled.formats import pack, panels_for, unpack
-from polydraft.models.compiled.forward import compiled_pass
+from polydraft.models.compiled.forward import compiled_forward
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.products import FORMATS
 from polydraft.models.compiled.trees import draft_distribution
@@ -235,7 +235,7 @@ _PREFILL = """
 import hashlib, torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.compiled.forward import compiled_pass
+from polydraft.models.compiled.forward import compiled_forward
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -244,7 +244,7 @@ made = Qwen2ForCausalLM(Qwen2Config(**sizes)).eval()
 for parameter in made.parameters():
     parameter.data.normal_(std=0.2)
 logits = CompiledLlama(made, max_num_seqs=1).prefill([0], [list(range(40))]).logits
-print(sum(compiled_pass.stats.cache_hits.values()), hashlib.sha256(logits.numpy().tobytes()).hexdigest())
+print(sum(compiled_forward.stats.cache_hits.values()), hashlib.sha256(logits.numpy().tobytes()).hexdigest())
 """
 
 
@@ -252,7 +252,7 @@ def test_no_function_of_a_pass_lets_the_compiler_reorder_sums():
     """What is compiled for a process and what it loads are linked to other copies, which such a flag lets round differently."""
     compiled_from = [m for name, m in sys.modules.items() if name.startswith("polydraft.models.")]
     functions = {f for m in compiled_from for f in vars(m).values() if isinstance(f, Dispatcher) and f.__module__ == m.__name__}
-    assert compiled_pass in functions and len(functions) > 20
+    assert compiled_forward in functions and len(functions) > 20
     assert not [f for f in functions if f.targetoptions.get("fastmath")]
 
 

@@ -22,7 +22,7 @@ SIZES = [5000, 3, 70_000]
 def folder(tmp_path, monkeypatch):
     """Where files are kept, of small models too."""
     monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(packed_file, "LEAST_BYTES", 0)
+    monkeypatch.setattr(packed_file, "MIN_BYTES", 0)
     return tmp_path / "cache" / "packed"
 
 
@@ -36,7 +36,7 @@ def memory(filled=False):
 
 def kept(about):
     """Keep what such matrices hold."""
-    PackedFile(about, memory(filled=True)).keep(error=0.25)
+    PackedFile(about, memory(filled=True)).write(error=0.25)
 
 
 def found(about):

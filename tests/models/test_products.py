@@ -11,7 +11,7 @@ from polydraft.models.compiled import dot_products, tiles
 from polydraft.models.compiled.formats import BLOCK, BLOCKS, DTYPES, NUMBERS, ROUNDED, pack_blocks
 from polydraft.models.compiled.layers import multiply
 from polydraft.models.compiled.products import BFLOATS, BYTES, EXACT, Format, Packed, matmul, output_row, packed
-from polydraft.models.compiled.rounding import round_rows, rounded_bytes
+from polydraft.models.compiled.rounding import quantize_rows, rounded_bytes
 from polydraft.models.compiled.vectors import PANEL
 from tests.models.blocks import dequantised, packed_blocks, random_blocks
 from tests.models.processor import emitted
@@ -108,7 +108,7 @@ def test_outputs_of_several_formats_are_one_matrix():
 
     @njit
     def by_panels(x, w, rounded, y):
-        round_rows(x, 512, w.rounding, rounded, 0, 2)
+        quantize_rows(x, 512, w.rounding, rounded, 0, 2)
         for panel in range(w.panels):
             matmul(x, w, 0, rounded, y, panel, panel + 1, 2)
 
@@ -128,7 +128,7 @@ def test_plain_arithmetic_has_the_bits_of_dot_products(name, monkeypatch):
 
     @njit
     def by_panels(x, rounded, panels, w, y):
-        round_rows(x, inputs, w.rounding, rounded, 0, 3)
+        quantize_rows(x, inputs, w.rounding, rounded, 0, 3)
         for j in range(len(panels)):
             out = y[:, j * w.segments[1, 0].width :]
             at, row = rounded.ctypes.data, rounded.shape[1]

@@ -118,7 +118,7 @@ def test_a_deeper_cut_reads_what_lies_behind_the_last_snapshot(text):
 def test_a_kept_end_of_a_prompt_is_gone_back_to(text):
     text.append(0, 100)
     text.memory.settle([0])
-    text.memory.keep(0)
+    text.memory.take_snapshot(0)
     text.append(0, 100)
     text.memory.settle([0])
     assert text.memory.resumes(0, 110) == 3 * BLOCK

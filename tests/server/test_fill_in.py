@@ -23,7 +23,7 @@ def test_the_form_of_each_family_is_read_from_its_vocabulary():
     qwen = Vocabulary("<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|repo_name|>", "<|file_sep|>")
     found = fill_form(qwen)
     assert found is not None and found.prompt([1], [2]) == [101, 1, 103, 2, 102]
-    assert (found.repository, found.file) == (104, 105) and {100, 101, 102, 103} <= set(found.ends)
+    assert (found.repository, found.file) == (104, 105) and {100, 101, 102, 103} <= set(found.end_ids)
     codestral = fill_form(Vocabulary("[PREFIX]", "[SUFFIX]"))
     assert codestral is not None and codestral.prompt([1], [2], behind=[3]) == [101, 2, 100, 1, 3]
     assert fill_form(Vocabulary("<|fim_prefix|>", "<|fim_suffix|>")) is None

@@ -27,7 +27,7 @@ def _kernels() -> dict[str, Any]:
         model.score([0], root)
     return {
         "path": type(model).__name__,
-        "why": reason or "a model of the Llama family on a CPU: one compiled call a pass",
+        "why": reason or "a model of the Llama family on a CPU: one compiled call per forward pass",
         "kernels": f"{instruction_set()} through numba, no compiler needed",
         "weights": model.weight_format or "as in the checkpoint",
         "seconds_to_load_and_compile": round(ready, 2),

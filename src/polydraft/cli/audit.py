@@ -43,39 +43,39 @@ def audit_server(
     texts = [p.text for p in pair.prompts()[:8]] if measurement.prompts is None else read_lines("--prompts", measurement.prompts)
     with bars(f"asking {server.name} at {url}", hidden=as_json) as step:
         options: dict[str, Any] = {"temperature": measurement.temperature, "max_tokens": measurement.max_tokens, "tokens": rounds}
-        prompts, ends = [encode(tokenizer, text) for text in texts], special_ids(judge)[0]
-        found = audit(server, judge, prompts, eos_token_ids=ends, seed=seed, progress=lambda n, of: step(of, n), **options)
+        prompts, end_ids = [encode(tokenizer, text) for text in texts], special_ids(judge)[0]
+        report = audit(server, judge, prompts, eos_token_ids=end_ids, seed=seed, progress=lambda n, of: step(of, n), **options)
     if as_json:
-        typer.echo(json.dumps({"url": url, "model": server.name, **options, **found.to_dict()}))
+        typer.echo(json.dumps({"url": url, "model": server.name, **options, **report.to_dict()}))
     else:
-        _show(found, server.name, measurement.temperature, tokenizer)
-    if found.verdict[0] != "passed":
-        raise typer.Exit(EXIT_STATUS[found.verdict[0]])
+        _show(report, server.name, measurement.temperature, tokenizer)
+    if report.verdict[0] != "passed":
+        raise typer.Exit(EXIT_STATUS[report.verdict[0]])
 
 
-def _show(found: "Audit", name: str, temperature: float, tokenizer: Any) -> None:
+def _show(report: "Audit", name: str, temperature: float, tokenizer: Any) -> None:
     from polydraft.check.finding import POWER
 
     console = output(110)
-    if found.findings:
-        shown = sorted(found.findings, key=lambda f: (not f.what.startswith("all"), f.p_value))[:WORST]
-        console.print(grid(HEAD, [(f.what, str(f.count), f"{f.effect:.4f}", f"{f.p_value:.3g}") for f in shown]))
-    for d in found.differences[:WORST]:
+    if report.findings:
+        worst = sorted(report.findings, key=lambda f: (not f.what.startswith("all"), f.p_value))[:WORST]
+        console.print(grid(HEAD, [(f.what, str(f.count), f"{f.effect:.4f}", f"{f.p_value:.3g}") for f in worst]))
+    for d in report.differences[:WORST]:
         token, best = (tokenizer.decode([token]) for token in (d.token, d.best))
         console.print(
             f"  text {d.text + 1} differs first at token {d.position}: {token!r}, {d.margin:.3f} logits below {best!r}",
             highlight=False,
         )
-    status, reason = found.verdict
+    status, reason = report.verdict
     power = (
-        f"with probability {POWER:g} a deviation of {found.detectable:.2g} would have been found"
-        if found.findings
-        else f"{found.ties} near ties within {found.margin:.2g} logits"
+        f"with probability {POWER:g} a deviation of {report.detectable:.2g} would have been found"
+        if report.findings
+        else f"{report.ties} near ties within {report.margin:.2g} logits"
     )
-    guessed = f" Token ids of {found.guessed} texts were guessed." if found.guessed else ""
+    guessed = f" Token ids of {report.guessed} texts were guessed." if report.guessed else ""
     console.print(
-        f"\n{status if status == 'passed' else status.upper()}: {reason}. {name} at temperature {temperature:g}: {found.tokens} tokens of {found.texts} texts, "
-        f"worst p-value {found.p_value:.3g} after correction for {max(len(found.findings), 1)} tests; {power}.{guessed}"
+        f"\n{status if status == 'passed' else status.upper()}: {reason}. {name} at temperature {temperature:g}: {report.tokens} tokens of {report.texts} texts, "
+        f"worst p-value {report.p_value:.3g} after correction for {max(len(report.findings), 1)} tests; {power}.{guessed}"
     )
-    for what, (verdict, why) in (("tokens", found.tokens_verdict), ("log-probabilities", found.logprobs_verdict)):
+    for what, (verdict, why) in (("tokens", report.tokens_verdict), ("log-probabilities", report.logprobs_verdict)):
         console.print(f"  {what:<17} {verdict}: {why}", highlight=False)

@@ -1,4 +1,4 @@
-"""`polydraft cache`: what is kept between runs beside models, and can be found out again."""
+"""`polydraft cache`: what is stored between runs beside models, and can be found out again."""
 
 import json
 import shutil
@@ -16,13 +16,11 @@ from polydraft.files.cache_folder import COMPILED, COSTS, PACKED, cache_folder
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    cls=Group, help="Packed weights, costs and compiled code that are kept for the next start.", no_args_is_help=True
-)
+app = typer.Typer(cls=Group, help="Packed weights, costs and compiled code, stored for the next start.", no_args_is_help=True)
 
 
 class Kind(str, Enum):
-    """What is kept."""
+    """What is stored."""
 
     PACKED = "packed"
     COSTS = "costs"
@@ -36,7 +34,7 @@ ABOUT = {
 }
 
 
-def _kept(kind: Kind) -> list[Path]:
+def _files_of(kind: Kind) -> list[Path]:
     """Files, and of compiled code folders, that were used last first."""
     base = cache_folder()
     if base is None or not base.is_dir():
@@ -64,9 +62,9 @@ def _model(file: Path) -> str:
 
 
 @app.command("list")
-def list_kept(as_json: AsJson = False) -> None:
-    """Show what is kept, and where."""
-    files_by_kind = {kind: [(path, _size(path)) for path in _kept(kind)] for kind in Kind}
+def list_cached(as_json: AsJson = False) -> None:
+    """Show what is stored, and where."""
+    files_by_kind = {kind: [(path, _size(path)) for path in _files_of(kind)] for kind in Kind}
     if as_json:
         rows = [{"kind": kind.value, "path": str(path), "bytes": size} for kind in Kind for path, size in files_by_kind[kind]]
         typer.echo(json.dumps(rows, indent=2))
@@ -83,7 +81,7 @@ def clear(
     kinds: Annotated[list[Kind] | None, typer.Argument(help="What to delete; all of them where none is named.")] = None,
 ) -> None:
     """Delete it: the next start packs, measures and compiles anew. Models stay, see `polydraft models rm`."""
-    typer.echo(f"{sum(map(_delete, map(_kept, kinds or Kind))) / 1e6:.0f} MB deleted")
+    typer.echo(f"{sum(map(_delete, map(_files_of, kinds or Kind))) / 1e6:.0f} MB deleted")
 
 
 def _delete(paths: Sequence[Path]) -> int:

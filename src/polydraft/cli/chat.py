@@ -28,7 +28,7 @@ __all__ = ["chat"]
 
 FENCE = '"""'
 ROOM = 64
-"""Tokens that an answer has at least, where the conversation is longer than the context: older messages make way for them."""
+"""Tokens that an answer may always have: where the conversation is longer than the context: older messages make way for them."""
 HELP = f"""/reset forgets the conversation, /stats tells what it cost, /save FILE writes it as JSON, /exit ends.
 {FENCE} begins a message of several lines and ends it. Ctrl-C ends an answer, Ctrl-D the program."""
 

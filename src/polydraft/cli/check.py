@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 WORST = 5
 """Tests that are shown one by one where they fail."""
-HEAD = ("look", "compares", "tests", "rounds or tokens", "effect", "p-value")
+HEAD = ("look", "compares", "tests", "steps or tokens", "effect", "p-value")
 LOOKS = {
     "walk": "the engine's tokens with those that the verdict samples on the same noise; effect: share that differs",
     "verifier": "the verdict's distribution of a step's tokens with the target's, for each position and four statistics",
@@ -117,12 +117,12 @@ def _show(report: "Report", engine: "Engine", params: "SamplingParams") -> None:
     status, reason = report.verdict
     console.print(
         f"\n{status if report.passed else status.upper()}: {reason}. Worst p-value {report.p_value:.3g} after correction for "
-        f"{len(report.findings)} tests; it fails at {IMPLAUSIBLE:g}. With probability {POWER:g} these {report.rounds} rounds find a "
-        f"verifier whose first token is off by {report.detectable:.2g} (total variation). {report.spares} rounds had spare siblings. {report.tokens} tokens of requests without a seed; drafter "
+        f"{len(report.findings)} tests; it fails at {IMPLAUSIBLE:g}. With probability {POWER:g} these {report.rounds} steps find a "
+        f"verifier whose first token is off by {report.detectable:.2g} (total variation). {report.spares} steps had spare siblings. {report.tokens} tokens of requests without a seed; drafter "
         f"{summary['drafter']}, verifier {summary['verifier']}, temperature {params.temperature:g}."
     )
     if report.passed and not summary["lossless"]:
-        console.print(f"{summary['verifier']} is not lossless by its own account: these are too few rounds to see it.")
+        console.print(f"{summary['verifier']} is not lossless by its own account: these are too few steps to see it.")
 
 
 def _by_look(report: "Report") -> "Iterator[tuple[str, list[Finding]]]":
@@ -154,9 +154,9 @@ def _self_test(engine: "Engine", texts: list[str], params: "SamplingParams", rou
             if as_json:
                 continue
             if report.status == "failed":
-                typer.echo(f"{name}: caught after {report.rounds} rounds, p {report.p_value:.1e}")
+                typer.echo(f"{name}: caught after {report.rounds} steps, p {report.p_value:.1e}")
             else:
-                typer.echo(f"{name}: NOT caught in {report.rounds} rounds")
+                typer.echo(f"{name}: NOT caught in {report.rounds} steps")
     missed = [row["mistake"] for row in rows if not row["caught"]]
     if as_json:
         typer.echo(json.dumps({"caught": len(rows) - len(missed), "missed": missed, "mistakes": rows}))

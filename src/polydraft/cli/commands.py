@@ -98,7 +98,7 @@ class CommandGroup(_WithOptions, Group):
 
 
 class Commands(Group):
-    """Errors that the library raises on purpose and those of files become one line; anything else is a defect and keeps its traceback."""
+    """Errors that the library raises on purpose and those of files become one line; anything else is a defect and has its traceback."""
 
     def make_context(self, *given: Any, **more: Any) -> Any:
         with _in_one_line():  # --help and --version are printed here

@@ -54,29 +54,29 @@ def compile_drafters(names: Sequence[str]) -> None:
         models = [_model(name) for name in ("target", "draft")]
         chosen = _options(place, prompts, tokenizer, names)
         for kind, options in chosen.items():
-            for rule in _rules(_info(kind)):
-                _generate(tokenizer, prompts, models, kind, rule, options)
-                _mark(kind, rule)
+            for verifier in _verifiers(_info(kind)):
+                _generate(tokenizer, prompts, models, kind, verifier, options)
+                _mark(kind, verifier)
         if "suffix" in chosen:
             _generate(tokenizer, prompts, models, "suffix", "match", {"store": SuffixStore()})
 
 
-def compile_first(kind: str, rule: str) -> None:
+def compile_first(kind: str, verifier: str) -> None:
     """What the policy's drafts of one drafter call with one verifier, greedy, sampled and truncated, long repeats of the text included."""
     with _pair() as (place, prompts, tokenizer):
         models = [_model(name) for name in ("target", "draft")]
         parts = {"tokenizer": tokenizer, "draft_model": models[1], "draft_tokenizer": tokenizer}
         options = _options(place, prompts, tokenizer, [kind])[kind]
         policy = AdaptivePolicy(Profile.assumed(), copying=True)
-        engine = Engine.of(models[0], **parts, drafter=kind, verifier=rule, drafter_options=options, policy=policy)
+        engine = Engine.of(models[0], **parts, drafter=kind, verifier=verifier, drafter_options=options, policy=policy)
         for params in (GREEDY, SAMPLED, SAMPLED.with_(seed=None), FILTERED):
             engine.generate(prompts[:1], params.with_(max_tokens=16))
-    _mark(kind, rule)
+    _mark(kind, verifier)
 
 
-def _mark(kind: str, rule: str) -> None:
+def _mark(kind: str, verifier: str) -> None:
     with suppress(OSError):
-        mark(f"{kind} {rule}").touch()
+        mark(f"{kind} {verifier}").touch()
 
 
 def compile_formats() -> None:
@@ -134,7 +134,7 @@ def _info(kind: str) -> Method:
     return next(info for info in _infos() if info.name == kind)
 
 
-def _rules(drafter: Method) -> list[str]:
+def _verifiers(drafter: Method) -> list[str]:
     """Those that are exact for it, and those that are nobody's exactly; of drafters that draw as an earlier one does, the best alone."""
     first = next(info for info in _infos() if (info.draft_sampling, info.shapes) == (drafter.draft_sampling, drafter.shapes))
     if first.name != drafter.name:
@@ -154,14 +154,14 @@ def _model(name: str, backend: str = "auto") -> Target:
 
 
 def _generate(
-    tokenizer: Any, prompts: list[list[int]], models: list[Target], kind: str, rule: str, options: Mapping[str, Any]
+    tokenizer: Any, prompts: list[list[int]], models: list[Target], kind: str, verifier: str, options: Mapping[str, Any]
 ) -> None:
     """A few tokens with drafts of every shape that drafter and verifier take."""
-    policies = [policy for policy in POLICIES if pairing.allowed([policy.budget], _info(kind), registry.verifier(rule).info)]
+    policies = [policy for policy in POLICIES if pairing.allowed([policy.budget], _info(kind), registry.verifier(verifier).info)]
     ahead = kind.partition(":")[0] == "amusd"  # which takes what waits, whatever it costs
     sizes = [*({"policy": policy} for policy in policies), *({"profile": profile} for profile in (() if ahead else PROFILES))]
     parts = {"tokenizer": tokenizer, "draft_model": models[1], "draft_tokenizer": tokenizer}
-    engines = [Engine.of(models[0], **parts, drafter=kind, verifier=rule, drafter_options=options, **size) for size in sizes]
+    engines = [Engine.of(models[0], **parts, drafter=kind, verifier=verifier, drafter_options=options, **size) for size in sizes]
     for engine in engines:
         engine.generate(prompts, GREEDY)
         engine.generate(prompts, [SAMPLED, FILTERED])

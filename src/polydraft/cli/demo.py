@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 WHAT_HAPPENS = f"""\
 polydraft {__version__}, a live demo on the pair of small models inside this package. Nothing is downloaded.
 It takes about a minute and a half on two slow cores:
-  1. load the models and compile what they run (kept for the next time)
+  1. load the models and compile what they run (stored for the next time)
   2. watch them continue real Python files, without drafts and with drafts
   3. measure every contender in turn on the same prompts, and compare their outputs"""
 

@@ -23,7 +23,7 @@ __all__ = ["build", "compile_drafts"]
 
 
 ROOM = 64 << 20
-"""Bytes that must be free where code is kept: what another process compiles is lost otherwise, and compiled once more by this one."""
+"""Bytes that must be free where code is stored: what another process compiles is lost otherwise, and compiled once more by this one."""
 PRIORITY = 10
 """Niceness of the process."""
 
@@ -46,7 +46,7 @@ def build(config: "EngineConfig") -> "Engine":
 
 
 def _process(what: str, *names: str) -> "subprocess.Popen[bytes] | None":
-    """A process that compiles something and marks it; None where that was done, or could not be kept."""
+    """A process that compiles something and marks it; None where that was done, or could not be stored."""
     from polydraft.numerics.compiled_code import is_marked, mark
 
     folder = mark(what).parent

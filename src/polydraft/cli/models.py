@@ -1,4 +1,4 @@
-"""`polydraft models`: the models that can be had by name, fetched and kept in the user's cache."""
+"""`polydraft models`: the models that can be had by name, fetched into the user's cache."""
 
 import json
 from dataclasses import asdict

@@ -51,7 +51,7 @@ def _keep_nothing(wanted: bool) -> None:
 NoCache = Annotated[
     bool,
     typer.Option(
-        "--no-cache", callback=_keep_nothing, help="Neither use nor keep costs and packed weights, see `polydraft cache`."
+        "--no-cache", callback=_keep_nothing, help="Neither use nor store costs and packed weights, see `polydraft cache`."
     ),
 ]
 Engine = Annotated[EngineConfig, Only(without=ENGINE_OF_REQUESTS, model=DEFAULT_MODEL)]

@@ -171,7 +171,7 @@ def _run(
         starting,
         log_level="info" if sys.stderr.isatty() else "warning",
         timeout_graceful_shutdown=int(server.drain) + LAST_SECONDS,
-        timeout_keep_alive=75,  # shorter than what clients keep, and they find a connection closed under their request
+        timeout_keep_alive=75,  # shorter than the timeout of clients, and they find a connection closed under their request
         server_header=False,
         http=Connection,
         ws="none",

@@ -35,9 +35,7 @@ class TrainOptions(Config):
         unset="texts that the model generates",
     )
     minutes: float = setting("Duration of generation, reading and training together", float, 10.0, unit="minutes")
-    out: Path = setting(
-        "Folder of the head; its work folder keeps what a later run continues", Path, Path("head"), flag="--out -o"
-    )
+    out: Path = setting("Folder of the head; its work folder has what a later run continues", Path, Path("head"), flag="--out -o")
     start: Path | None = setting("Folder of a head to start from", Path, unset="a fresh head")
     resume: bool = setting("Continuation of what the folder holds", bool, False, flag="--resume")
     unroll: int | None = setting("Number of trained depths", int, unset="the kind's own")
@@ -124,7 +122,7 @@ def _whole(name: str, number: Any) -> int:
 
 
 def keep_memory() -> None:
-    """Have glibc keep what is given back: a step's tables are as large as the last one's, and clearing new pages for them takes a tenth of it."""
+    """Have glibc reuse what is given back: a step's tables are as large as the last one's, and clearing new pages for them takes a tenth of it."""
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
         no_maps, no_trim = (-4, 0), (-1, 2**31 - 1)
         for number, value in (no_maps, no_trim):

@@ -12,7 +12,7 @@ from numba.extending import overload
 
 from polydraft.core import Needs, Scores, TokenTree
 from polydraft.errors import IncompatibleError
-from polydraft.models.compiled.forward import describe, draft_pass
+from polydraft.models.compiled.forward import describe, draft_forward
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.proposals import CompiledProposals
 from polydraft.models.compiled.workspace import CHUNK
@@ -38,7 +38,7 @@ def _(model, rows, logits, done):
 
 @njit(cache=True, nogil=True)
 def head_forward(model, slots, tokens, parents, begins, ends, wanted, logits):
-    """One forward pass over nodes begins[b] .. ends[b]-1 of every tree, see `forward.compiled_pass`."""
+    """One forward pass over nodes begins[b] .. ends[b]-1 of every tree, see `forward.compiled_forward`."""
     work, lengths = model.work, model.memory.lengths
     rows, done = np.int64(0), np.int64(0)
     for b in range(len(slots)):
@@ -54,7 +54,7 @@ def head_forward(model, slots, tokens, parents, begins, ends, wanted, logits):
         run_rows(model, rows, logits, done)
 
 
-@overload(draft_pass)
+@overload(draft_forward)
 def _(model, slots, tokens, parents, begins, ends, wanted, logits):
     if model.instance_class in HEADS:
         return lambda model, slots, tokens, parents, begins, ends, wanted, logits: head_forward(

@@ -21,7 +21,7 @@ from polydraft.heads.markov import Markov, add_bias, bias_vectors, markov
 from polydraft.heads.one_pass import most_probable_trees
 from polydraft.models.compiled.cache import whole
 from polydraft.models.compiled.draft_vocabulary import draft_samplings
-from polydraft.models.compiled.forward import draft_pass
+from polydraft.models.compiled.forward import draft_forward
 from polydraft.models.compiled.kernels import copy_row
 from polydraft.models.compiled.proposals import CompiledProposals
 from polydraft.models.compiled.trees import draft_distribution
@@ -55,7 +55,7 @@ class DepthArrays(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def depth_forward(model, slots, tokens, parents, begins, ends, wanted, logits):
-    """Logits of the nodes wanted[b] .. ends[b]-1 that are no padding, each those of its depth and path, see `forward.compiled_pass`."""
+    """Logits of the nodes wanted[b] .. ends[b]-1 that are no padding, each those of its depth and path, see `forward.compiled_forward`."""
     row, rank = 0, model.markov.words.shape[1]
     vectors = np.empty((len(logits) if model.markov.kind else 0, rank), np.float32)
     for b in range(len(slots)):
@@ -73,7 +73,7 @@ def depth_forward(model, slots, tokens, parents, begins, ends, wanted, logits):
         add_bias(model.markov.rows, vectors, logits, row)
 
 
-@overload(draft_pass)
+@overload(draft_forward)
 def _(model, slots, tokens, parents, begins, ends, wanted, logits):
     if model.instance_class is DepthArrays:
         return lambda model, slots, tokens, parents, begins, ends, wanted, logits: depth_forward(

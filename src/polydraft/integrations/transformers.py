@@ -63,14 +63,14 @@ def _check_config(config: Any) -> None:
 def _check_inputs(model_kwargs: dict[str, Any]) -> None:
     extra = [name for name, value in model_kwargs.items() if name not in PREPARED and value is not None]
     if extra:
-        raise refused(extra[0], "...", f"The tree passes take token ids only; leave it out, {OTHERWISE}")
+        raise refused(extra[0], "...", f"Trees are scored by token ids only; leave it out, {OTHERWISE}")
     past = model_kwargs.get("past_key_values")
     if past is not None and past.get_seq_length():
         raise refused("past_key_values", type(past).__name__, "The cache is polydraft's own; give the whole text as input_ids.")
 
 
 class _Row:
-    """One row of the batch: what it was given, what it emitted, and the scores kept on the way."""
+    """One row of the batch: what it was given, what it emitted, and the scores collected on the way."""
 
     def __init__(
         self, number: int, input_ids: Int[Tensor, " L"], real: Bool[Tensor, " L"], params: SamplingParams, seed: int
@@ -263,7 +263,7 @@ class _Run:
         )
 
     def _by_step(self, scores_by_row: list[list[Tensor]], fill: int) -> Any:
-        """One [B, V] tensor a step, None where nothing was kept; a row that is done has all its mass on padding."""
+        """One [B, V] tensor a step, None where nothing was collected; a row that is done has all its mass on padding."""
         if not any(scores_by_row):
             return None
         ended = torch.full_like(scores_by_row[0][0], -torch.inf)
@@ -298,7 +298,7 @@ def custom_generate(
     depth: int | None = None,
     num_paths: int | None = None,
 ) -> Callable[..., Any]:
-    """A decoding loop for `model.generate(**inputs, custom_generate=...)`; keep it and use it again, it keeps its caches.
+    """A decoding loop for `model.generate(**inputs, custom_generate=...)`; use it again, as it has its own caches.
 
     draft_model: a smaller model of transformers with the same vocabulary, or its folder; without one earlier text is copied (n-grams).
     drafter, verifier, depth, num_paths: as for `Engine.from_pretrained`.
@@ -313,7 +313,7 @@ def custom_generate(
         ModelLoadError: a folder or name without a model.
 
     Raises (when `generate` runs):
-        IncompatibleError: an option that cannot be honoured, or a processor that looks at other rows or keeps state.
+        IncompatibleError: an option that cannot be honoured, or a processor that looks at other rows or has state.
         ModelLoadError: a model whose cache cannot be rolled back.
         InvalidInputError: right padding, or constraints that leave no token.
 

@@ -22,7 +22,7 @@ REFUSED_PROCESSORS = {
     "EncoderRepetitionPenaltyLogitsProcessor": "encoder_repetition_penalty",
     "EncoderNoRepeatNGramLogitsProcessor": "encoder_no_repeat_ngram_size",
 }
-"""Processors that keep state from call to call, or hold the whole batch: name -> the option that makes them."""
+"""Processors with state from call to call, or that hold the whole batch: name -> the option that makes them."""
 ROWS_CHECKED = 8
 """Rows for which a processor's answers are compared with those for the whole batch."""
 

@@ -2,9 +2,9 @@
 
     slot     the number by which the engine knows a sequence
     row      where that sequence lives here: rows 0..n-1 are in use, so that a full batch is a slice and not a copy
-    column   place of one token in a row: committed tokens first, then the scratch of the pass under way
+    column   place of one token in a row: committed tokens first, then the scratch of the forward pass under way
 
-A pass writes its tokens to the columns behind the committed ones. Keeping a path moves the few tokens that are out of
+A forward pass writes its tokens to the columns behind the committed ones. Accepting a path moves the few tokens that are out of
 place; dropping the rest is only not moving the length. Nothing is ever concatenated.
 """
 
@@ -85,7 +85,7 @@ class SlotCache(Cache):
         return self._row_of.setdefault(slot, len(self._row_of))
 
     def begin(self, slots: Sequence[int], begins: np.ndarray, num_tokens: int) -> None:
-        """Prepare a pass over `num_tokens` new tokens of each slot, from column `begins` on.
+        """Prepare a forward pass over `num_tokens` new tokens of each slot, from column `begins` on.
 
         slots: in the order of their rows; rows that follow each other are attended in place, others are copied together.
         """
@@ -122,7 +122,7 @@ class SlotCache(Cache):
         *_: object,
         **__: object,
     ) -> tuple[Float[Tensor, "B H C K"], Float[Tensor, "B H C E"]]:
-        """Write this pass's tokens into one layer; returns all columns that the pass attends over."""
+        """Write the new tokens into one layer; returns all columns that the forward pass attends over."""
         stores = self._by_layer[layer_idx]
         if self._written is not None:
             for written, states in zip(self._written[layer_idx], (key_states, value_states), strict=True):
@@ -178,7 +178,7 @@ class SlotCache(Cache):
             self._row_of[moved] = hole
 
     said_length = 0
-    """What models are told that ask for the length of the cache; positions are given to every pass, see `hf`."""
+    """What models are told that ask for the length of the cache; positions are given to every forward pass, see `hf`."""
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.said_length

@@ -70,7 +70,7 @@ class PrefixCache:
 
     def __init__(self, model: BlockCopying, capacity_bytes: int) -> None:
         if capacity_bytes < 0:
-            raise InvalidInputError(f"prefix_cache_bytes={capacity_bytes} was given; expected at least 0, which keeps nothing.")
+            raise InvalidInputError(f"prefix_cache_bytes={capacity_bytes} was given; expected 0, which stores nothing, or more.")
         self.model = model
         self.block_bytes = model.block_tokens * model.bytes_per_token
         self.max_blocks = capacity_bytes // self.block_bytes if self.block_bytes else 0

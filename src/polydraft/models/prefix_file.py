@@ -1,4 +1,4 @@
-"""A file that keeps prefix caches across restarts: blocks of KV cache entries of a target and a draft model, by their tokens.
+"""A file that brings prefix caches over a restart: blocks of KV cache entries of a target and a draft model, by their tokens.
 
     beginning   MAGIC, bytes of the header (8, little endian), header in JSON: version, CRC-32 of what follows, and of each model a `Part`
     parts       of each model: parents [blocks], whether a block has states [blocks], tokens [blocks, block_tokens] (int64), and the arrays of
@@ -274,7 +274,7 @@ def _read(file: BinaryIO, like: np.ndarray | Tensor) -> np.ndarray | Tensor:
 
 
 def _alike(computed: np.ndarray | Tensor, read: np.ndarray | Tensor) -> bool:
-    """The same bits where they do not depend on the rest of a pass, as on the compiled path; else nearly the same numbers."""
+    """The same bits where they do not depend on the rest of a forward pass, as on the compiled path; else nearly the same numbers."""
     if isinstance(computed, Tensor):
         return bool(torch.allclose(computed.float(), torch.as_tensor(read).float(), rtol=1e-3, atol=1e-3))
     return bool(np.array_equal(computed, np.asarray(read)))

@@ -184,7 +184,7 @@ def fixed_rotary(model: Any, length: int) -> list[FixedRotary]:
 
 @contextmanager
 def fixed(rotaries: Sequence[FixedRotary]) -> Iterator[None]:
-    """For the length of a pass, modules keep to their fixed frequencies; the modules are the caller's."""
+    """For the length of a forward pass, modules use their fixed frequencies; the modules are the caller's."""
     before = []
     for module, kind, angles in rotaries:
         name = "inv_freq" if kind is None else f"{kind}_inv_freq"

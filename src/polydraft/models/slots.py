@@ -90,13 +90,13 @@ class SlotModel(Target, ABC):
 
     bytes_per_token: int
     cache_dtype = "float32"
-    """What keys and values are kept in."""
+    """What keys and values are stored in."""
     block_tokens = state_bytes = 0
     absent_ids: Sequence[int] = ()
     """Ids below `vocab_size` without a token, which have probability 0."""
 
     def without_absent(self, logits: Float[Tensor, "*rows V"]) -> Float[Tensor, "*rows V"]:
-        """Logits of a pass, in place, in which ids without a token are ruled out."""
+        """Logits of a forward pass, in place, in which ids without a token are ruled out."""
         if self.absent_ids:
             logits[..., list(self.absent_ids)] = -torch.inf
         return logits
@@ -222,14 +222,14 @@ class SlotModel(Target, ABC):
                 )
 
     def check_tree(self, num_nodes: int, num_extra: int = 0) -> None:
-        """Refuse more rows than a pass takes."""
+        """Refuse more rows than a forward pass takes."""
         if num_nodes + num_extra > TREE_ROOM:
             raise CapacityError(
-                f"a tree of {num_nodes} nodes and {num_extra} auxiliary rows was given; a pass takes at most {TREE_ROOM}. Draft less."
+                f"a tree of {num_nodes} nodes and {num_extra} auxiliary rows was given; a forward pass takes at most {TREE_ROOM}. Draft less."
             )
 
     def appended(self, slots: Sequence[int], counts: Any) -> None:
-        """Tokens that a pass wrote behind the committed ones are committed."""
+        """Tokens that a forward pass wrote behind the committed ones are committed."""
         index = np.asarray(slots, np.int64)
         self._lengths[index] += counts
         self._scored[index] = 0

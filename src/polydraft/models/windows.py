@@ -1,6 +1,6 @@
-"""Windows of attention: which layers see only the last tokens, or only those of their chunk, as masks over a KV cache that keeps all tokens.
+"""Windows of attention: which layers see only the last tokens, or only those of their chunk, as masks over a KV cache of all tokens.
 
-A ring of the last W tokens could not be rolled back: what a rejected draft pushed out is gone. A cache that keeps all of them can, and a
+A ring of the last W tokens could not be rolled back: what a rejected draft pushed out is gone. A cache of all tokens can, and a
 mask says what a layer sees.
 
     sliding   a token at position t sees the positions t - W + 1 .. t
@@ -94,7 +94,7 @@ def within(
 def narrowed(model: Any, width: int) -> Iterator[None]:
     """A module of transformers with windows of at most `width` tokens, so that a short text crosses them.
 
-    Masks are made from the configuration at each pass: what a short text shows of narrow windows holds for wide ones. Windows that lie in
+    Masks are made from the configuration at each forward pass: what a short text shows of narrow windows holds for wide ones. Windows that lie in
     tables of a layer stay as they are.
     """
     configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}

@@ -1,6 +1,6 @@
 """Time that goes into compiling functions, or loading what was compiled before: nobody's work is charged with it.
 
-Functions are compiled when they are first called, and only for what they are called with; numba keeps the code for the next process.
+Functions are compiled when they are first called, and only for what they are called with; numba stores the code for the next process.
 """
 
 import gc

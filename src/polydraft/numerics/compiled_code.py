@@ -1,4 +1,4 @@
-"""Compiled functions whose machine code is kept for the next process, wherever this one may write.
+"""Compiled functions whose machine code is stored for the next process, wherever this one may write.
 
 The first of these folders that can be written holds the code: `NUMBA_CACHE_DIR`, the package's own `__pycache__` folders, the user's cache folder,
 a temporary one. Outside of the package a folder is for one state of its sources.
@@ -38,12 +38,12 @@ WALKS = "walks without drafts"
 EVERYTHING = "everything"
 """For `mark`: all that a run may call."""
 _ROOT = Path(__file__).parents[1]
-_STATES_KEPT = 3
+_STATES_STORED = 3
 """Folders of other states of the sources, or other versions, that stay in the user's cache folder: some 30 MB each."""
 
 
 class Place(NamedTuple):
-    """Where code is kept. folder: None is the package's own.  lasting: it is not a temporary one."""
+    """Where code is stored. folder: None is the package's own.  lasting: it is not a temporary one."""
 
     folder: Path | None
     lasting: bool = True
@@ -85,14 +85,14 @@ def place() -> Place:
     chosen = (base or temporary_folder()) / f"polydraft-{_digest_of_sources()}"
     with suppress(OSError):
         if not chosen.exists():
-            _forget_all_but(_STATES_KEPT - 1, chosen.parent)
+            _forget_all_but(_STATES_STORED - 1, chosen.parent)
         chosen.mkdir(exist_ok=True)
         os.utime(chosen)
     return Place(chosen, base is not None)
 
 
 def mark(what: str) -> Path:
-    """An empty file for whoever has compiled all code of something: it exists where these sources' code for this processor is kept."""
+    """An empty file for whoever has compiled all code of something: it exists where these sources' code for this processor is stored."""
     context: Any = cpu_target.target_context
     processor = context.codegen().magic_tuple()
     name = _checksum(repr((what, _digest_of_sources(), numba.__version__, processor)).encode())[:16]
@@ -100,7 +100,7 @@ def mark(what: str) -> Path:
 
 
 def is_marked(what: str) -> bool:
-    """Whether it is kept, here or in a package that came with compiled code."""
+    """Whether it is stored, here or in a package that came with compiled code."""
     return mark(what).exists() or _came_with_code()
 
 
@@ -219,16 +219,16 @@ class _Cache(FunctionCache):
         try:
             super().save_overload(sig, data)
         except OSError as error:
-            _say_not_kept(str(error.strerror))
+            _warn_not_stored(str(error.strerror))
         else:
             if not place().lasting:
                 _say_temporary()
 
 
 @cache
-def _say_not_kept(why: str) -> None:
+def _warn_not_stored(why: str) -> None:
     warnings.warn(
-        f"compiled code could not be kept in {str(place().folder or _ROOT)!r} ({why}): each start compiles again, 10 to 40 s of processor time. "
+        f"compiled code could not be stored in {str(place().folder or _ROOT)!r} ({why}): each start compiles again, 10 to 40 s of processor time. "
         "Free some room, or name another folder in NUMBA_CACHE_DIR.",
         stacklevel=1,
     )
@@ -237,7 +237,7 @@ def _say_not_kept(why: str) -> None:
 @cache
 def _say_temporary() -> None:
     warnings.warn(
-        f"compiled code is kept in {str(place().folder)!r}, as neither the package's folder nor a cache folder can be written: without it the next "
+        f"compiled code is stored in {str(place().folder)!r}, as neither the package's folder nor a cache folder can be written: without it the next "
         "start compiles again, 10 to 40 s of processor time. Name a folder that lasts in POLYDRAFT_CACHE.",
         stacklevel=1,
     )

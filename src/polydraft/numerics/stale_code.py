@@ -2,7 +2,7 @@
 
 A compiled function is stamped with the source of all that it reaches by name: itself, functions, classes and constants of the package that it
 mentions, what those mention, and what fills them in from elsewhere (`@overload(name)`, `TABLE[key] = ...`). Where the stamp is another than
-last time, what numba kept of the function is deleted, and it is compiled anew when it is first called. Functions are compiled by what their
+last time, what numba stored of the function is deleted, and it is compiled anew when it is first called. Functions are compiled by what their
 decorators lead to, numba or llvmlite, whatever their names.
 """
 
@@ -21,7 +21,7 @@ Key = tuple[str, str]
 
 
 class _Definition:
-    """text: of all statements that define a name.  mentions: what they name, dotted.  function: whether numba may keep code of it."""
+    """text: of all statements that define a name.  mentions: what they name, dotted.  function: whether numba may store code of it."""
 
     def __init__(self, function: bool, decorated: bool) -> None:
         self.text, self.function, self.decorated = "", function, decorated
@@ -187,9 +187,9 @@ def _stamps(root: Path) -> dict[str, str]:
 
 
 def drop(root: Path) -> list[str]:
-    """Delete what numba keeps of functions whose sources changed since the last call; the files concerned, by relative path.
+    """Delete what numba stored of functions whose sources changed since the last call; the files concerned, by relative path.
 
-    root: the folder of a package. Where it cannot be written nothing is deleted; numba then keeps its code elsewhere.
+    root: the folder of a package. Where it cannot be written nothing is deleted; numba then has its code elsewhere.
 
     Example:
         >>> import tempfile

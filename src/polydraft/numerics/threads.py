@@ -8,7 +8,7 @@ A unit is computed by one thread, whoever that is: results have the same bits wh
 
 phase    the units that one call of `share` publishes; phases of several callers never overlap: a caller that finds another's works alone
 ticket   of a share: phase, end and next unit in one word; a unit belongs to who moves the word on, and to the phase that it read
-pass     forward pass of a model, see `Pool`: while several run, each has its caller's thread, and helpers are for the cores that remain
+While several forward passes run (see `Pool`), each has its caller's thread, and helpers are for the cores that remain.
 """
 
 import atexit

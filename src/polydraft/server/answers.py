@@ -82,7 +82,7 @@ class Reader:
 class Answer(ABC):
     """One response in the making. prompts: their ids.  params: of each sample.  echo: what stands before each text.
 
-    kind: the object's name, and that of its chunks.  methods: drafter and rule, as usage tells them.  num_predicted: tokens of the prediction.
+    kind: the object's name, and that of its chunks.  methods: drafter and verifier, as usage tells them.  num_predicted: tokens of the prediction.
     tools: names of those that may be called.  calls: how the model writes calls of them.  trace: tell where each token comes from.
     include_usage: whether a stream ends with the usage.
     """
@@ -377,9 +377,9 @@ def ended(output: StepOutput) -> dict[str, Any]:
 
 
 def traced(tokenizer: Any, output: StepOutput, told: Seq[Told]) -> dict[str, Any]:
-    """One round: each token's text, origin and depth below the last committed one, and the tree that it comes from.
+    """One step: each token's text, origin and depth below the last committed one, and the tree that it comes from.
 
-    A tree's node n hangs on `parents[n]`; node 0 is the last token before the round. `path`: the accepted nodes.
+    A tree's node n hangs on `parents[n]`; node 0 is the last token before the step. `path`: the accepted nodes.
     """
     tree, tokens = output.tree, list[dict[str, Any]]()
     for depth, (token, origin, (text, _, logprob)) in enumerate(zip(output.token_ids, output.origins, told, strict=True), 1):

@@ -28,8 +28,8 @@ from polydraft.server.errors import ApiError
 
 log = logging.getLogger("polydraft.server")
 T = TypeVar("T")
-LEAST_TOP_P = 1e-9
-"""Top-p 0 keeps the most likely token, as this does."""
+SMALLEST_TOP_P = 1e-9
+"""Top-p 0 leaves the most likely token, as this does."""
 ALIKE = 0.9
 """How alike two names are, as `difflib` has it, of which one is taken for the other misspelt."""
 OFF = (None, False, "", [], {})
@@ -123,7 +123,7 @@ def _stops(value: Any) -> Any:
 
 
 Seed = Annotated[int | None, BeforeValidator(_seed)]
-TopP = Annotated[float, AfterValidator(lambda value: value or LEAST_TOP_P)]
+TopP = Annotated[float, AfterValidator(lambda value: value or SMALLEST_TOP_P)]
 Stops = BeforeValidator(_stops)
 
 

@@ -99,7 +99,7 @@ def _terms(text: str, tokens: Mapping[str, int]) -> str:
 
 
 def _bare(number: int, function: Mapping[str, Any]) -> str:
-    """Rules of a call without marks, behind any text."""
+    """Productions of a call without marks, behind any text."""
     name = re.escape(function["name"])
     opening = rf'/(.|\n)*\{{\s*"name"\s*:\s*"{name}"\s*,\s*"(arguments|parameters)"\s*:/'
     schema = json.dumps(_schema(function.get("parameters")) | {"x-guidance": BLANKS})
@@ -201,7 +201,7 @@ class CallSource:
 
 
 class Calls:
-    """A `params.Constraint`: the tokens that keep one output within the grammar of the tools that it names."""
+    """A `params.Constraint`: the tokens with which one output stays within the grammar of the tools that it names."""
 
     def __init__(self, source: CallSource, prompt_length: int) -> None:
         self._source, self._start = source, prompt_length

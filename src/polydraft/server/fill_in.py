@@ -41,10 +41,10 @@ REPOSITORY, FILE = ("<|repo_name|>", "<reponame>"), ("<|file_sep|>", "<file_sep>
 
 @dataclass(frozen=True)
 class FillForm:
-    """How one model fills in. parts: ids of marks, and where prefix and suffix stand.  ends: ids that end the text.  repository, file: of further files."""
+    """How one model fills in. parts: ids of marks, and where prefix and suffix stand.  end_ids: ids that end the text.  repository, file: of further files."""
 
     parts: Sequence[int | str]
-    ends: tuple[int, ...]
+    end_ids: tuple[int, ...]
     repository: int | None = None
     file: int | None = None
 

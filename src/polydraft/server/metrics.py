@@ -23,7 +23,7 @@ ROWS = (1, 4, 8, 16, 32, 64)
 """Rows of a forward pass whose seconds, as the policy foresees them, are told."""
 
 DRAFTS, MODES = {"first": FIRST, "next": NEXT}, {"sampled": False, "greedy": True}
-"""Drafts below the root and below an accepted one, and requests, whose acceptance rates the policy keeps apart."""
+"""Drafts below the root and below an accepted one, and requests, whose acceptance rates the policy has apart."""
 
 STATES = {
     "polydraft:model_loaded": ("1 while a model is loaded.",),
@@ -35,7 +35,9 @@ STATES = {
     "polydraft:prefix_cache_max_bytes": ("What they may take.",),
     "polydraft:cost_model_draft_start_seconds": ("Of any draft, as the speculation policy foresees it.",),
     "polydraft:cost_model_draft_step_seconds": ("Of one draft step, as the speculation policy foresees it.",),
-    "polydraft:cost_model_overhead_seconds": ("Of any step beside passes and drafts, as the speculation policy foresees it.",),
+    "polydraft:cost_model_overhead_seconds": (
+        "Of any step beside forward passes and drafts, as the speculation policy foresees it.",
+    ),
     "polydraft:cost_model_pass_seconds": ("Of a forward pass by its rows, as the speculation policy foresees it.", "rows"),
     "polydraft:policy_acceptance_rate": (
         "Acceptance rate of a first and of a next draft, as the speculation policy expects it.",
@@ -160,7 +162,7 @@ class ModelMetrics:
             self._cached = cache.hit_tokens, cache.evicted_tokens
         for output in outputs:
             if output.tree is not None:
-                self._round(output)
+                self._count_step(output)
                 self._times(output, now)
             if output.finished:
                 self._end(output, now)
@@ -168,7 +170,7 @@ class ModelMetrics:
     def _of(self, family: Family, *labels: object) -> Family:
         return family.labels(self._model, *labels)
 
-    def _round(self, output: StepOutput) -> None:
+    def _count_step(self, output: StepOutput) -> None:
         assert output.tree is not None
         metrics, depths = self._metrics, [0]
         for parent in output.tree.parents[1:]:

@@ -132,7 +132,7 @@ class Service:
             before = [*before, form.file, *await plain("filename\n")]
         suffix, behind = await plain(body.suffix or ""), await plain(begin)
         ids = [form.prompt(await plain(text), suffix, before, behind) for text in texts]
-        return params.with_(stop_token_ids=tuple(dict.fromkeys([*params.stop_token_ids, *form.ends]))), ids
+        return params.with_(stop_token_ids=tuple(dict.fromkeys([*params.stop_token_ids, *form.end_ids]))), ids
 
     async def chat(self, request: Request, body: ChatRequest) -> Response:
         """Answer a conversation."""
@@ -350,13 +350,13 @@ class Service:
         return params.with_(max_tokens=WHOLE_CONTEXT) if too_many else params
 
     def _speculation(self, asked: RequestedSpeculation, params: SamplingParams) -> dict[str, Any]:
-        """Drafter, rule and size that are asked for, as the engine takes them."""
+        """Drafter, verifier and size that are asked for, as the engine takes them."""
         chosen, budget = self.engine.engine.menu.find(asked.drafter, asked.verifier), asked.budget()
-        rule, fixed = chosen.verifier.info, budget is not None or isinstance(chosen.policy, FixedPolicy)
-        if asked.seed_exact and not (params.greedy or fixed or rule.shared_noise):
+        verifier, fixed = chosen.verifier.info, budget is not None or isinstance(chosen.policy, FixedPolicy)
+        if asked.seed_exact and not (params.greedy or fixed or verifier.shared_noise):
             raise ApiError(
-                400, f"seed_exact was asked for, but how much {chosen.source!r} drafts follows the load, and with the rule {rule.name!r} so does the "
-                "text of a seed. Ask for the rule 'race' where it fits the drafter, a depth, or temperature 0.", param="speculation"
+                400, f"seed_exact was asked for, but how much {chosen.source!r} drafts follows the load, and with the verifier {verifier.name!r} so does the "
+                "text of a seed. Ask for the verifier 'race' where it fits the drafter, a depth, or temperature 0.", param="speculation"
             )  # fmt: skip
         return {"budget": budget, "drafter": asked.drafter, "verifier": asked.verifier}
 

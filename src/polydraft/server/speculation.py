@@ -13,9 +13,9 @@ class RequestedSpeculation(Body):
     """How one request is drafted for.
 
     enabled: False decodes plainly.  depth, num_paths: a fixed size of its drafts; without them the server's policy.
-    drafter: one that the server was started with.  verifier: any rule that is exact for it.
-    seed_exact: the text is a function of the seed alone, whatever the load; refused where drafter, rule and size do not give that.
-    trace: tell the origin of each token, and the tree of each round.
+    drafter: one that the server was started with.  verifier: any that is exact for it.
+    seed_exact: the text is a function of the seed alone, whatever the load; refused where drafter, verifier and size do not give that.
+    trace: tell the origin of each token, and the tree of each step.
     """
 
     model_config = ConfigDict(extra="forbid")  # it is ours: an unknown field is a mistake

@@ -79,7 +79,7 @@ class Starting:
 
 
 async def _in_daemon(work: Callable[[], Any]) -> Any:
-    """What `work` returns, done in a thread that does not keep the process from ending."""
+    """What `work` returns, done in a daemon thread: the process can end before it."""
     loop, result, context = asyncio.get_running_loop(), asyncio.get_running_loop().create_future(), copy_context()
 
     def settle(done: Callable[[Any], None], value: Any) -> None:

@@ -144,7 +144,7 @@ class CompiledBlock(DepthDistributions):
         model_ends, windows = ends_of(head, target, len(self.draft_ids), kind), [window or 0 for window in config.windows]
         files = HeadLayers.of(config, tensors, [f"layers.{l}." for l in range(layers)], windows)
         stored = None if quantization == "float32" else quantization
-        weights = packed_weights(files, columns, stored, length=target.max_model_len, ends=model_ends).weights
+        weights = packed_weights(files, columns, stored, length=target.max_model_len, outer=model_ends).weights
         fc, sizes = packed([tensors["fc.weight"].float()], kind), sizes_of(config, self.arrays.sizes.outputs)
         self.cache_dtype = fitting_dtype(target.cache_dtype, sizes.width)
         memory = new_memory((layers, target.max_num_seqs, sizes.groups), sizes.width, columns, self._lengths, self.cache_dtype)

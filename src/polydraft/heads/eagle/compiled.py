@@ -182,7 +182,7 @@ class CompiledEagle(ReadsStates, CompiledHead):
         )
         memory = new_memory((num_layers, slots, sizes.groups), sizes.width, columns, self._lengths, self.cache_dtype)
         stored, length = None if quantization == "float32" else quantization, target.max_model_len
-        layers = [packed_weights(part, columns, stored, length=length, ends=model_ends).weights for part in files]
+        layers = [packed_weights(part, columns, stored, length=length, outer=model_ends).weights for part in files]
         nothing = torch.zeros(0, 2 * h)
         first = {name: packed([tensors.get(f"{name}.weight", nothing).float()], kind) for name in ("fc", "project")}
         experts = () if layers[0].experts is None else layers[0].experts.matrices

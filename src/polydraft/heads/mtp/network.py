@@ -71,7 +71,7 @@ class OwnPredictor(MtpCheckpoint):
         predictor = getattr(getattr(target, "checkpoint", None), "predictor", None)
         if predictor is None:
             return None
-        parts = predictor.ends()
+        parts = predictor.outer()
         tensors = {ours: parts[field] for field, ours in ENDS.items()}
         settings = {name: getattr(predictor.config, name) for name in SHARED}
         return cls(SimpleNamespace(**settings, norm_output=True), (), tensors, np.empty(0, np.int64), predictor)

@@ -172,7 +172,7 @@ def run(
             reason = f"{TRIES} workers died with these rows ({type(error).__name__}: {first_line(error)}); give them more memory, or fewer rows a part"
             answers = [{"row": number, **row, "error": reason} for number, row in job.rows]
         if job is not None:
-            parts.keep(job.part, answers)
+            parts.write(job.part, answers)
             progress(len(job.rows))
 
 
@@ -189,7 +189,7 @@ def _of_engine(error: Exception) -> PolydraftError:
         return cause
     last = str(cause or error).strip().splitlines()[-1]
     return IncompatibleError(
-        f"a worker's engine failed: {last} If it was for memory, ask for fewer workers. What was finished is kept: run it again with --resume."
+        f"a worker's engine failed: {last} If it was for memory, ask for fewer workers. What was finished stays: run it again with --resume."
     )
 
 

@@ -103,7 +103,7 @@ class RowParts:
             yield
         except OSError as error:
             raise CapacityError(
-                f"{str(self.out)!r} and its parts cannot be written: {error.strerror}. Free some room; what was finished is kept: run it again with --resume."
+                f"{str(self.out)!r} and its parts cannot be written: {error.strerror}. Free some room; what was finished stays: run it again with --resume."
             ) from error
 
     def missing(
@@ -118,11 +118,11 @@ class RowParts:
                 yield part, chunk
             part += 1
 
-    def keep(self, part: int, answers: list[dict[str, Any]]) -> None:
+    def write(self, part: int, answers: list[dict[str, Any]]) -> None:
         """Write a part's answers.
 
         Raises:
-            CapacityError: there is no room for them; the parts before are kept.
+            CapacityError: there is no room for them; the parts before stay.
         """
         with self._room(), replacing(self._path(part)) as file:
             file.write("".join(json.dumps(row) + "\n" for row in answers).encode())
@@ -131,7 +131,7 @@ class RowParts:
         """Put all parts together; how many rows were answered, and how many were not.
 
         Raises:
-            CapacityError: there is no room for them; all parts are kept.
+            CapacityError: there is no room for them; all parts stay.
         """
         good = bad = 0
         answers = list[dict[str, Any]]()

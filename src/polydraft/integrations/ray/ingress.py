@@ -1,4 +1,4 @@
-"""What clients reach: an ASGI application that hands each request, with its body, to a replica, and passes on what that answers.
+"""What clients reach: an ASGI application that hands each request, with its body, to a replica, and returns its answer.
 
 A replica that dies before anything of an answer was sent is as if it had never been asked: another one is. Behind that a stream ends with
 an error in OpenAI's format. A client that leaves cancels its request where it runs. Keys and the length of bodies are checked here.

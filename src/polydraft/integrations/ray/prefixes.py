@@ -75,6 +75,6 @@ class Prefixes:
         while len(prompts) > self._prompts:
             prompts.popitem(last=False)
 
-    def keep(self, replicas: Collection[Hashable]) -> None:
+    def retain(self, replicas: Collection[Hashable]) -> None:
         """Forget all others."""
         self._of = {replica: replica_digests for replica, replica_digests in self._of.items() if replica in replicas}

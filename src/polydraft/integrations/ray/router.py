@@ -1,7 +1,7 @@
 """Requests go where their prefix is: the router of the replicas' handle, in each process that sends them.
 
 The replica that holds the longest beginning of the prompt is asked first, unless it has `margin` requests more than the idlest: a prefix
-is worth a prefill, not a queue. Without a common beginning the idlest is first, and of equals the one that holds least. Full ones are
+is worth a prefill, not a queue. Without a common beginning the idlest is first, and of equals the one that holds the fewest. Full ones are
 passed over by Serve itself.
 """
 
@@ -46,7 +46,7 @@ class PrefixRouter(RequestRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """What went away holds nothing."""
         super().update_replicas(replicas)
-        self._prefixes.keep({replica.replica_id for replica in replicas})
+        self._prefixes.retain({replica.replica_id for replica in replicas})
 
 
 def _digests(request: PendingRequest | None) -> tuple[bytes, ...]:

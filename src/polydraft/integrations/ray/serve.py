@@ -173,7 +173,7 @@ def deploy(
     Serve stops none of the old replicas while further ones wait for their CPUs, which the old ones may have: more replicas of another kind
     come in two steps, first as many of that kind as there were, then all.
 
-    host, port: of a Serve that does not run yet; one that does keeps its own.  address: as of `connect`.  cpus: of each replica, by default an
+    host, port: of a Serve that does not run yet; one that does has its own.  address: as of `connect`.  cpus: of each replica, by default an
     equal share.  fields: as of `application`.
 
     Raises:

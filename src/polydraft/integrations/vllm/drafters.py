@@ -3,7 +3,7 @@
 Every drafter of `polydraft methods` that asks nothing of the target is an attribute of this module: ngram, suffix, trigram, retrieval and
 mixture. Drafts are chains of `num_speculative_tokens` at most, without probabilities.
 
-vLLM calls a proposer with the texts of the batch's rows and does not say which request a row holds. So a row's state is kept as long as
+vLLM calls a proposer with the texts of the batch's rows and does not say which request a row holds. So a row's state lives as long as
 its text goes on, one that moved to another row is found by its text, and one whose text is gone has ended.
 """
 
@@ -158,7 +158,7 @@ def _build(name: str, model: Any) -> Drafter:
     kind = registry.drafter(name)
     if not (issubclass(kind, MixtureDrafter) or (issubclass(kind, TextDrafter) and kind.needs == Needs())):
         raise IncompatibleError(
-            f"the drafter {name!r} was asked for, which reads the target's passes or a draft model; a proposer of vLLM is shown texts alone. "
+            f"the drafter {name!r} was asked for, which reads the target's forward passes or a draft model; a proposer of vLLM is shown texts alone. "
             "Expected ngram, suffix, trigram, retrieval or mixture. For a trained EAGLE-3 head use vLLM's own method eagle3."
         )
     options = options_of(from_environment(SpeculationConfig).get("drafter_options", ""))

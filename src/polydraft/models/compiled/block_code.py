@@ -1,4 +1,4 @@
-"""Blocks of integers as code reads them: where the places of codes, scales and least weights begin, see `formats`."""
+"""Blocks of integers as code reads them: where the places of codes, scales and minimums begin, see `formats`."""
 
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ _HALVES = ir.VectorType(ir.HalfType(), LANES)
 class Block:
     """A block of LANES outputs as code reads it, and one of its periods: where the places of codes, scales and activations begin.
 
-    here: its address.  d, least: numbers of the block, in float32.
+    here: its address.  d, minimum: numbers of the block, in float32.
     """
 
     def __init__(self, code, stored, address):
@@ -29,7 +29,7 @@ class Block:
         self.format = BLOCKS[format_name(as_dtype(stored))]
         self.here = address
         self.d = self.powers("exponent") if self.format.exponent else self.halves("d")
-        self.least = self.halves("m" if self.format.least == "m" else "dmin") if self.format.least else None
+        self.minimum = self.halves("m" if self.format.minimum == "m" else "dmin") if self.format.minimum else None
         self.period = None
 
     def field(self, name):
@@ -78,14 +78,14 @@ class Block:
                 at = self.offset((s * count + k) * LANES, format_.period * count * LANES)
             else:
                 at = b.mul(b.add(b.mul(s, code.number(count)), code.number(k)), code.number(LANES))
-            scale, least = self.d, self.least
+            scale, minimum = self.d, self.minimum
             if format_.scale is not None:
                 scale = b.fmul(self.d, self._small("scales", at, np.issubdtype(format_.scale, np.signedinteger)))
-            if format_.least == "mins":
-                least = b.fneg(b.fmul(self.least, self._small("mins", at, False)))
-            elif least is None:
-                least = b.fmul(scale, code.floats(-self.middle)) if self.middle else None
-            runs.append((scale, least))
+            if format_.minimum == "mins":
+                minimum = b.fneg(b.fmul(self.minimum, self._small("mins", at, False)))
+            elif minimum is None:
+                minimum = b.fmul(scale, code.floats(-self.middle)) if self.middle else None
+            runs.append((scale, minimum))
         return runs
 
     def _small(self, name, at, signed):
@@ -170,31 +170,31 @@ class SubBlock(NamedTuple):
     """A sub-block as products of bytes take it, for all rows.
 
     codes: makes those of a group of four inputs.  bits: of codes as `dot` takes them.  middle: what codes are too large by.
-    scales: of runs, each with -WHOLE times it.  leasts: what is added to a weight, or none.
+    scales: of runs, each with -WHOLE times it.  minimums: what is added to a weight, or none.
     """
 
     codes: Callable[[int], Any]
     bits: int
     scales: list[tuple[Any, Any]]
-    leasts: list[Any]
+    minimums: list[Any]
     middle: int
 
 
 def _unpacked(code, block, s):
     """Sub-block s of a period."""
     lift, is_centred = block.lift(s), bool(block.middle)
-    scales, leasts = [], []
-    for scale, least in block.scales(s):
+    scales, minimums = [], []
+    for scale, minimum in block.scales(s):
         scaled = code.builder.fmul(scale, code.floats(2.0**-lift)) if lift else scale
         scales.append((scaled, code.builder.fmul(scaled, code.floats(-WHOLE))))
         if not is_centred:
-            leasts.append(least)
+            minimums.append(minimum)
 
     def codes(group):
         block.prefetch(s, group, 8)
         return block.codes(s, group // 4, group % 4, lift)
 
-    return SubBlock(codes, 8 if block.middle << lift == 128 else block.format.bits, scales, leasts, block.middle << lift)
+    return SubBlock(codes, 8 if block.middle << lift == 128 else block.format.bits, scales, minimums, block.middle << lift)
 
 
 def each_sub_block(code, w, n, stored, activation):

@@ -4,7 +4,7 @@ column   place of one token in a slot: committed tokens first, then the nodes of
 word     32 bits: a float32, two bfloat16 or four bytes, which are inputs of a product one behind the other (see `formats`)
 scale    of bytes: one for TERMS numbers of a key, one for a head's value
 
-Rounding is token by token: a token's keys and values have the same bits whatever pass made them, and in whatever column they lie.
+Rounding is token by token: a token's keys and values have the same bits whatever forward pass made them, and in whatever column they lie.
 """
 
 from typing import NamedTuple
@@ -40,12 +40,12 @@ __all__ = [
 ]
 
 CACHE_DTYPES = {"float32": 1, "bfloat16": 2, "q8_0": 4}
-"""What keys and values are kept in -> numbers in a word."""
+"""What keys and values are stored in -> numbers in a word."""
 DEFAULT_CACHE_DTYPE = "bfloat16"
 BYTES_TOGETHER = CACHE_DTYPES["q8_0"]
 COLUMNS = max(PANEL, TERMS)
 """Columns that a slot is rounded up to."""
-_LEAST_LOG = np.float32(-60)
+_MIN_LOG = np.float32(-60)
 """Of the scale of a value that is zero."""
 
 
@@ -189,7 +189,7 @@ def keep_values(memory, layer, slot, group, column, x, begin, width):
             _put(cells[i // PANEL], together, column, i % PANEL, bits[begin + i])
         return
     codes, top = cells.view(np.int8), _largest(x, begin, begin + width)
-    log = max(np.float32(np.log2(top / np.float32(VALUES))), _LEAST_LOG) if top > np.float32(0) else _LEAST_LOG
+    log = max(np.float32(np.log2(top / np.float32(VALUES))), _MIN_LOG) if top > np.float32(0) else _MIN_LOG
     inverse = np.float32(2.0 ** -np.float64(log))
     memory.scales[layer, slot, group, width // TERMS, column] = log
     for i in range(width):

@@ -22,7 +22,7 @@ from polydraft.models.compiled.vectors import BYTE, FLOAT, FLOATS, INT, INTS, LA
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import cfunc
 
-__all__ = ["QUERY", "WEIGHTS", "byte_products", "round_query"]
+__all__ = ["QUERY", "WEIGHTS", "byte_products", "quantize_query"]
 
 QUERY = np.dtype([("scale", np.float32), ("start", np.int32), ("codes", np.int8, (TERMS,))])
 """TERMS inputs of a query. start: what the sum of products begins with, as 128 is added to the codes of keys."""
@@ -33,8 +33,8 @@ _START = 0 if takes_signed_codes() else -128
 
 
 @inner(error_model="numpy")
-def round_query(x, words, n):
-    """Round n numbers to QUERY blocks, in words of 32 bits."""
+def quantize_query(x, words, n):
+    """Write n numbers, rounded, as QUERY blocks, in words of 32 bits."""
     scales, codes = words.view(np.float32), words.view(np.int8)
     for k in range(n // TERMS):
         top, total, at = np.float32(0), np.int32(0), k * (_SIZE // 4)

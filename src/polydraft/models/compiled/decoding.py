@@ -1,6 +1,6 @@
 """Blocks of a GGUF file as float32, the very numbers of the `gguf` package, and rounded once more to blocks of four bits; compiled, for any thread.
 
-A weight is scale (code - middle) + least, or scale table[code], where a run of weights shares its scale: numpy prepares both for all runs, and
+A weight is scale (code - middle) + minimum, or scale table[code], where a run of weights shares its scale: numpy prepares both for all runs, and
 compiled code takes the codes apart, four in a word, see `formats.Plane`.
 """
 
@@ -32,7 +32,7 @@ RECODED = "Q4_0"
 """The format that blocks are rounded to."""
 
 ROUNDING = np.float32(1.5 * 2**23)
-"""Added to a number below 2^22 and taken away again, it rounds to a whole number, halves to even."""
+"""Added to a number below 2^22 and taken away again, it becomes a whole number, halves to even."""
 ROWS = 256
 """Rows that a thread decodes at a time."""
 LOSSES = np.dtype([(name, np.float64) for name in ("lost", "whole", "num_outputs")])
@@ -82,8 +82,8 @@ def _word(block, at):
 
 
 @unowned
-def _decode_row(blocks, scale, least, codes, fifths, words, out):
-    """One output: its blocks [K, bytes], scale and least of its runs [K, R]; words: scratch for the codes of a block."""
+def _decode_row(blocks, scale, minimum, codes, fifths, words, out):
+    """One output: its blocks [K, bytes], scale and minimum of its runs [K, R]; words: scratch for the codes of a block."""
     runs, count, has_high = scale.shape[1], len(codes.places), codes.masks[1] != 0
     letters, size = words.view(np.uint8), 4 * len(codes.places) // scale.shape[1]
     for k in range(len(blocks)):
@@ -106,16 +106,16 @@ def _decode_row(blocks, scale, least, codes, fifths, words, out):
             else:
                 for i in range(size):
                     weights[i] = factor * (np.float32(some[i]) - np.float32(codes.middle))
-            if least.shape[1] > 0:
+            if minimum.shape[1] > 0:
                 for i in range(size):
-                    weights[i] += least[k, run]
+                    weights[i] += minimum[k, run]
 
 
 @njit(cache=True, nogil=True)
-def _decode(blocks, scale, least, codes, fifths, out):
+def _decode(blocks, scale, minimum, codes, fifths, out):
     words = np.empty(len(codes.places), np.uint32)
     for row in range(len(blocks)):
-        _decode_row(blocks[row], scale[row], least[row], codes, fifths, words, out[row])
+        _decode_row(blocks[row], scale[row], minimum[row], codes, fifths, words, out[row])
 
 
 @inner
@@ -132,24 +132,24 @@ def _half_bits(bits, number):
 
 
 @inner
-def _least(a, b):
+def _lower(a, b):
     return a if a < b else b
 
 
 @inner
-def _largest(a, b):
+def _higher(a, b):
     return a if a > b else b
 
 
 @inner(_nrt=False, error_model="numpy")
-def _round_block(w, rounded, nibbles, work):
+def _quantize_block(w, rounded, nibbles, work):
     """Codes and scale of BLOCK weights in Q4_0, see `formats.rounded_blocks`: the bits of the scale, and its value. nibbles: [BLOCK] codes."""
     for i in range(8):
         a, b, c, d = w[i], w[8 + i], w[16 + i], w[24 + i]
-        work[i], work[8 + i] = _least(_least(a, b), _least(c, d)), _largest(_largest(a, b), _largest(c, d))
+        work[i], work[8 + i] = _lower(_lower(a, b), _lower(c, d)), _higher(_higher(a, b), _higher(c, d))
     low, high = work[0], work[8]
     for i in range(1, 8):
-        low, high = _least(low, work[i]), _largest(high, work[8 + i])
+        low, high = _lower(low, work[i]), _higher(high, work[8 + i])
     work[0] = (high if high >= -low else low) / np.float32(-8) + np.float32(0)
     half = _half_bits(work.view(np.uint32)[0], work[1:2])
     size = half & np.uint32(0x7FFF)
@@ -162,7 +162,7 @@ def _round_block(w, rounded, nibbles, work):
     divisor = np.float32(1) if value == np.float32(0) else value
     for i in range(BLOCK):
         code = (w[i] / divisor + ROUNDING) - ROUNDING + np.float32(8)
-        rounded[i] = np.int32(_least(_largest(code, np.float32(0)), np.float32(15)))
+        rounded[i] = np.int32(_lower(_higher(code, np.float32(0)), np.float32(15)))
     for i in range(BLOCK):
         nibbles[i] = rounded[i]
     return half, value
@@ -180,13 +180,13 @@ class _Scratch(NamedTuple):
 
 
 @unowned
-def _round_row(scratch, panel, lane, is_sampled, losses):
+def _quantize_row(scratch, panel, lane, is_sampled, losses):
     """The weights of an output into its lane of a panel [blocks, numbers of 16 bits] of Q4_0."""
     packed, nibbles = scratch.packed, scratch.nibbles
     pairs, num_pairs = packed.view(np.uint16), BLOCK // 4
     for k in range(len(scratch.weights)):
         weights = scratch.weights[k]
-        half, value = _round_block(weights, scratch.rounded, nibbles, scratch.work)
+        half, value = _quantize_block(weights, scratch.rounded, nibbles, scratch.work)
         for i in range(BLOCK // 2):
             packed[i] = nibbles[i] | nibbles[BLOCK // 2 + i] << np.uint8(4)
         panel[k, lane] = half
@@ -200,17 +200,17 @@ def _round_row(scratch, panel, lane, is_sampled, losses):
 
 
 @njit(cache=True, nogil=True)
-def _recode(blocks, scale, least, codes, fifths, panels, scratch, losses):
+def _recode(blocks, scale, minimum, codes, fifths, panels, scratch, losses):
     """Panels [P, blocks, numbers of 16 bits] of Q4_0. losses: [1] of LOSSES."""
     for o in range(len(blocks)):
         is_sampled = o // LANES % SAMPLED < TOGETHER
         losses[0].num_outputs += is_sampled
-        _decode_row(blocks[o], scale[o], least[o], codes, fifths, scratch.words, scratch.weights.reshape(-1))
-        _round_row(scratch, panels[o // LANES], o % LANES, is_sampled, losses)
+        _decode_row(blocks[o], scale[o], minimum[o], codes, fifths, scratch.words, scratch.weights.reshape(-1))
+        _quantize_row(scratch, panels[o // LANES], o % LANES, is_sampled, losses)
 
 
 def _prepared(name: str, blocks: UInt8[np.ndarray, "O bytes"]) -> tuple[Any, ...]:
-    """Blocks one by one, scale and least of each run, and how the codes lie."""
+    """Blocks one by one, scale and minimum of each run, and how the codes lie."""
     block, raw = BLOCKS[name], np.ascontiguousarray(blocks).view(raw_blocks(name))
     integers = small_integers(raw, name) if block.scale is not None else {}
 
@@ -219,12 +219,12 @@ def _prepared(name: str, blocks: UInt8[np.ndarray, "O bytes"]) -> tuple[Any, ...
 
     scale = block_scales(raw)[..., None]
     scale = scale * integers["scales"].astype(np.float32) if integers else scale
-    least = np.zeros((*raw.shape, 0), np.float32)
-    if block.least == "m":
-        least = by_run("m")
-    elif block.least:
-        least = -(by_run("dmin") * integers["mins"].astype(np.float32))
-    return raw.view(np.uint8).reshape(*raw.shape, -1), scale, least, _codes_of(name), FIFTH_BITS
+    minimum = np.zeros((*raw.shape, 0), np.float32)
+    if block.minimum == "m":
+        minimum = by_run("m")
+    elif block.minimum:
+        minimum = -(by_run("dmin") * integers["mins"].astype(np.float32))
+    return raw.view(np.uint8).reshape(*raw.shape, -1), scale, minimum, _codes_of(name), FIFTH_BITS
 
 
 def decoded(name: str, blocks: UInt8[np.ndarray, "O bytes"]) -> Float[np.ndarray, "O I"]:

@@ -93,7 +93,7 @@ class DraftVocabulary:
         self._drafting_all: set[int] = set()
         """Slots that draft every token."""
         self._column: dict[int, int] = {}
-        """By token, its place among text tokens; one that is in no text any more keeps it until it is needed."""
+        """By token, its place among text tokens; one that is in no text any more has it until it is needed."""
         self._part = OutputTokens(np.arange(num_first), np.zeros((num_slots, 0), np.bool_))
         self._place(self._special)
         self._part.in_text[:, : len(self._special)] = True
@@ -155,7 +155,7 @@ class DraftVocabulary:
         self._fill(new, columns)
 
     def _make_room(self, num_text: int) -> None:
-        """Columns for at least so many text tokens; those that have one keep it."""
+        """Columns for at least so many text tokens; those that have one stay there."""
         in_text = np.zeros((len(self._positions), -(-num_text // PANEL) * PANEL), np.bool_)
         in_text[:, : self._part.in_text.shape[1]] = self._part.in_text
         self._part = OutputTokens(np.r_[np.arange(self._first), np.full(in_text.shape[1], -1)], in_text)

@@ -1,4 +1,4 @@
-"""Mixtures of experts: which experts a row chooses, rows grouped by expert, and their products, so that a pass reads an expert once for all rows.
+"""Mixtures of experts: which experts a row chooses, rows grouped by expert, and their products. An expert is read once for all rows.
 
     scores = softmax(router x), or its sigmoid
     a row chooses the k experts of the largest scores + bias, of the best groups alone where experts have groups

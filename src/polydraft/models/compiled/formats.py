@@ -80,7 +80,7 @@ class BlockFormat(NamedTuple):
     inputs: of a block.  run: inputs that share a scale.  period: sub-blocks after which the places of codes repeat.
     low, high: planes of the codes; high bits stand above the low ones.
     exponent: whether the scale is a power of two.  scale: dtype of the small integer that d is multiplied by, one a run, or None.
-    least: what is added to a weight: "m", or "mins" (-dmin min), or None.  middle: what is subtracted from a code.  table: what a code stands for.
+    minimum: what is added to a weight: "m", or "mins" (-dmin min), or None.  middle: what is subtracted from a code.  table: what a code stands for.
     """
 
     inputs: int
@@ -89,7 +89,7 @@ class BlockFormat(NamedTuple):
     run: int = BLOCK
     period: int = 1
     scale: type[np.integer] | None = None
-    least: str | None = None
+    minimum: str | None = None
     middle: int = 0
     table: tuple[int, ...] | None = None
     exponent: bool = False
@@ -108,13 +108,13 @@ class BlockFormat(NamedTuple):
     def dtype(self) -> np.dtype:
         """A block of LANES outputs."""
         fields: list[tuple] = [("exponent", np.uint8, (LANES,)) if self.exponent else ("d", np.uint16, (LANES,))]
-        if self.least == "m":
+        if self.minimum == "m":
             fields.append(("m", np.uint16, (LANES,)))
-        elif self.least:
+        elif self.minimum:
             fields.append(("dmin", np.uint16, (LANES,)))
         if self.scale is not None:
             fields.append(("scales", self.scale, (self.inputs // self.run, LANES)))
-        if self.least == "mins":
+        if self.minimum == "mins":
             fields.append(("mins", np.uint8, (self.inputs // self.run, LANES)))
         if self.high:
             fields.append(("high", np.uint32, (self.inputs * self.high.bits // 32, LANES)))
@@ -140,14 +140,14 @@ _FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 BLOCKS = {
     "Q4_0": BlockFormat(32, _FOUR, middle=8),
-    "Q4_1": BlockFormat(32, _FOUR, least="m"),
+    "Q4_1": BlockFormat(32, _FOUR, minimum="m"),
     "Q5_0": BlockFormat(32, _FOUR, _FIFTH, middle=16),
-    "Q5_1": BlockFormat(32, _FOUR, _FIFTH, least="m"),
+    "Q5_1": BlockFormat(32, _FOUR, _FIFTH, minimum="m"),
     "Q8_0": BlockFormat(32, Plane(8, lambda _, group: (group, 0), 8), middle=128),
-    "Q2_K": BlockFormat(256, _TWO_OF_K, run=16, period=4, scale=np.uint8, least="mins"),
+    "Q2_K": BlockFormat(256, _TWO_OF_K, run=16, period=4, scale=np.uint8, minimum="mins"),
     "Q3_K": BlockFormat(256, _TWO_OF_K, Plane(1, lambda s, group: (group, s), 0, 4), run=16, period=4, scale=np.int8, middle=4),
-    "Q4_K": BlockFormat(256, _FOUR_OF_K, period=2, scale=np.uint8, least="mins"),
-    "Q5_K": BlockFormat(256, _FOUR_OF_K, Plane(1, lambda s, group: (group, s), 0, 2), period=2, scale=np.uint8, least="mins"),
+    "Q4_K": BlockFormat(256, _FOUR_OF_K, period=2, scale=np.uint8, minimum="mins"),
+    "Q5_K": BlockFormat(256, _FOUR_OF_K, Plane(1, lambda s, group: (group, s), 0, 2), period=2, scale=np.uint8, minimum="mins"),
     "Q6_K": BlockFormat(
         256,
         Plane(4, lambda s, group: (8 * (s % 2) + group, 4 * (s // 2)), 16),
@@ -161,7 +161,7 @@ BLOCKS = {
     "IQ4_XS": BlockFormat(256, _FOUR, scale=np.int8, table=_IQ4),
     "MXFP4": BlockFormat(32, _FOUR, table=_FP4, exponent=True),
 }
-"""Formats of blocks by their names in GGUF files. Codes of Q8_0 are kept without sign, as dot products take them."""
+"""Formats of blocks by their names in GGUF files. Codes of Q8_0 are stored without sign, as dot products take them."""
 DTYPES = {**NUMBERS, **{name: block.dtype for name, block in BLOCKS.items()}}
 """What panels are arrays of, by the name of a format."""
 
@@ -284,7 +284,7 @@ def block_scales(fields: np.ndarray) -> np.ndarray:
 
 
 def small_integers(raw: np.ndarray, name: str) -> dict[str, np.ndarray]:
-    """Scales and least weights of K-quants [O, K, runs], which files have in four or six bits."""
+    """Scales and minimums of K-quants [O, K, runs], which files have in four or six bits."""
     scales = raw["scales"]
     if name == "Q6_K":
         return {"scales": scales}
@@ -384,31 +384,31 @@ def _unpacked_blocks(panels: np.ndarray, block: BlockFormat) -> np.ndarray:
         numbers = scale * np.array(block.table, np.float32)[codes]
     else:
         numbers = scale * (codes.astype(np.float32) - np.float32(block.middle))
-    if block.least == "m":
+    if block.minimum == "m":
         numbers = numbers + by_run("m")
-    elif block.least:
+    elif block.minimum:
         numbers = numbers - by_run("dmin") * by_run("mins")
     return numbers.reshape(P * LANES, -1)
 
 
 def rounded_blocks(rows: Float[Tensor, "O I"], name: str) -> np.ndarray:
     """Blocks [O, K] of a matrix, as `raw_blocks`, in Q8_0, Q4_0 or Q4_1: the scale lets the largest weight of a block be 127, or -8,
-    times it; in Q4_1 the least weight has code 0 and the largest 15.
+    times it; in Q4_1 the lowest weight has code 0 and the largest 15.
     """
     w = torch.nn.functional.pad(rows.float(), (0, -rows.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
-    raw, least = np.zeros(w.shape[:2], raw_blocks(name)), torch.zeros(())
+    raw, minimum = np.zeros(w.shape[:2], raw_blocks(name)), torch.zeros(())
     if name == "Q8_0":
         scale, middle, last = w.abs().amax(-1, keepdim=True) / 127, 0, 127
     elif name == "Q4_0":
         low, high = w.amin(-1, keepdim=True), w.amax(-1, keepdim=True)
         scale, middle, last = torch.where(high >= -low, high, low) / -8 + 0.0, 8, 15  # zeros have the scale 0, and not -0
     else:
-        least, middle, last = w.amin(-1, keepdim=True).half(), 0, 15
-        scale = (w.amax(-1, keepdim=True) - least) / 15
-        raw["m"] = least[..., 0].numpy().view(np.uint16)
+        minimum, middle, last = w.amin(-1, keepdim=True).half(), 0, 15
+        scale = (w.amax(-1, keepdim=True) - minimum) / 15
+        raw["m"] = minimum[..., 0].numpy().view(np.uint16)
     scale = scale.half()
     raw["d"] = scale[..., 0].numpy().view(np.uint16)
-    codes = (w - least if name == "Q4_1" else w) / torch.where(scale == 0, 1.0, scale.float())
+    codes = (w - minimum if name == "Q4_1" else w) / torch.where(scale == 0, 1.0, scale.float())
     codes = codes.round_().add_(middle).clamp_(-127 if last == 127 else 0, last).to(torch.int8).numpy().view(np.uint8)
     codes = codes if last == 127 else codes[..., : BLOCK // 2] | codes[..., BLOCK // 2 :] << 4
     raw["codes"] = np.ascontiguousarray(codes).view("<u4")

@@ -1,4 +1,4 @@
-"""Passes of a compiled Llama: rows of many trees through all layers in one call."""
+"""Forward passes of a compiled Llama: rows of many trees through all layers in one call."""
 
 import numpy as np
 from numba.extending import overload
@@ -10,7 +10,7 @@ from polydraft.models.compiled.workspace import cut_runs
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit
 
-__all__ = ["compiled_pass", "describe", "draft_pass", "embed_rows", "head_rows"]
+__all__ = ["compiled_forward", "describe", "draft_forward", "embed_rows", "head_rows"]
 
 
 @njit(cache=True, nogil=True)
@@ -66,7 +66,7 @@ def _run_rows(model, rows, logits, done, hidden, taken, first):
 
 @inner
 def describe(row, seen, token, slot, length, parents, n, wanted):
-    """What row of the pass node n of a tree is."""
+    """What row of the forward pass node n of a tree is."""
     depth, m = 0, parents[n]
     while m >= 0:
         depth += 1
@@ -96,8 +96,8 @@ def _describe_extra(row, seen, token, slot, length, parents, node, position, mas
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def compiled_pass(model, slots, tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask):
-    """One pass over nodes begins[b] .. ends[b]-1 of every tree; the nodes before were fed by the passes before.
+def compiled_forward(model, slots, tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask):
+    """One forward pass over nodes begins[b] .. ends[b]-1 of every tree; the nodes before were fed earlier.
 
     tokens, parents: [B, N]; nodes below 0 in `parents`, but for node 0, are padding.  logits[r]: of the r-th node, row by
     row, that is no padding and at or behind wanted[b].  hidden: [layers asked for, nodes, h].  taken: [L + 1] its index, or -1.
@@ -129,11 +129,11 @@ def compiled_pass(model, slots, tokens, parents, begins, ends, wanted, logits, h
                 first, rows = first + rows, np.int64(0)
 
 
-def draft_pass(model, slots, tokens, parents, begins, ends, wanted, logits) -> None:
-    """A pass as compiled proposals make it, of whatever kind of model: `compiled_pass` without hidden states and auxiliary rows."""
+def draft_forward(model, slots, tokens, parents, begins, ends, wanted, logits) -> None:
+    """A draft step's forward pass, of whatever kind of model: `compiled_forward` without hidden states and auxiliary rows."""
 
 
-@overload(draft_pass)
+@overload(draft_forward)
 def _(model, slots, tokens, parents, begins, ends, wanted, logits):
     if model.instance_class is not ModelArrays:
         return None
@@ -141,6 +141,6 @@ def _(model, slots, tokens, parents, begins, ends, wanted, logits):
     def run(model, slots, tokens, parents, begins, ends, wanted, logits):
         hidden, places = np.empty((0, 0, 0), np.float32), np.full(len(model.program.layers) - 1, -1, np.int64)
         extra, mask = np.empty((len(slots), 3, 0), np.int64), np.empty((len(slots), 0, 0), np.bool_)
-        compiled_pass(model, slots, tokens, parents, begins, ends, wanted, logits, hidden, places, extra, mask)
+        compiled_forward(model, slots, tokens, parents, begins, ends, wanted, logits, hidden, places, extra, mask)
 
     return run

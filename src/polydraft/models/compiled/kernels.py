@@ -1,4 +1,4 @@
-"""What a compiled pass does beside its products: normalisation, gates.
+"""What a compiled forward pass does beside its products: normalisation, gates.
 
 All sums of one row are made in an order that depends on that row alone. No function has a fast-math flag: flagged, its bits would
 depend on what it is compiled into, and on whether it was compiled or loaded (see `polydraft.numerics.exponential`).

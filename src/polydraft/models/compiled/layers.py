@@ -73,7 +73,7 @@ from polydraft.models.compiled.program import (
     run_parts,
 )
 from polydraft.models.compiled.recurrent import PENDING, StateKind, StateShape
-from polydraft.models.compiled.rounding import round_rows
+from polydraft.models.compiled.rounding import quantize_rows
 from polydraft.models.compiled.vectors import aligned
 from polydraft.models.compiled.workspace import CHUNK, NONE, Sizes, Workspace
 from polydraft.numerics.compile_time import inner, unowned
@@ -345,7 +345,7 @@ def with_head(model: ModelArrays, head: Packed) -> ModelArrays:
 def multiply(x, w, k, rounded, y, rows):
     """y[:rows] = x[:rows] @ W.T, W the k-th of packed matrices."""
     zero, k = np.int64(0), np.int64(k)  # a literal 0 would compile everything below twice
-    round_rows(x, x.shape[1], w.rounding, rounded, zero, rows)
+    quantize_rows(x, x.shape[1], w.rounding, rounded, zero, rows)
     matmul(x, w, k, rounded, y, zero, w.panels, rows)
 
 
@@ -358,9 +358,9 @@ def _do_panels(arguments, begin, end, thread):
 
 @inner
 def multiply_shared(work, x, w, k, rounded, y, rows):
-    """`multiply` on as many threads as a pass with this workspace."""
+    """`multiply` on as many threads as a forward pass with this workspace."""
     zero, k, threads = np.int64(0), np.int64(k), len(work.queries)
-    round_rows(x, x.shape[1], w.rounding, rounded, zero, rows)
+    quantize_rows(x, x.shape[1], w.rounding, rounded, zero, rows)
     code = shared_code(_do_panels, (x, w, k, rounded, y, rows))
     share(work.sync, threads, code, np.int64(w.panels), np.int64(panel_grain(w.panels, w.panel_bytes, threads)))
 
@@ -384,6 +384,6 @@ def run_layer(model, layer, rows, runs):
 def run_head(model, rows, logits):
     """Logits of rows whose states are in work.normed, in panels."""
     work, zero, program = model.work, np.int64(0), model.program
-    round_rows(work.normed, work.normed.shape[1], model.head.rounding, work.rounded, zero, rows)
+    quantize_rows(work.normed, work.normed.shape[1], model.head.rounding, work.rounded, zero, rows)
     run_parts(program, np.int64(len(program.layers) - 2), rows, zero, np.int64(logits.ctypes.data))
     finish_logits(model.sizes, logits, rows)

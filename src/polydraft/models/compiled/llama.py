@@ -1,8 +1,8 @@
-"""Causal language models as one compiled call a pass, on a CPU: what `architectures` describes, Llama and its kin.
+"""Causal language models as one compiled call per forward pass, on a CPU: what `architectures` describes, Llama and its kin.
 
 Grouped queries, windows, and any rotary scaling, as for the longest text. Projections are fused (q, k, v; gate and up) and packed
-for `compiled.kernels`; the cache is allocated once. A pass takes the nodes of many trees, in slots with lengths of their own, as rows of one matrix.
-The pass is in `compiled.forward`, how weights are taken in `compiled.weights`, whole proposals in `compiled.proposals`.
+for `compiled.kernels`; the cache is allocated once. A forward pass takes the nodes of many trees, in slots with lengths of their own, as rows of one matrix.
+The forward pass is in `compiled.forward`, how weights are taken in `compiled.weights`, whole proposals in `compiled.proposals`.
 
 A row's bits depend on its own tokens alone, not on the batch, the tree around it or the chunks of a prompt: the same
 context has the same logits in plain and in speculative decoding.
@@ -23,7 +23,7 @@ from polydraft.models.compiled.architectures import ARCHITECTURES
 from polydraft.models.compiled.architectures.base import ATTENTION
 from polydraft.models.compiled.cache import COLUMNS, check_cache_dtype, new_memory, token_bytes
 from polydraft.models.compiled.draft_vocabulary import FIRST_TOKENS, DraftVocabulary
-from polydraft.models.compiled.forward import compiled_pass, embed_rows, head_rows
+from polydraft.models.compiled.forward import compiled_forward, embed_rows, head_rows
 from polydraft.models.compiled.kernels import GELU, SILU
 from polydraft.models.compiled.layers import model_arrays, with_head
 from polydraft.models.compiled.padding import padded
@@ -50,7 +50,7 @@ class CompiledLlama(CompiledSlots):
     model: the weights to take: a `Checkpoint`, read one at a time, or a module of transformers, which is not needed afterwards.
     max_model_len: longest sequence, default the model's own context.  max_num_seqs: slots.
     quantization: how matrices are stored. None changes no weight: those of a checkpoint in bfloat16 are stored as such, which
-        halves what a pass reads and gives the same bits. "bfloat16" rounds others, too; arithmetic is float32.
+        halves what a forward pass reads and gives the same bits. "bfloat16" rounds others, too; arithmetic is float32.
         "bfloat16-dot" rounds what is multiplied with them as well.
         "int8", "int4": blocks of 32 inputs with one float16 scale, 8.5 or 4.5 bits a weight, Q8_0 and Q4_0 of GGUF files. Blocks of a
         file are used as they are, and rounded a second time only where they have more bits than that.
@@ -58,7 +58,7 @@ class CompiledLlama(CompiledSlots):
         are. None: "int8".
     cache_dtype: of keys and values. "float32": as they are; "bfloat16": half the memory, each number rounded once; "q8_0": a quarter, bytes with
         a scale for 32 numbers of a key and one for each value, whose products are of integers. Those two are another model, too.
-    threads: that a pass runs on; bits do not depend on it, and small models gain nothing. None: see `default_threads`.
+    threads: that a forward pass runs on; bits do not depend on it, and small models gain nothing. None: see `default_threads`.
     `weight_format` says how they are stored, `quantization_error` what that lost, relative to all matrices' norm; `rounded_again`
     which formats of a file were rounded to which other one; `draft_vocabulary` how many first tokens are drafted, where logits are of a part.
 
@@ -213,7 +213,7 @@ class CompiledLlama(CompiledSlots):
 
     @property
     def num_threads(self) -> int:
-        """That a pass runs on."""
+        """That a forward pass runs on."""
         return self.pool.num_threads
 
     @staticmethod
@@ -247,7 +247,7 @@ class CompiledLlama(CompiledSlots):
         layers: Sequence[int] = (),
         aux: AuxRows | None = None,
     ) -> np.ndarray:
-        """One compiled pass over the nodes from `since` on; returns the states asked for, [layers, rows, h]."""
+        """One compiled forward pass over the nodes from `since` on; returns the states asked for, [layers, rows, h]."""
         if since == 0:
             self.settle(slots)
         tokens, parents = tree.host
@@ -263,7 +263,7 @@ class CompiledLlama(CompiledSlots):
         hidden = np.empty((len(layers), B * (N - since + extra.shape[2]), len(self.arrays.norm)), np.float32)
         nodes = tokens, parents, np.full(B, since), np.full(B, N)
         with self.pool:
-            compiled_pass(self.arrays, np.array(slots), *nodes, logits_from, logits, hidden, state_index, extra, mask)
+            compiled_forward(self.arrays, np.array(slots), *nodes, logits_from, logits, hidden, state_index, extra, mask)
         self.passes += 1
         return hidden
 
@@ -272,7 +272,7 @@ class CompiledLlama(CompiledSlots):
         self._run([slot], TokenTree.chain(torch.tensor([token_ids])), 0, np.array([len(token_ids)]), self.new_logits(0))
 
     def new_logits(self, rows: int) -> np.ndarray:
-        """Room for the logits of some rows, as `compiled_pass` writes them: the vocabulary is filled up to whole panels."""
+        """Room for the logits of some rows, as `compiled_forward` writes them: the vocabulary is filled up to whole panels."""
         return np.empty((rows, self.arrays.sizes.outputs), np.float32)
 
     @property
@@ -317,7 +317,7 @@ class CompiledLlama(CompiledSlots):
     def score(
         self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None, since: int = 0
     ) -> Scores:
-        """One pass over the nodes `since` .. N-1; see `core.Target.score`.
+        """One forward pass over the nodes `since` .. N-1; see `core.Target.score`.
 
         since: the earlier nodes of this tree were scored by the calls before (a draft that grows depth by depth).
         hidden: 0 is the embedding, l what layer l puts out, the last one after the final norm.

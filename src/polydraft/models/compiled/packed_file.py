@@ -1,11 +1,11 @@
-"""Packed weights of a model's files, kept in the cache folder: the next start reads them, where packing takes seconds.
+"""Packed weights of a model's files, in the cache folder: the next start reads them, where packing takes seconds.
 
     file     a line of JSON, `about`; then the panels of each matrix as they are in memory, each from a page on
     about    what they follow from (the model's files by path, size and time of change, how they are packed, the code that packs), sums, figures
     sums     of each matrix, its bytes added as numbers of 64 bits: a file that is damaged is not used
 
-They are read into memory and not mapped: the pages of a file are small, and a pass of SmolLM2 over them takes 1.2 times as long. A file has its name once
-all is written. Without room, or a folder that can be written, nothing is kept.
+They are read into memory and not mapped: a file's pages are small, and a forward pass of SmolLM2 over them takes 1.2 times as long.
+A file has its name once all is written. Without room, or a folder that can be written, nothing is stored.
 """
 
 import hashlib
@@ -25,9 +25,9 @@ import numpy as np
 from polydraft.files.cache_folder import PACKED, enabled_cache_folder
 from polydraft.numerics.threads import usable_cores
 
-__all__ = ["LEAST_BYTES", "MOST_BYTES", "PackedFile", "code_digest", "folder"]
+__all__ = ["MIN_BYTES", "MOST_BYTES", "PackedFile", "code_digest", "folder"]
 
-LEAST_BYTES, MOST_BYTES = 32 << 20, 8 << 30
+MIN_BYTES, MOST_BYTES = 32 << 20, 8 << 30
 """Smaller models are packed at once; of all files those that were used last stay."""
 PAGE = 4096
 HEADER = 4 * PAGE
@@ -39,7 +39,7 @@ TOGETHER = 16 << 20
 
 
 def folder() -> Path | None:
-    """Where files are; None where nothing is kept."""
+    """Where files are; None where nothing is stored."""
     base = enabled_cache_folder()
     return None if base is None else base / PACKED
 
@@ -54,22 +54,22 @@ def code_digest() -> str:
 
 
 class PackedFile:
-    """Memory of some matrices, and the file that keeps what is in it.
+    """Memory of some matrices, and the file that stores what is in it.
 
-    about: what panels follow from, as JSON has it; None: they are not to be kept.  arrays: bytes of each matrix.
-    figures: of `keep`, once they are read.
+    about: what panels follow from, as JSON has it; None: they are not to be stored.  arrays: bytes of each matrix.
+    figures: of `write`, once they are read.
     """
 
     def __init__(self, about: Mapping[str, Any] | None, arrays: Sequence[np.ndarray]) -> None:
         self.figures: dict[str, float] = {}
         self._about, self._arrays, self._sizes = about, arrays, [len(array) for array in arrays]
         self._starts = [HEADER, *(HEADER + np.cumsum([-(-size // PAGE) * PAGE for size in self._sizes])).tolist()]
-        place = folder() if about is not None and LEAST_BYTES <= self._starts[-1] <= MOST_BYTES else None
+        place = folder() if about is not None and MIN_BYTES <= self._starts[-1] <= MOST_BYTES else None
         key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
         self._path = None if place is None else place / f"{key}{SUFFIX}"
 
     def read(self) -> bool:
-        """Fill the memory with what is kept; whether it is there, whole and of these very files."""
+        """Fill the memory with what is stored; whether it is there, whole and of these very files."""
         if self._path is None:
             return False
         try:
@@ -101,7 +101,7 @@ class PackedFile:
     def _pairs(self) -> list[tuple[np.ndarray, int]]:
         return list(zip(self._arrays, self._starts, strict=False))
 
-    def keep(self, **figures: float) -> None:
+    def write(self, **figures: float) -> None:
         """Write what is in memory now: the next start finds it, and these figures."""
         if self._path is None:
             return

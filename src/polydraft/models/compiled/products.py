@@ -1,9 +1,9 @@
 """Packed matrices, and their products with a few rows, made of tiles.
 
-Weights are read once from memory for all rows of a pass, front to back. Each output is one chain over the inputs: a row's result
-has the same bits whatever other rows are in the pass, and whoever computes its panel.
+Weights are read once from memory for all rows of a forward pass, front to back. Each output is one chain over the inputs: a row's result
+has the same bits whatever other rows are in the forward pass, and whoever computes its panel.
 
-Code is compiled for each pair of a format and what activations are rounded to, and called by its address: to a pass, which is
+Code is compiled for each pair of a format and what activations are rounded to, and called by its address: to a forward pass, which is
 compiled once, all formats are one type.
 """
 
@@ -119,7 +119,7 @@ def call_product(typingctx, address, x, xs, w, stride, panels, n, y, ys, width, 
 
 @cache
 def _compiled_product(stored: np.dtype, taken: np.dtype, of: str = "weights"):
-    """`product` for these dtypes, with numbers for arguments; kept as long as the process lives. of: "weights", "cache" or "sums", which go on."""
+    """`product` for these dtypes, with numbers for arguments; it lives as long as the process. of: "weights", "cache" or "sums", which go on."""
 
     def code(x, xs, w, stride, panels, n, y, ys, width, rows):
         most, product = _PRODUCTS[place]
@@ -280,7 +280,7 @@ class Packed(NamedTuple):
         )
 
     def followed_by(self, panels: int, others: "Packed") -> "Packed":
-        """The first panels of the only matrix and, behind them, those of another one, whose memory the caller keeps."""
+        """The first panels of the only matrix and, behind them, those of another one, whose memory the caller owns."""
         segments = np.concatenate([self.segments, others.segments], 1)
         segments[0, 0]["panels"], segments[0, 1]["first"] = panels, panels
         segments[0, 1]["offset"] += others.data.ctypes.data - self.data.ctypes.data
@@ -334,7 +334,7 @@ def packed(matrices: Sequence[Float[Tensor, "O I"]], kind: Format) -> Packed:
 def matmul(x, w, k, rounded, y, begin, end, rows):
     """Panels begin .. end-1 of y[:rows] = x[:rows] @ W.T for the k-th of packed matrices.
 
-    x: [*, >= I] float32.  rounded: the same rows as `round_rows` left them.  y: [*, all outputs of the panels].
+    x: [*, >= I] float32.  rounded: the same rows as `quantize_rows` left them.  y: [*, all outputs of the panels].
     """
     matmul_to(x, w, k, rounded, np.int64(y.ctypes.data), 4 * y.shape[1], begin, end, rows)
 

@@ -36,11 +36,11 @@ __all__ = [
 ]
 
 ROWS, FIXED, RUNS, COUNTED = map(np.int64, range(4))
-"""What a part's items are: rows of the pass; a number that is known when a model is built; runs of rows of one slot, times `number`, each cut
+"""What a part's items are: rows of the forward pass; a number that is known when a model is built; runs of rows of one slot, times `number`, each cut
 into up to `pieces` where there are fewer than threads; what a part before it wrote to `step.counted`, times `number`."""
 PART = np.dtype([(name, np.int64) for name in ("code", "arguments", "index", "items", "number", "pieces", "grain")])
 STEP = np.dtype([(name, np.int64) for name in ("index", "rows", "runs", "pieces", "counted", "logits")])
-"""The part that is open. index: of its layer among those that have it.  rows, runs: of the pass.  pieces: that its items are cut into.
+"""The part that is open. index: of its layer among those that have it.  rows, runs: of the forward pass.  pieces: that its items are cut into.
 counted: what parts leave for those behind them.  logits: address."""
 _LINE = 64
 """Bytes of a cache line."""
@@ -102,7 +102,7 @@ def panel_work(panels: int, panel_bytes: int, threads: int) -> Work:
 
 
 def new_program(layers: Sequence[Sequence[tuple[Part, int]]], step: np.ndarray, threads: int) -> Program:
-    """layers: the parts of each with the layer's index among those that have it, the head's at the end. Arguments are kept as long as the program."""
+    """layers: the parts of each with the layer's index among those that have it, the head's at the end. Arguments live as long as the program."""
     parts = list({id(part): part for layer in layers for part, _ in layer}.values())
     offsets = np.cumsum([0, *(-(-part.code(part.arguments, 0)[1] // _LINE) * _LINE for part in parts)])
     arguments = aligned(int(offsets[-1]), dtype=np.uint8)
@@ -114,7 +114,7 @@ def new_program(layers: Sequence[Sequence[tuple[Part, int]]], step: np.ndarray, 
 
 
 def replace_part(program: Program, place: int, part: Part) -> None:
-    """Give a part of one layer other arguments, and as many items as they have. The caller keeps their arrays."""
+    """Give a part of one layer other arguments, and as many items as they have. The caller owns their arrays."""
     row = program.parts[place]
     part.code(part.arguments, int(row["arguments"]))
     row["items"], row["number"], row["pieces"], row["grain"] = part.work

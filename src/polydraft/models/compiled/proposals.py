@@ -1,4 +1,4 @@
-"""A whole proposal of a compiled draft model in one call: passes, distributions and draws, depth by depth for the whole batch.
+"""A whole proposal of a compiled draft model in one call: forward passes, distributions and draws, depth by depth for the whole batch.
 
 The tree of each row is fixed beforehand, see `models/layout.py`, or ends earlier by the nodes' own paths (`budget.Stop`). Paths that agree share
 their rows: a prefix is run through the model once, whatever the number of its copies, and nodes without children not at all.
@@ -16,7 +16,7 @@ from polydraft.core import Budget, DraftSampling, SamplingParams, TokenTree
 from polydraft.core.budget import Stop
 from polydraft.core.confidence import acceptance_at
 from polydraft.models.compiled.draft_vocabulary import OutputTokens, draft_samplings, hide_other_texts
-from polydraft.models.compiled.forward import draft_pass
+from polydraft.models.compiled.forward import draft_forward
 from polydraft.models.compiled.kernels import copy_row
 from polydraft.models.compiled.stops import add_spares, stops_asked
 from polydraft.models.compiled.trees import draft_distribution, grow
@@ -41,7 +41,7 @@ IID, COUPLED, DISTINCT = (s.value for s in (DraftSampling.IID, DraftSampling.COU
 _MISSING = -2
 """Token of a node that its row has too few tokens for; of one that is not drawn it is -1."""
 LONGEST_PENDING = 32
-"""Committed tokens that a proposal reads itself; more are read by a pass of their own before."""
+"""Committed tokens that a proposal reads itself; more are read by a forward pass of their own before."""
 
 
 class Trees(NamedTuple):
@@ -193,7 +193,7 @@ def _propose(sync, model, vocab, outputs, requests, pending, places, samplings, 
     lengths are the caller's, see `CompiledProposals._committed`.  places: `layout.Layout`.  samplings: [B] of `truncation.SAMPLING`.  outputs: `OutputTokens`.
     siblings: value of the DraftSampling of the draws.  raw: [B, N, all outputs], what the logits after each node are written to; or no nodes.
     Returns tokens, parents, rows and confidences [B, N], probs [B, R, V], the end of the last node that is drawn, and the number of
-    passes; a node that is not drawn has parent -1.
+    forward passes; a node that is not drawn has parent -1.
     """
     (B, N), P, passes = places.parents.shape, pending.shape[1], 0
     num_spares = min(stops.spare_least.shape[1], N - 1)
@@ -201,7 +201,7 @@ def _propose(sync, model, vocab, outputs, requests, pending, places, samplings, 
     drawn, compact = np.empty(N, np.int64), np.empty(outputs.ids.size, _f32)
     room, rest = np.empty(vocab, np.int32), np.empty(vocab if siblings == DISTINCT or num_spares else 0, _f32)
     fed, above = np.zeros((B, P + N), np.int64), np.full((B, P + N), -1, np.int64)  # the tree that the model sees
-    slots, first_nodes = np.empty(B, np.int64), np.empty(B, np.int64)  # rows of one array would compile the pass twice
+    slots, first_nodes = np.empty(B, np.int64), np.empty(B, np.int64)  # rows of one array would compile the forward pass twice
     node_ends, first_logits = np.empty(B, np.int64), np.empty(B, np.int64)
     for b in range(B):
         slots[b] = requests[b].slot
@@ -220,7 +220,7 @@ def _propose(sync, model, vocab, outputs, requests, pending, places, samplings, 
         if num_logits == 0:
             break
         logits = np.empty((num_logits, model.sizes.outputs), _f32)
-        draft_pass(model, slots, fed, above, first_nodes, node_ends, first_logits, logits)
+        draft_forward(model, slots, fed, above, first_nodes, node_ends, first_logits, logits)
         r, passes = 0, passes + 1
         for b in range(B):
             root, parents = requests[b].num_pending - 1, places.parents[b]
@@ -270,7 +270,7 @@ class CompiledProposals(SlotModel):
     """What a compiled model offers as a draft model, see `core.Target`: proposals in one call for the whole batch."""
 
     arrays: Any
-    """A tuple of arrays for which there is a `forward.draft_pass`."""
+    """A tuple of arrays for which there is a `forward.draft_forward`."""
     output_tokens: OutputTokens | None = None
     """Where slots draft tokens of their own."""
 
@@ -293,11 +293,11 @@ class CompiledProposals(SlotModel):
             positions of the noise.  pending: committed tokens that the cache lacks, the root last; all but that are cached where there is a draft.
         draft_sampling: IID; WITHOUT_REPLACEMENT; COUPLED: the children of a node are its smallest clock / q (Kobus & Gunduz 2025, arXiv 2504.15475), and None is
             returned where its row has fewer tokens; SYSTEMATIC.
-        leaves: whether the logits after all nodes are returned too, by one more pass, over the leaves: the slots then hold every distinct node
+        leaves: whether the logits after all nodes are returned too, by a forward pass over the leaves: the slots then hold every distinct node
             at its first copy, to be committed. For models that have logits of all tokens. Trees are drawn whole, whatever the stops.
 
         Raises:
-            CapacityError: a tree of more nodes than a pass takes.
+            CapacityError: a tree of more nodes than a forward pass takes.
         """
         places, drafting = layouts(tuple(trees)), [leaves or len(parents) > 1 for parents in trees]
         raw = np.empty((len(slots), 0, 0), _f32)
@@ -314,7 +314,7 @@ class CompiledProposals(SlotModel):
             )
         tokens, parents, rows, confidence = (np.ascontiguousarray(x[:, :last]) for x in nodes)
         self._committed(requests, drafting, places.parents.shape[1], passes)
-        if len(slots) == 1:  # without the rows that no pass has filled
+        if len(slots) == 1:  # without the rows that no forward pass has filled
             probs = probs[:, : max(int(rows.max()) + 1, 1)]
         if (tokens == _MISSING).any():
             return None
@@ -330,7 +330,7 @@ class CompiledProposals(SlotModel):
         acceptances.  pending: as of `propose_paths`.
 
         Raises:
-            CapacityError: more expanded nodes than a pass takes.
+            CapacityError: more expanded nodes than a forward pass takes.
         """
         sizes = [(g.max_depth if g.max_nodes else 0, g.width, g.max_nodes) for g in budgets]
         depths = [depth for depth, *_ in sizes]
@@ -374,7 +374,7 @@ class CompiledProposals(SlotModel):
         return np.array(records, kind), np.array([[*ids, *[0] * (longest - len(ids))] for ids in token_ids])
 
     def settle(self, slots: Sequence[int]) -> None:
-        """Be ready for passes over new trees behind the committed tokens of these slots: for models whose layers keep states."""
+        """Be ready for forward passes over new trees behind the committed tokens of these slots: for models whose layers have states."""
 
     def reads(self, slot: int, token_ids: Sequence[int]) -> None:
         """The next proposal reads these tokens behind those of this slot: for models that read more of them than their ids."""

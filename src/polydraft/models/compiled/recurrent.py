@@ -1,12 +1,12 @@
 """The memory of recurrent layers in a model's slots: a state of the committed text, what the tokens behind it left, and copies to go back to.
 
-    state      what a layer keeps of the first `folded` tokens of a slot, whole blocks of them
+    state      what a layer stores of the first `folded` tokens of a slot, whole blocks of them
     pending    what each token behind those left for its layer, such as the inputs of a convolution: row `column - folded`
     fold       the rows of a block become part of the state
     snapshot   a copy of a slot's state, which it is set back to where it must forget what was folded
 
-No pass writes a state. A node of a tree reads the state and the rows of its ancestors, so that a rejected node costs nothing, and the rows of an
-accepted path move to the front as keys and values do. What was folded is forgotten by a snapshot; the tokens behind it are then read again.
+No forward pass writes a state. A node of a tree reads the state and the rows of its ancestors, so that a rejected node costs nothing, and the
+rows of an accepted path move to the front as keys and values do. What was folded is forgotten by a snapshot; tokens behind it are then read again.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,11 +38,11 @@ BLOCK = 32
 PENDING = BLOCK + 2 * TREE_ROOM
 """Rows of a slot: an unfinished block, tokens that were committed together since, and a tree."""
 SNAPSHOT_TOKENS = 256
-"""A snapshot is kept each time that a text has grown by so many tokens: so many are read again at most."""
+"""A snapshot is made each time that a text has grown by so many tokens: so many are read again at most."""
 FORGOTTEN = -60.0
 """Sum of the logarithms of decays behind which a token has no weight: exp(-60) is 1e-26."""
 PIECE = 64
-"""Tokens that are read again in one pass."""
+"""Tokens that are read again in one forward pass."""
 _ALL = np.iinfo(np.int64).max
 
 
@@ -57,7 +57,7 @@ def snapshot_bytes() -> int:
 
 
 class StateShape(NamedTuple):
-    """What a kind of recurrent layer keeps in a slot, float32.
+    """What a kind of recurrent layer stores in a slot, float32.
 
     states: shapes of a layer's states.  pending: shapes of what one token leaves for a layer.
     sizes: what else its parts know of them.
@@ -129,7 +129,7 @@ class Snapshots:
         self._of_slot: dict[int, dict[int, tuple[np.ndarray, ...]]] = {}
 
     def add(self, slot: int, length: int, states: tuple[np.ndarray, ...]) -> None:
-        """Keep the states of a slot after so many tokens; they are never written again."""
+        """Copy the states of a slot after so many tokens; the copy is never written again."""
         self._of_slot.setdefault(slot, {})[length] = states
         while sum(map(len, self._of_slot.values())) > self._most:
             self._thin(max(self._of_slot.values(), key=len))
@@ -161,7 +161,7 @@ class Snapshots:
 class RecurrentMemory:
     """The recurrent layers of a model with slots.
 
-    kinds: of its layers.  lengths: [slots] committed tokens, the slots' own.  folded: [slots] tokens in the states, which passes read.
+    kinds: of its layers.  lengths: [slots] committed tokens, the slots' own.  folded: [slots] tokens in the states, which forward passes read.
     snapshot_bytes: that snapshots may take.  read_again: run a slot's committed tokens begin .. end-1 through the layers once more.
     """
 
@@ -226,10 +226,10 @@ class RecurrentMemory:
             states[:, slot] = copies[i] if copies else 0.0
         self.folded[slot] = self._read[slot] = length
 
-    # Before a pass
+    # Before a forward pass
 
     def settle(self, slots: Sequence[int]) -> None:
-        """Make slots ready for a pass: what lacks is read again, and whole blocks are folded. What lies behind the committed tokens is lost."""
+        """Make slots ready for a forward pass: what lacks is read again, whole blocks are folded. What lies behind committed tokens is lost."""
         index = np.asarray(slots, np.int64)
         lengths = self._lengths[index]
         due = (lengths - self.folded[index] >= BLOCK) | (self._read[index] < lengths)
@@ -255,12 +255,12 @@ class RecurrentMemory:
                 rows[:, slot, :rest] = rows[:, slot, count : count + rest]
             self.folded[slot] = end
             if end % SNAPSHOT_TOKENS == 0:
-                self.keep(slot)
+                self.take_snapshot(slot)
 
     # Snapshots
 
-    def keep(self, slot: int) -> None:
-        """Keep a snapshot of a slot's states as they are, where there is none."""
+    def take_snapshot(self, slot: int) -> None:
+        """Take a snapshot of a slot's states as they are, where there is none."""
         folded = int(self.folded[slot])
         if folded and self._snapshots.last(slot, folded)[0] < folded:
             self._snapshots.add(slot, folded, tuple(states[:, slot].copy() for states in self._states))
@@ -272,9 +272,9 @@ class RecurrentMemory:
         return self._snapshots.last(slot, length)[0]
 
     def states_after(self, slot: int, length: int) -> tuple[np.ndarray, ...] | None:
-        """The states after so many tokens, never written again; None where they are not kept."""
+        """The states after so many tokens, never written again; None without a snapshot."""
         if length == self.folded[slot]:
-            self.keep(slot)
+            self.take_snapshot(slot)
         longest, states = self._snapshots.last(slot, length)
         return states if longest == length else None
 

@@ -14,13 +14,13 @@ from polydraft.models.compiled.products import BFLOATS, BYTES
 from polydraft.models.compiled.vectors import BYTE, FLOAT, FLOATS, INT, INTS, LANES, WHOLE, WHOLE_BITS, VectorCode
 from polydraft.numerics.compile_time import inner
 
-__all__ = ["round_rows", "rounded_bytes"]
+__all__ = ["quantize_rows", "rounded_bytes"]
 
 _SIZE = ROUNDED.itemsize
 
 
 @intrinsic
-def _round_block(typingctx, x, rounded):
+def _quantize_block(typingctx, x, rounded):
     """Signed bytes of BLOCK activations, the largest 127 times the scale; x, rounded: the addresses of both."""
 
     def emit(context, builder, signature, args):
@@ -54,8 +54,8 @@ def _round_block(typingctx, x, rounded):
 
 
 @inner
-def round_rows(x, n, rounding, rounded, begin, end):
-    """Round rows begin .. end-1, n activations each; nothing where the product takes them as they are.
+def quantize_rows(x, n, rounding, rounded, begin, end):
+    """Write the rounded rows begin .. end-1, n activations each; nothing where the product takes them as they are.
 
     rounding: of its weights, EXACT, BFLOATS or BYTES.
 
@@ -71,12 +71,12 @@ def round_rows(x, n, rounding, rounded, begin, end):
         for t in range(begin, end):
             row, out = x[t], rounded[t]
             for k in range(whole):
-                _round_block(row.ctypes.data + 4 * k * BLOCK, out.ctypes.data + k * _SIZE)
+                _quantize_block(row.ctypes.data + 4 * k * BLOCK, out.ctypes.data + k * _SIZE)
             if n > whole * BLOCK:
                 last = out[len(out) - 4 * BLOCK :].view(np.float32)
                 for i in range(BLOCK):
                     last[i] = row[whole * BLOCK + i] if whole * BLOCK + i < n else np.float32(0)
-                _round_block(last.ctypes.data, out.ctypes.data + whole * _SIZE)
+                _quantize_block(last.ctypes.data, out.ctypes.data + whole * _SIZE)
 
 
 def rounded_bytes(n: int) -> int:

@@ -34,7 +34,7 @@ class CompiledSlots(CompiledProposals):
         return {kind: memory for kind, (memory, _) in memories.items()}
 
     def _read_again(self, slot: int, begin: int, end: int) -> None:
-        """Run committed tokens through the layers, for what recurrent ones keep; keys and values get the bits that they have."""
+        """Run committed tokens through the layers, for the states of recurrent ones; keys and values get the bits that they have."""
         length, self._lengths[slot] = int(self._lengths[slot]), begin
         try:
             self.read_on(slot, self.arrays.memory.tokens[slot, begin:end].tolist())
@@ -91,11 +91,11 @@ class CompiledSlots(CompiledProposals):
         self._begun.update(slots)
 
     def goes_on(self, slots: Sequence[int]) -> None:
-        """Texts go on behind tokens that were appended: states are kept there."""
+        """Texts go on behind tokens that were appended: states are copied there."""
         if self._recurrent is not None and (begun := self._begun.intersection(slots)):
             self._recurrent.settle([*begun])
             for slot in begun:
-                self._recurrent.keep(slot)
+                self._recurrent.take_snapshot(slot)
         self._begun.difference_update(slots)
 
     block_tokens = PANEL

@@ -1,10 +1,10 @@
-"""Softmax over columns that come tile by tile, in powers of two: nothing of a whole row is kept (Milakov & Gimelshein 2018, arXiv 1805.02867).
+"""Softmax over columns that come tile by tile, in powers of two: nothing of a whole row is stored (Milakov & Gimelshein 2018, arXiv 1805.02867).
 
     x       score of a column in units of log2
     m       top of a row: the smallest whole number that no x so far exceeds
     weight  2^(x - m), not yet divided by the row's total
 
-As m is whole, a row that meets a larger score is scaled by a power of two, which rounds nothing: bits do not depend on where tiles begin.
+As m is whole, a row that meets a larger score is scaled by a power of two, without rounding: bits do not depend on where tiles begin.
 A weight below 2^-126 is zero. Weights are added in the lane of their position, modulo LANES_OF_TOTAL.
 """
 
@@ -19,7 +19,7 @@ from polydraft.numerics.compile_time import inner
 
 __all__ = [
     "LANES_OF_TOTAL",
-    "LEAST_TOP",
+    "MIN_TOP",
     "TERMS",
     "VALUES",
     "block_top",
@@ -36,9 +36,9 @@ TERMS = 32
 """Columns whose weights share a scale where they are rounded to bytes."""
 VALUES = 127
 """The largest rounded weight."""
-LEAST_TOP = np.float32(-(2**20))
+MIN_TOP = np.float32(-(2**20))
 """Of a row that has met no column."""
-_LEAST, _SMALLEST = -126.0, -(2.0**21)
+_MIN_EXPONENT, _SMALLEST = -126.0, -(2.0**21)
 
 
 def _coefficients(degree: int) -> list[float]:
@@ -65,7 +65,7 @@ def _power(code, x, shift):
         total = code.fma(total, r, code.floats(c))
     bits = b.sub(b.bitcast(b.fadd(exponent, rounding), INTS), code.ints(WHOLE_BITS - 127))
     power = b.fmul(total, b.bitcast(b.shl(bits, code.ints(23)), FLOATS))
-    return b.select(b.fcmp_ordered("<", exponent, code.floats(_LEAST)), code.floats(0), power)
+    return b.select(b.fcmp_ordered("<", exponent, code.floats(_MIN_EXPONENT)), code.floats(0), power)
 
 
 def _larger(b, x, y):

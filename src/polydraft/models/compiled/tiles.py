@@ -97,7 +97,7 @@ def _start(code, inputs, middle, field):
 
 
 def _add_products(code, sums, inputs, block, where):
-    """Add the products of rows with a sub-block: scale (sum of products) + least (sum of activations) of each run.
+    """Add the products of rows with a sub-block: scale (sum of products) + minimum (sum of activations) of each run.
 
     sums: pointers to a row's.  inputs: to its activations.
     """
@@ -113,12 +113,12 @@ def _add_products(code, sums, inputs, block, where):
         values = [code.fma(b.bitcast(v, FLOATS), *scale) for v, scale in zip(products, block.scales, strict=True)]
         factor = code.spread_at(code.at(there, where["scale"]), FLOAT)
         code.add(total, values[0] if count == 1 else b.fadd(*values), factor)
-        if len(block.leasts) == 1:
-            code.add(total, code.spread_at(code.at(there, where["sum"]), FLOAT), block.leasts[0])
-        elif block.leasts:
-            for field, least in zip(fields, block.leasts, strict=True):
+        if len(block.minimums) == 1:
+            code.add(total, code.spread_at(code.at(there, where["sum"]), FLOAT), block.minimums[0])
+        elif block.minimums:
+            for field, minimum in zip(fields, block.minimums, strict=True):
                 half = b.fsub(code.spread_at(code.at(there, field), FLOAT), code.floats(WHOLE))
-                code.add(total, b.fmul(half, b.fmul(factor, code.floats(-1 / 128))), least)
+                code.add(total, b.fmul(half, b.fmul(factor, code.floats(-1 / 128))), minimum)
 
 
 def _blocks(code, x, w, n, stored, activation):
@@ -143,14 +143,14 @@ def _each_weight(code, w, n, stored, use):
             block.prefetch(s)
             runs, begin = block.scales(s), b.add(first, b.mul(s, code.number(4 * BLOCK)))
             for half in range(2):
-                scale, least = runs[half * len(runs) // 2]
+                scale, minimum = runs[half * len(runs) // 2]
                 scales = [b.fmul(scale, code.floats(2.0 ** -(8 * k))) for k in range(4)]
                 with code.rolled_loop(4) as (group, _):
                     codes = block.codes(s, half, group)
                     offset = b.add(begin, b.add(code.number(64 * half), b.mul(group, code.number(16))))
                     for k in range(4):
                         number = b.uitofp(b.and_(codes, code.ints(255 << 8 * k)), FLOATS)
-                        value = code.fma(number, scales[k], least) if least is not None else b.fmul(number, scales[k])
+                        value = code.fma(number, scales[k], minimum) if minimum is not None else b.fmul(number, scales[k])
                         use(b.add(offset, code.number(4 * k)), value, k)
 
 

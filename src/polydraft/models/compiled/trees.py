@@ -1,6 +1,6 @@
-"""The most probable tree of a compiled draft model in one call: passes, distributions and choices, depth by depth for the whole batch.
+"""The most probable tree of a compiled draft model in one call: forward passes, distributions and choices, depth by depth for the whole batch.
 
-`join` keeps the best nodes of all depths and `advance` chooses which of them are expanded; see `drafters/model/best_first.py`, which grows the same
+`join` collects the best nodes of all depths and `advance` chooses which of them are expanded; see `drafters/model/best_first.py`, which grows the same
 trees through any model's `score`.
 """
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from polydraft.core.confidence import ranked_acceptance_at
 from polydraft.models.compiled.draft_vocabulary import hide_other_texts
-from polydraft.models.compiled.forward import draft_pass
+from polydraft.models.compiled.forward import draft_forward
 from polydraft.numerics.compiled_code import njit
 from polydraft.sampling.truncation import scale_row, soften
 
@@ -17,7 +17,7 @@ __all__ = ["NODE", "advance", "draft_distribution", "draft_of", "grow", "join", 
 NODE = np.dtype(
     [(name, np.int64) for name in ("token", "parent", "row")] + [(name, np.float64) for name in ("value", "confidence")]
 )
-"""A kept node: the scored row of its parent, and its own, -1 while there is none; the probability of its path, of the tokens' probabilities or of their
+"""A chosen node: the scored row of its parent, and its own, -1 while there is none; the probability of its path, of the tokens' probabilities or of their
 calibrated ones, and that of its token."""
 _f32 = np.float32
 _SLIGHT = 1e-3
@@ -36,7 +36,7 @@ def draft_distribution(sync, logits, bias, sampling, out, ids):
 
 @njit(cache=True, error_model="numpy")
 def join(distribution, ids, weight, row, least, acceptance, nodes, size):
-    """Children of a scored row join the kept nodes, which stay in the order of falling value, the earlier first among equals; returns how many there are.
+    """Children of a scored row join the chosen nodes, which stay in the order of falling value, the earlier first among equals; returns how many there are.
 
     distribution: behind the row, whose path has probability `weight`, of all tokens or of `ids`.  acceptance: what calibrates it, if not empty.
     nodes: [max_nodes] of NODE.
@@ -61,7 +61,7 @@ def join(distribution, ids, weight, row, least, acceptance, nodes, size):
 
 @njit(cache=True)
 def advance(nodes, size, begin, row, width, chosen):
-    """Give the best `width` kept children of the rows from `begin` on the scored rows from `row` on; returns how many, their places in `chosen`."""
+    """Give the best `width` chosen children of the rows from `begin` on the scored rows from `row` on; returns how many, their places in `chosen`."""
     count = 0
     for i in range(size):
         if nodes[i].parent >= begin and count < width:
@@ -81,7 +81,7 @@ def retreat(nodes, size, row):
 
 @njit(cache=True)
 def draft_of(nodes, size, rows, tokens, parents, confidence):
-    """Fill the places behind the root of a draft with the kept nodes in order. rows: at least as many as were given."""
+    """Fill the places behind the root of a draft with the chosen nodes in order. rows: as many as were given, or more."""
     places = np.zeros(rows + 1, np.int64)
     for i in range(size):
         node = nodes[i]
@@ -95,10 +95,10 @@ def grow(sync, model, outputs, vocab, requests, pending, samplings, bias, least,
     """requests: [B] of `proposals.GROW`.  pending: [B, P] tokens, the root last.
 
     samplings: [B] of `truncation.SAMPLING`.  outputs: `OutputTokens`.  least, acceptance: as of proposals.  Lengths of caches are the caller's, as there.
-    Returns tokens, parents and confidences of the drafts, tokens and parents of what was scored, the root first, how many rows that is, and the passes.
+    Returns tokens, parents and confidences of the drafts, tokens and parents of what was scored, the root first, and numbers of rows and forward passes.
     """
     ids, (B, P), M, R, deepest = outputs.ids, pending.shape, 0, 1, 0
-    slots, first_nodes = np.empty(B, np.int64), np.empty(B, np.int64)  # rows of one array would compile the pass twice
+    slots, first_nodes = np.empty(B, np.int64), np.empty(B, np.int64)  # rows of one array would compile the forward pass twice
     node_ends, first_logits = np.empty(B, np.int64), np.empty(B, np.int64)
     for b in range(B):
         g = requests[b]
@@ -127,7 +127,7 @@ def grow(sync, model, outputs, vocab, requests, pending, samplings, bias, least,
         if total == 0:
             break
         logits = np.empty((total, model.sizes.outputs), np.float32)
-        draft_pass(model, slots, fed, above, first_nodes, node_ends, first_logits, logits)
+        draft_forward(model, slots, fed, above, first_nodes, node_ends, first_logits, logits)
         r, passes = 0, passes + 1
         for b in range(B):
             if count[b] == 0:

@@ -130,8 +130,8 @@ class _Packer:
             return
         first = 0
         for name, size, is_copied in zip(part.names, sizes, copied, strict=True):
-            pack_rows = self._copy_rows if is_copied else self._recode_rows if self._recodes(name, stored) else self._round_rows
-            jobs = self.number_jobs if pack_rows == self._round_rows else self.block_jobs
+            pack_rows = self._copy_rows if is_copied else self._recode_rows if self._recodes(name, stored) else self._convert_rows
+            jobs = self.number_jobs if pack_rows == self._convert_rows else self.block_jobs
             for begin in range(0, size, SLICE):
                 end = min(size, begin + SLICE)
                 last = first + -(-end // width) if end < size or name != part.names[-1] else len(panels)
@@ -140,7 +140,7 @@ class _Packer:
             first += size // width
 
     def _recodes(self, name: str, stored: str) -> bool:
-        """Whether compiled code rounds the blocks of a tensor to those that are stored."""
+        """Whether the stored blocks of a tensor come of rounding in compiled code."""
         return stored == RECODED and self.model.kind(name) in BLOCKS
 
     def _copy_rows(self, name: str, rows: slice, panels: np.ndarray) -> tuple[float, float]:
@@ -157,7 +157,7 @@ class _Packer:
         self.model.forget([name], rows)
         return sums
 
-    def _round_rows(self, name: str, rows: slice, panels: np.ndarray) -> tuple[float, float]:
+    def _convert_rows(self, name: str, rows: slice, panels: np.ndarray) -> tuple[float, float]:
         assert self.model.rows is not None
         sums = pack(self.model.rows(name, rows), panels)
         self.model.forget([name], rows)
@@ -198,12 +198,12 @@ def packed_weights(
     *,
     integers: bool = True,
     length: int | None = None,
-    ends: Ends | None = None,
+    outer: Ends | None = None,
 ) -> PackedModel:
     """Pack a model's weights.
 
     columns: positions to prepare the rotation for.  integers: whether products with blocks take activations rounded to eight bits.
-    length: of the longest text, which some kinds of rotation depend on, see `models.rotary`.  ends: of a checkpoint that has layers alone.
+    length: of the longest text, which some kinds of rotation depend on, see `models.rotary`.  outer: of a checkpoint that has layers alone.
 
     Raises:
         CapacityError: less memory is free than the weights take.
@@ -218,7 +218,7 @@ def packed_weights(
         name: [[f"{_layer(l)}{module}.weight" for module in modules] for l in layers_of[name]]
         for name, modules in architecture.matrices.items()
     }
-    if ends is None:
+    if outer is None:
         names["head"] = [[EMBEDDING if model.tied else HEAD]]
     _check_memory(model, quantization)
     packer = _Packer(model, quantization, integers)
@@ -248,7 +248,7 @@ def packed_weights(
         return np.array([numbers[l] for l in of_kind[ATTENTION]], np.int64)
 
     matrices = {part: packer.packed(layers) for part, layers in names.items()}
-    embed = None if ends is not None else _embedding(model, packer, matrices["head"])
+    embed = None if outer is not None else _embedding(model, packer, matrices["head"])
     experts = None if mixture is None else _experts(model, packer, mixture, [*map(_layer, sparse)], of_experts)
     packed_matrices = *matrices.values(), *(() if experts is None else experts.matrices)
     stored = ", ".join(sorted(set().union(*(w.formats for w in packed_matrices))))
@@ -257,12 +257,12 @@ def packed_weights(
     cos, sin = (torch.stack(parts).numpy() for parts in zip(*tables, strict=True))
     if embed is not None:
         norm_before_head = (model.read(f"{architecture.final_norm}.weight").float() + model.norm_offset).numpy()
-        ends = Ends(embed, matrices.pop("head"), norm_before_head)
-    assert ends is not None
+        outer = Ends(embed, matrices.pop("head"), norm_before_head)
+    assert outer is not None
     weights = Weights(
-        embed=ends.embed,
-        head=ends.head,
-        norm=ends.norm,
+        embed=outer.embed,
+        head=outer.head,
+        norm=outer.norm,
         attention_norm=norm("attention_norm"),
         attention_out_norm=norm("attention_out_norm"),
         mlp_norm=norm("mlp_norm"),
@@ -294,13 +294,13 @@ def _about(model: Checkpoint, packer: _Packer) -> dict[str, Any] | None:
 
 
 def _fill(model: Checkpoint, packer: _Packer) -> float:
-    """Pack all matrices, or read them where they were kept; returns the error of what was rounded."""
+    """Pack all matrices, or read them where they were stored; returns the error of what was rounded."""
     file = PackedFile(_about(model, packer), [w.data for w in packer.made])
     if file.read():
         return file.figures["error"]
     lost, whole = _run(packer, _name(model), sum(w.nbytes for w in packer.made))
     error = (lost / whole) ** 0.5 if lost else 0.0
-    file.keep(error=error)
+    file.write(error=error)
     return error
 
 

@@ -1,4 +1,4 @@
-"""The memory that the rows of a pass are in, and the numbers that all parts of a model know.
+"""The memory that the rows of a forward pass are in, and the numbers that all parts of a model know.
 
 column   place of one token in a slot: committed tokens first, then the nodes of the tree being scored
 seen     the columns of the tree that a row attends to beside all committed ones: its ancestors' and its own
@@ -22,13 +22,13 @@ from polydraft.numerics.threads import sync
 __all__ = ["CHUNK", "NONE", "ONE", "ROW", "SPAN", "Sizes", "Workspace", "cut_runs", "workspace"]
 
 CHUNK = 64
-"""Most rows that are in work at once; a pass over more reads the weights again."""
+"""Most rows that are in work at once; a forward pass over more reads the weights again."""
 RUN = 16
 """Rows of a slot whose attention is one unit of work."""
 SPAN = whole(TREE_ROOM + COLUMNS, 2 * COLUMNS)
 """Most columns whose scores are in work at once: a tree, and committed ones before it up to a multiple of COLUMNS."""
 ROW = np.dtype([(name, np.int64) for name in ("token", "slot", "position", "column", "length", "num_seen", "has_logits")])
-"""A row of a pass. length: committed tokens of its slot.  num_seen: columns beyond them that it attends to.  has_logits: whether they are asked for."""
+"""A row of a forward pass. length: committed tokens of its slot.  num_seen: columns beyond them that it attends to.  has_logits: whether they are asked for."""
 ONE, NONE = np.float32(1.0), np.float32(0.0)
 
 
@@ -65,7 +65,7 @@ class Workspace(NamedTuple):
     update: np.ndarray
     gate_up: np.ndarray
     act: np.ndarray
-    rounded: np.ndarray  # [CHUNK, bytes] the input of the next product as `round_rows` leaves it
+    rounded: np.ndarray  # [CHUNK, bytes] the input of the next product as `quantize_rows` leaves it
     queries: np.ndarray  # [threads, RUN H / G, D], zeros up to whole steps of a product
     words: np.ndarray  # [threads, RUN H / G, words] queries rounded to bytes, see `cache_tiles.QUERY`, or to bfloat16
     scores: np.ndarray  # [threads, RUN H / G, SPAN]

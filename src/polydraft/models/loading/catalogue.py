@@ -121,7 +121,7 @@ def default_draft(target: str) -> str | None:
 
 
 def models_folder() -> Path:
-    """Where fetched models are kept: `models` in `POLYDRAFT_CACHE`, else in `XDG_CACHE_HOME`/polydraft, else in ~/.cache/polydraft."""
+    """Where fetched models are stored: `models` in `POLYDRAFT_CACHE`, else in `XDG_CACHE_HOME`/polydraft, else in ~/.cache/polydraft."""
     return (cache_folder() or temporary_folder()) / "models"
 
 
@@ -134,7 +134,7 @@ def cached(model: HubModel) -> Path | None:
 def fetch(model: HubModel) -> Path:
     """Fetch a model, unless it is here; the path of its file.
 
-    The file takes its name once all of it is written and its checksum holds. Whole parts of a fetch that is interrupted are kept beside it, and
+    The file takes its name once all of it is written and its checksum holds. Whole parts of a fetch that is interrupted stay beside it, and
     the next one goes on behind them; of several at a time one fetches and the others wait. Progress is shown on a terminal's standard error.
 
     Raises:
@@ -161,7 +161,7 @@ def fetch(model: HubModel) -> Path:
         if error.errno in FULL:
             shutil.rmtree(scratch, ignore_errors=True)  # what lies there is the room that others lack
         raise ModelLoadError(
-            f"{model.name!r} could not be kept in {str(folder)!r}: {error.strerror}. Free some room, or name another folder in POLYDRAFT_CACHE."
+            f"{model.name!r} could not be stored in {str(folder)!r}: {error.strerror}. Free some room, or name another folder in POLYDRAFT_CACHE."
         ) from error
     return path
 

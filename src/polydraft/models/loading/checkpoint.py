@@ -125,10 +125,10 @@ class Checkpoint:
 @dataclass(frozen=True)
 class PredictorCheckpoint(Checkpoint):
     """A layer behind a model's own that predicts a further token, as a checkpoint of one layer; see `predictor`. config: the model's.
-    ends: what is around the layer, by the fields of `predictor.Layout`; norms multiply as they are.
+    outer: what is around the layer, by the fields of `predictor.Layout`; norms multiply as they are.
     """
 
-    ends: Callable[[], dict[str, Tensor]] = dict
+    outer: Callable[[], dict[str, Tensor]] = dict
 
     @property
     def spec(self) -> ModelSpec:
@@ -290,10 +290,10 @@ def _predictor_of_folder(folder: Path, config: Any, files: Mapping[str, Path]) -
         outlines = _outlines(files, places, shapes, MxWeights({}, lambda name, index: torch.empty(0)))
     except (KeyError, ValueError, ModelLoadError):
         return None
-    reader = _Reader(files, places | {name: Stored(place) for name, place in names.ends.items()})
+    reader = _Reader(files, places | {name: Stored(place) for name, place in names.outer.items()})
 
-    def ends() -> dict[str, Tensor]:
-        tensors = {name: reader.read(name).float() for name in names.ends}
+    def outer() -> dict[str, Tensor]:
+        tensors = {name: reader.read(name).float() for name in names.outer}
         return {name: tensor + offset if tensor.ndim == 1 else tensor for name, tensor in tensors.items()}
 
     cpu, used = torch.device("cpu"), sorted({files[place.name] for place in places.values()})
@@ -307,7 +307,7 @@ def _predictor_of_folder(folder: Path, config: Any, files: Mapping[str, Path]) -
         torch.float32,
         norm_offset=offset,
         files=(folder / "config.json", *used),
-        ends=ends,
+        outer=outer,
     )
 
 
@@ -342,7 +342,7 @@ def _predictor_of_file(file: GgufFile) -> PredictorCheckpoint | None:
         rows=lambda name, rows: file.rows(its(name), rows),
         forget=lambda names, rows: file.forget(map(its, names), rows),
         files=tuple(parts_of(file.path)),
-        ends=lambda: {name: file.tensor(place) for name, place in placed.ends.items()},
+        outer=lambda: {name: file.tensor(place) for name, place in placed.outer.items()},
     )
 
 

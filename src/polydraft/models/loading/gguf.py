@@ -300,7 +300,7 @@ class GgufFile(GgufHeader):
         tensors = [
             torch.empty(self.tensors[n].shape, device="meta") if outline else _dequantised(*self._blocks(n)) for n in names
         ]
-        return self.conversion.source(name).made(self.transformers_config, *tensors)
+        return self.conversion.source(name).make(self.transformers_config, *tensors)
 
     def _offset(self, name: str) -> float:
         """What the file adds to a weight."""

@@ -1,6 +1,6 @@
 """Which models can be read at all, and which rolled back in a KV cache of our own, told from their configuration.
 
-A cache can be rolled back if every token keeps keys and values of its own for as long as the sequence lasts, and if they depend on nothing
+A cache can be rolled back if every token has keys and values of its own for as long as the sequence lasts, and if they depend on nothing
 but the tokens before it and its position. What a configuration cannot tell is proven when a model is built, see `proof`.
 """
 
@@ -84,7 +84,7 @@ def check_rolls_back(config: Any, max_model_len: int | None = None, model: Any |
     inner = text_config(config)
     odd = sorted({kind for kind in getattr(inner, "layer_types", None) or () if kind not in ATTENTION})
     if odd:
-        raise _refuse(config, f"its layers of kind {', '.join(odd)} keep a state that cannot be rolled back", PLAIN_DECODING)
+        raise _refuse(config, f"its layers of kind {', '.join(odd)} have a state that cannot be rolled back", PLAIN_DECODING)
     if getattr(model, "_is_stateful", False):
         raise _refuse(config, "it is recurrent: its state cannot be rolled back", PLAIN_DECODING)
     longest = max_model_len or context_length(config)

@@ -20,7 +20,7 @@ INTERRUPTIONS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 NORMALISED = 3
 """Times by which Unicode's normal form C makes a text shorter, at most."""
 PRIVATE = range(0xE000, 0xF900)
-"""Characters that mean nothing by Unicode's own rule."""
+"""Characters that mean nothing by Unicode's own definition."""
 
 
 @contextmanager

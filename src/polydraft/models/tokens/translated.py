@@ -85,7 +85,7 @@ class TranslatedModel(Target):
         return Scores(TokenTree(tree.tokens[:, since:], tree.parents[:, since:]), self._logits(scores.logits))
 
     def commit(self, slots: Sequence[int], outcome: Outcome) -> None:
-        """Keep the root and the path."""
+        """Roll back all but the root and the path."""
         self.inner.commit(slots, outcome)
         for slot, num_accepted in zip(slots, outcome.num_accepted.tolist(), strict=True):
             self._append(slot, [self._roots[slot]])

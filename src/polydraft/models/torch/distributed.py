@@ -2,7 +2,7 @@
 
 Megatron-LM, Shoeybi et al. 2019 (arXiv 1909.08053): a rank holds some heads of every attention and some columns of every other matrix, keys
 and values of its own heads only, and two all-reduces a layer make its sums whole. Rank 0 is the caller's process, with engine, drafters and
-verification. What changes a cache is called on every rank with the same arguments, so all of them hold the same columns after every round.
+verification. What changes a cache is called on every rank with the same arguments, so all of them hold the same columns after every step.
 """
 
 import weakref
@@ -104,7 +104,7 @@ class ShardedTarget(HFTarget):
         return target
 
     def _begin(self, place: Path, num_ranks: int, dtype: Any, *, begun: Callable[[], None], **sizes: Any) -> None:
-        """begun: called when the weights are read, before the first pass."""
+        """begun: called when the weights are read, before the first forward pass."""
         from transformers.distributed.configuration_utils import DistributedConfig
 
         module = load_module(place, dtype=dtype, distributed_config=DistributedConfig(tp_size=num_ranks))

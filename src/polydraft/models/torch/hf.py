@@ -1,9 +1,9 @@
-"""Any causal language model of transformers as a target: trees scored in one pass, in slots, over a cache of its own.
+"""Any causal language model of transformers as a target: trees scored in one forward pass, in slots, over a cache of its own.
 
-    B  sequences of a call    N  nodes of the tree    X  auxiliary rows    T = N - since + X  rows of the pass
+    B  sequences of a call    N  nodes of the tree    X  auxiliary rows    T = N - since + X  rows of the forward pass
 
 The module is used as it is: it gets an explicit mask for each kind of its layers, explicit positions and a `SlotCache`. When a target is
-built, a branching tree behind a prefix is scored and compared with a plain pass, so that a model that ignores any of the three is refused, see `proof`.
+built, a branching tree behind a prefix is scored and compared with a plain forward pass, so that a model that ignores any of the three is refused, see `proof`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ Shapes = Mapping[int, tuple[torch.Size, torch.Size, torch.dtype]]
 
 
 class PassRecorder(Cache):
-    """Keeps keys and values of a pass without a past, by layer."""
+    """Stores keys and values of a forward pass without a past, by layer."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -63,7 +63,7 @@ class PassRecorder(Cache):
 def _layers(shapes: Shapes) -> list[LayerShape]:
     if not shapes or sorted(shapes) != list(range(len(shapes))):
         raise ModelLoadError(
-            f"only the layers {sorted(shapes)} keep keys and values; each of the first layers is expected to. Use another model."
+            f"only the layers {sorted(shapes)} have keys and values; each of the first layers is expected to. Use another model."
         )
     return [LayerShape(keys[1], keys[3], values[3], dtype) for _, (keys, values, dtype) in sorted(shapes.items())]
 
@@ -136,7 +136,7 @@ class HFTarget(SlotModel):
 
     @torch.inference_mode()
     def _build(self, max_model_len: int | None, max_num_seqs: int) -> None:
-        """Find the cache's shape with a plain pass, allocate it, and prove that a tree gives the logits of its paths."""
+        """Find the cache's shape with a plain forward pass, allocate it, and prove that a tree gives the logits of its paths."""
         recorder, path = PassRecorder(), torch.tensor([[0, 2]], device=self.device)
         ones = torch.ones_like(path)
         out = self.model(path, past_key_values=recorder, use_cache=True, attention_mask=ones, output_hidden_states=True)
@@ -180,11 +180,11 @@ class HFTarget(SlotModel):
         prove_trees(self, text, plain)
         self.passes = 0
 
-    # Passes
+    # Forward passes
 
     @contextmanager
     def _own_attention(self) -> Iterator[None]:
-        """The grouped attention and fixed rotary positions, for the length of a pass: the module is the caller's."""
+        """The grouped attention and fixed rotary positions, for the length of a forward pass: the module is the caller's."""
         config = self.model.config
         before, config._attn_implementation = config._attn_implementation, self._attention
         try:
@@ -211,7 +211,7 @@ class HFTarget(SlotModel):
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _forward(self, inputs: Tensor, mask: np.ndarray, positions: np.ndarray, columns: np.ndarray, **options: Any) -> Any:
-        """One pass of the module; its tokens go where `SlotCache.begin` said.
+        """One forward pass of the module; its tokens go where `SlotCache.begin` said.
 
         inputs: [B, T] ids or [B, T, D] embeddings.  mask, positions, columns: as of `tree_attention`.
         """
@@ -262,14 +262,14 @@ class HFTarget(SlotModel):
         chains = np.broadcast_to(np.arange(-1, T - 1), (len(slots), T)).copy()
         mask, positions = node_mask(self.lengths[slots], chains)
         columns = column_positions(self.lengths[slots], chains)
-        kept_rows = sorted(set(last_rows.values())) if self._keeps_logits else list(range(T))
-        options = {"logits_to_keep": torch.tensor(kept_rows, device=self.device)} if self._keeps_logits else {}
+        logit_rows = sorted(set(last_rows.values())) if self._keeps_logits else list(range(T))
+        options = {"logits_to_keep": torch.tensor(logit_rows, device=self.device)} if self._keeps_logits else {}
         self._cache.begin(slots, self.lengths[slots], T)
         positions = np.minimum(positions, self.max_model_len - 1)
         out = self._forward(tokens, mask, positions, columns, output_hidden_states=bool(hidden), **options)
         logits, row = self._logits(out), {slot: b for b, slot in enumerate(slots)}
         return [
-            (logits[row[slot], kept_rows.index(end)], [out.hidden_states[layer][row[slot], : end + 1] for layer in hidden])
+            (logits[row[slot], logit_rows.index(end)], [out.hidden_states[layer][row[slot], : end + 1] for layer in hidden])
             for slot, end in last_rows.items()
         ]
 
@@ -277,7 +277,7 @@ class HFTarget(SlotModel):
     def score(
         self, slots: Sequence[int], tree: TokenTree, *, hidden: Sequence[int] = (), aux: AuxRows | None = None, since: int = 0
     ) -> Scores:
-        """Logits of the nodes `since`.. of a tree, in one pass; what is committed stays as it is.
+        """Logits of the nodes `since`.. of a tree, in one forward pass; what is committed stays as it is.
 
         tree: [B, N]; copies are not merged here (`tree.dedup` does that).
         hidden: layers whose outputs are wanted, as in transformers' `hidden_states`: 0 is the embedding, the last one
@@ -347,7 +347,7 @@ class HFTarget(SlotModel):
 
     @torch.inference_mode()
     def fresh(self, token_ids: Sequence[int]) -> Float[Tensor, " V"]:
-        """Logits after a text by a pass over all of it, alone and without a cache: a function of the token ids only.
+        """Logits after a text by a forward pass over all of it, alone and without a cache: a function of the token ids only.
 
         In low precision the rows of a tree, a batch and a cache differ in their last bits; these do not.
         """

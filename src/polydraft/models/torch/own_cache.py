@@ -1,10 +1,10 @@
-"""Models of transformers in the cache that they make themselves, one sequence a pass: states of recurrent layers, and kinds not known here.
+"""Models of transformers in the cache that they make themselves, one sequence per forward pass: states of recurrent layers, and kinds not known here.
 
-Such a cache cannot forget a token. A pass over drafts therefore runs on a copy of it; where all of a path is accepted, that copy is what the
-slot holds from now on. Else the slot keeps what it had before the pass, and its next pass reads the accepted tokens again, before the
-drafts. The paths of a tree are rows of one pass.
+Such a cache cannot forget a token. A forward pass over drafts therefore runs on a copy of it; where all of a path is accepted, that copy is what the
+slot holds from now on. Else the slot stays as it was, and its next forward pass reads the accepted tokens again, before the
+drafts. The paths of a tree are rows of one forward pass.
 
-When a target is built, both are compared with a pass over the whole text: tokens one by one in the cache, and a tree behind a prefix. A
+When a target is built, both are compared with a forward pass over the whole text: tokens one by one in the cache, and a tree behind a prefix. A
 model whose tree differs is decoded plainly; one whose tokens differ reads its text again for each.
 """
 
@@ -30,11 +30,11 @@ from polydraft.models.windows import narrowed, text_config
 __all__ = ["OwnCacheTarget"]
 
 CACHES = ("past_key_values", "cache_params", "state")
-"""What outputs call the cache; the next pass takes it under the same name."""
+"""What outputs call the cache; the next forward pass takes it under the same name."""
 UNLIMITED = 1 << 20
 """Context in tokens where the configuration names none: a recurrent state has the same size for any text."""
 PENDING = 16
-"""Accepted tokens that a pass over drafts reads again; more are read for good before it."""
+"""Accepted tokens that a forward pass over drafts reads again; more are read for good before it."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class OwnCacheTarget(SlotModel):
     """A causal language model of transformers in its own cache; see `core.Target`.
 
     model: a module, in evaluation mode from now on.  max_model_len: default the model's context.
-    plain_reason: why no drafts can be scored, or None.  reads_again: whether each pass reads the whole text.
+    plain_reason: why no drafts can be scored, or None.  reads_again: whether each forward pass reads the whole text.
 
     Raises:
         ModelLoadError: an encoder-decoder.
@@ -110,7 +110,7 @@ class OwnCacheTarget(SlotModel):
             self.reads_again = True
         try:
             prove_trees(self, text, plain)
-        except Exception:  # also what passes over several tokens fail with, such as shapes
+        except Exception:  # also what forward passes over several tokens fail with, such as shapes
             name = type(self.model).__name__
             self.plain_reason = (
                 f"in transformers, {name} gives other logits for several tokens behind others than for one at a time"
@@ -119,10 +119,10 @@ class OwnCacheTarget(SlotModel):
             self.release([0])
         self.passes = 0
 
-    # Passes
+    # Forward passes
 
     def _forward(self, rows: list[list[int]], begin: int, cache: Mapping[str, Any], **options: Any) -> Any:
-        """One pass over rows of one length, whose first tokens are at position `begin`."""
+        """One forward pass over rows of one length, whose first tokens are at position `begin`."""
         tokens = torch.tensor(rows, device=self.device)
         if "position_ids" in self._takes:
             options["position_ids"] = torch.arange(begin, begin + tokens.shape[1], device=self.device).expand_as(tokens)
@@ -131,7 +131,7 @@ class OwnCacheTarget(SlotModel):
             return self.model(tokens, **({"use_cache": True} | dict(cache)), **options)
 
     def _read(self, state: _State, token_ids: Sequence[int], hidden: Sequence[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
-        """Read a text for good, in one pass where the model can. Returns the logits after it and the states asked for, [T, D]."""
+        """Read a text for good, in one forward pass where the model can. Returns the logits after it and the states asked for, [T, D]."""
         states: dict[int, list[Tensor]] = {layer: [] for layer in hidden}
         whole = self.reads_again or not state.token_ids or self.plain_reason is None
         step = len(token_ids) if whole else 1
@@ -178,7 +178,7 @@ class OwnCacheTarget(SlotModel):
 
     @property
     def offers(self) -> Needs:
-        """Hidden states, as many as a pass returns."""
+        """Hidden states, as many as a forward pass returns."""
         return Needs(tuple(range(self._num_states)), logits=True, every_round=True)
 
     def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
@@ -314,7 +314,7 @@ def _paths(parents: list[int]) -> list[list[int]]:
 
 
 def _copied(cache: Any) -> Any:
-    """A copy that a pass may write to. Keys and values of attention are only ever replaced, states are written in place."""
+    """A copy that a forward pass may write to. Keys and values of attention are only ever replaced, states are written in place."""
     layers = getattr(cache, "layers", ())
     replaced = [x for layer in layers for x in (getattr(layer, "keys", None), getattr(layer, "values", None)) if x is not None]
     return deepcopy(cache, {id(x): x for x in replaced})

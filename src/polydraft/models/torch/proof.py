@@ -1,4 +1,4 @@
-"""Proof, when a model of transformers is built, that passes over a KV cache or a state give the logits of a pass over the whole text.
+"""Proof, when a model of transformers is built, that a KV cache or a state gives the logits of a forward pass over the whole text.
 
 Windows are narrowed for it, see `windows.narrowed`, so that a text of `LENGTH` tokens crosses them several times: at true widths it would
 take as long as a prompt of thousands of tokens, and the masks come from the same lines.
@@ -47,7 +47,7 @@ def tree_of(text: list[int], other: int) -> tuple[TokenTree, list[int]]:
 
 
 def prove_trees(target: Target, text: list[int], plain: Float[Tensor, "L V"]) -> None:
-    """Read a prefix of the text, then rounds of a tree each, of whose paths a part is accepted. plain: logits of a pass over the text.
+    """Read a prefix of the text, then steps of a tree each, of whose paths a part is accepted. plain: logits of a forward pass over the text.
 
     Raises:
         ModelLoadError: other logits, by how much.
@@ -68,7 +68,7 @@ def prove_trees(target: Target, text: list[int], plain: Float[Tensor, "L V"]) ->
 
 
 def check_close(found: Float[Tensor, "M V"], plain: Float[Tensor, "M V"], target: Target, what: str) -> None:
-    """Refuse logits that are not those of a plain pass.
+    """Refuse logits that are not those of a plain forward pass.
 
     Raises:
         ModelLoadError: by how much they are off.

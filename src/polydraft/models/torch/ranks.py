@@ -3,8 +3,8 @@
     rank   one process of the group; 0 is the caller's
     call   (name of a method, arguments), pickled, to every other rank, which makes it on its own part
 
-Passes meet in collectives (gloo on CPUs, NCCL on GPUs). A rank that dies closes its connections, which ends the collective of the others at
-once; one that hangs is given up after `PATIENCE`. Half a pass would leave the ranks apart, so whatever interrupts one ends them all.
+Forward passes meet in collectives (gloo on CPUs, NCCL on GPUs). A rank that dies closes its connections, which ends the collective of the others at
+once; one that hangs is given up after `PATIENCE`. Half a forward pass would leave the ranks apart, so whatever interrupts one ends them all.
 """
 
 import os
@@ -30,7 +30,7 @@ from polydraft.errors import IncompatibleError, PolydraftError, RankError, first
 __all__ = ["Ranks", "follow", "join_group"]
 
 PATIENCE = timedelta(minutes=2)
-"""That ranks wait for each other within a pass."""
+"""That ranks wait for each other within a forward pass."""
 FAREWELL = 10.0
 """Seconds that a rank has to end."""
 COMMAND = "from polydraft.models.torch.ranks import follow; follow({})"

@@ -1,10 +1,10 @@
 """Encoder-decoders of transformers (T5, BART and Marian families) as targets: the source is read once, trees are scored in the decoder.
 
-    B  sequences of a call    T  rows of a pass    C  columns that they see    S  tokens of the longest source
+    B  sequences of a call    T  rows of a forward pass    C  columns that they see    S  tokens of the longest source
 
 Per slot: keys and values of the cross-attention, made when its source is encoded, and the decoder's own in the `SlotCache`. Positions
 are by depth: learned and sinusoidal ones are looked up, T5's biases follow the distance between two nodes' depths. Both are put in from
-outside for the length of a pass; `HFTarget` proves when it is built that a branching tree then gives the logits of its paths.
+outside for the length of a forward pass; `HFTarget` proves when it is built that a branching tree then gives the logits of its paths.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -148,7 +148,7 @@ class Seq2SeqTarget(HFTarget):
 
     @torch.inference_mode()
     def encode(self, slots: Sequence[int], sources: Sequence[Sequence[int]]) -> None:
-        """Read the source of each slot, equal ones once, and keep the cross-attention's keys and values with the slot.
+        """Read the source of each slot, equal ones once, and store the cross-attention's keys and values with the slot.
 
         Raises:
             CapacityError: a source longer than `max_source_len`.
@@ -180,7 +180,7 @@ class Seq2SeqTarget(HFTarget):
             )
 
     def _cross(self, slots: list[int]) -> _Joined:
-        """The sources of these slots; those of the last pass are kept."""
+        """The sources of these slots; those of the last forward pass are reused."""
         if self._joined is not None and self._joined.slots == slots:
             return self._joined
         missing = [slot for slot in slots if slot not in self._sources]
@@ -197,7 +197,7 @@ class Seq2SeqTarget(HFTarget):
         self._joined = _Joined(list(slots), layers, mask[:, None, None].to(self.device, self.dtype))
         return self._joined
 
-    # Passes
+    # Forward passes
 
     def _forward(self, inputs: Tensor, mask: np.ndarray, positions: np.ndarray, columns: np.ndarray, **options: Any) -> Any:
         self.passes += 1
@@ -220,7 +220,7 @@ class Seq2SeqTarget(HFTarget):
 
     @contextmanager
     def _placed(self, slots: Sequence[int], begins: np.ndarray, positions: np.ndarray, width: int) -> Iterator[None]:
-        """The positions of this pass in the place of the module's own, for its length. width: C."""
+        """The positions of this forward pass in the place of the module's own, for its length. width: C."""
         with ExitStack() as undo:
             if self._positions_module is not None:
                 here, offset = torch.from_numpy(positions).to(self.device), getattr(self._positions_module, "offset", 0)

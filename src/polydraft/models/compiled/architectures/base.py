@@ -89,7 +89,7 @@ GGUF_NAMES = LLAMA_NAMES | MIXTURE_NAMES
 class ModelSpec:
     """What one model computes beside the products with its weights.
 
-    epsilon: of norms.  mixers: kind of each layer, of `MIXERS`.  states: what those of recurrent kinds keep.
+    epsilon: of norms.  mixers: kind of each layer, of `MIXERS`.  states: what those of recurrent kinds store.
     windows: of each layer, tokens that a row attends to, itself included; 0 for all.
     rotaries: rotary parameters as transformers names them.  rotary_of_layer: which of them a layer has, or -1 for none.
     activation: transformers' name.  attention_cap, logit_cap: soft caps, 0 for none.

@@ -70,9 +70,9 @@ def place(name: str, config: Any) -> Stored | None:
     if name in ("mamba.in_proj.weight", "mamba.in_proj.bias"):
         s, entering = sizes(config), _multiplier(config, "ssm_in") if name.endswith("weight") else 1.0
         rows = s.inner, s.inner, s.groups * s.states, s.groups * s.states, s.heads
-        each = getattr(config, "ssm_multipliers", None) or (1.0,) * len(rows)
-        if entering != 1.0 or any(multiplier != 1.0 for multiplier in each):
-            factors = torch.tensor(each).repeat_interleave(torch.tensor(rows)) * entering
+        row_multipliers = getattr(config, "ssm_multipliers", None) or (1.0,) * len(rows)
+        if entering != 1.0 or any(multiplier != 1.0 for multiplier in row_multipliers):
+            factors = torch.tensor(row_multipliers).repeat_interleave(torch.tensor(rows)) * entering
             return Stored(name, part=lambda weight: weight.float() * factors.to(weight.device).view(-1, *[1] * (weight.ndim - 1)))
     return None if factor == 1.0 else Stored(name, part=lambda weight: weight.float() * factor)
 

@@ -1,6 +1,6 @@
 """gpt-oss (arXiv 2508.10925): mixtures of experts with a clamped gate, biases everywhere, attention with sinks, and a window in every second layer.
 
-Its positions are scaled by yarn whose bounds are not rounded to whole pairs. Files do not say so, and llama.cpp rounds them.
+Its positions are scaled by yarn whose bounds are not rounded to whole pairs. Files do not say so, and in llama.cpp they are rounded.
 """
 
 from typing import Any

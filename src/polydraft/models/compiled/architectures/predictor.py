@@ -36,9 +36,9 @@ COPIES = ("embed_tokens.weight", "shared_head.head.weight", "nextn.embed_tokens.
 
 
 class Found(NamedTuple):
-    """Where tensors are. ends: of what is around the layer, by `Layout`'s fields.  layer: the file's name by the one in a model's first layer."""
+    """Where tensors are. outer: of what is around the layer, by `Layout`'s fields.  layer: the file's name by the one in a model's first layer."""
 
-    ends: dict[str, str]
+    outer: dict[str, str]
     layer: dict[str, str]
 
 

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from polydraft.models.compiled.cache import BYTES_TOGETHER, COLUMNS, SlotMemory, keep_keys, keep_values
-from polydraft.models.compiled.cache_tiles import WEIGHTS, round_query
+from polydraft.models.compiled.cache_tiles import WEIGHTS, quantize_query
 from polydraft.models.compiled.kernels import bfloat16_bits, cap, norm_part
 from polydraft.models.compiled.products import call_product
 from polydraft.models.compiled.program import lasting_code
 from polydraft.models.compiled.softmax import (
     LANES_OF_TOTAL,
-    LEAST_TOP,
+    MIN_TOP,
     TERMS,
     block_top,
     power_of_two,
@@ -107,7 +107,7 @@ def _take_queries(sizes, memory, work, heads, offset):
             for i in range(D):
                 queries[r, i] = work.qkv[t, begin + i] * scale
             if memory.together == BYTES_TOGETHER:
-                round_query(queries[r], work.words[heads.thread, r], D)
+                quantize_query(queries[r], work.words[heads.thread, r], D)
             elif memory.rounded:
                 _round_to_halves(queries[r], work.words[heads.thread, r])
 
@@ -139,7 +139,7 @@ def _score(sizes, memory, work, heads, column, panels):
 
 @_numeric
 def _raise_top(top, tops, r, totals, blend):
-    """Scale what a row has so far to a larger top, which rounds nothing."""
+    """Scale what a row has so far to a larger top, without rounding."""
     top = np.float32(np.ceil(top))
     if top > tops[r]:
         factor = power_of_two(tops[r] - top)
@@ -171,7 +171,7 @@ def _soften(memory, work, scores, low, high, count, r, thread):
         block_tops[k] = np.ceil(block_top(at + WEIGHTS * k, logs + WEIGHTS * k))
         _raise_top(block_tops[k], tops, r, totals, blend)
     for k in range(count // TERMS):
-        top = max(block_tops[k], LEAST_TOP)
+        top = max(block_tops[k], MIN_TOP)
         factor = power_of_two(top - tops[r])
         soften_block(at + WEIGHTS * k, inverses + WEIGHTS * k, top, factor, lanes)
 
@@ -222,8 +222,8 @@ def _attend_tiles(sizes, memory, work, heads, begin, end, is_chain):
 
 
 @_numeric
-def _gather(memory, work, heads, begin, row, seen, count):
-    """Values of columns begin .. of committed tokens and then of those seen, side by side, and the logarithms of their scales."""
+def _gather(memory, work, heads, begin, row, path_columns, count):
+    """Values of columns begin .. of committed tokens and then of the path, side by side, and the logarithms of their scales."""
     layer, slot, g, thread = heads.layer, heads.slot, heads.group, heads.thread
     together, size = memory.together, 32 // memory.together
     committed, mask = row.length - begin, np.uint32((1 << size) - 1) if size < 32 else np.uint32(0xFFFFFFFF)
@@ -235,7 +235,7 @@ def _gather(memory, work, heads, begin, row, seen, count):
                 for i in range(PANEL):
                     gathered[here + i] = 0
             if j < committed + row.num_seen:
-                column = begin + j if j < committed else seen[j - committed]
+                column = begin + j if j < committed else path_columns[j - committed]
                 read, write = np.uint32(column % together * size), np.uint32(j % together * size)
                 source = words[p, column // together]
                 for i in range(PANEL):
@@ -243,7 +243,7 @@ def _gather(memory, work, heads, begin, row, seen, count):
     if together == BYTES_TOGETHER:
         logs, scales = work.path_logs[thread], memory.scales[layer, slot, g, memory.scales.shape[3] - 1]
         for j in range(count):
-            column = begin + j if j < committed else seen[j - committed] if j < committed + row.num_seen else begin
+            column = begin + j if j < committed else path_columns[j - committed] if j < committed + row.num_seen else begin
             logs[j] = scales[column]
         powers(logs.ctypes.data, work.inverses[thread].ctypes.data, count)
 
@@ -255,15 +255,15 @@ def _attend_paths(sizes, memory, work, heads, begin, end):
     scores, path_scores, values = work.scores[thread], work.path_scores[thread], work.path_values[thread].ctypes.data
     _score(sizes, memory, work, heads, begin, (end - begin + PANEL - 1) // PANEL)
     for t in range(first, last):
-        row, seen = work.rows[t], work.seen_columns[t]
+        row, path_columns = work.rows[t], work.seen_columns[t]
         committed = row.length - begin
         positions = committed + row.num_seen
         count = (positions + COLUMNS - 1) // COLUMNS * COLUMNS
-        _gather(memory, work, heads, begin, row, seen, count)
+        _gather(memory, work, heads, begin, row, path_columns, count)
         for h in range(num_heads):
             r = (t - first) * num_heads + h
             for j in range(positions):
-                path_scores[h, j] = scores[r, j if j < committed else seen[j - committed] - begin]
+                path_scores[h, j] = scores[r, j if j < committed else path_columns[j - committed] - begin]
             _soften(memory, work, path_scores[h], _window_start(row, heads.window) - begin, positions, count, r, thread)
         stride = 4 * PANEL * SPAN // memory.together
         _add_values(memory, work, path_scores, values, stride, count, (t - first) * num_heads, num_heads, thread)
@@ -287,7 +287,7 @@ def attend(sizes, memory, work, heads, offset, sinks):
     _take_queries(sizes, memory, work, heads, offset * D)
     blend, totals, tops = work.blend[thread], work.totals[thread], work.tops[thread]
     for r in range((last - first) * num_heads):
-        sink = sinks[offset + r % num_heads] * _LOG2_E if len(sinks) > 0 else LEAST_TOP
+        sink = sinks[offset + r % num_heads] * _LOG2_E if len(sinks) > 0 else MIN_TOP
         tops[r] = np.ceil(sink)
         for k in range(LANES_OF_TOTAL):
             totals[r, k] = NONE

@@ -5,7 +5,7 @@ with q and k normalised and q scaled by its width, each token of a path does
 
     S <- exp(g) S;    u = beta (v - k^T S);    S <- S + k u^T;    o = q^T S
 
-With S_0 the state that is kept, G_i the sum of g from the first token behind it to node i, and A(i) the tokens behind it that i's path goes through:
+With S_0 the stored state, G_i the sum of g from the first token behind it to node i, and A(i) the tokens behind it that i's path goes through:
 
     u_i = beta_i (v_i - exp(G_i) k_i^T S_0 - sum over l in A(i) of exp(G_i - G_l) (k_i . k_l) u_l)
     o_i = exp(G_i) q_i^T S_0 + sum over l in A(i) and i of exp(G_i - G_l) (q_i . k_l) u_l
@@ -107,7 +107,7 @@ class DeltaScratch(NamedTuple):
 
 
 def delta_shape(layers: int, sizes: DeltaSizes) -> StateShape:
-    """What so many layers keep.
+    """What so many layers store.
 
     Example:
         >>> delta_shape(1, DeltaSizes(1, 1, PANEL, PANEL, 4)).state_bytes == 4 * (PANEL**2 + 3 * 3 * PANEL)
@@ -148,10 +148,10 @@ def _value_head(sizes, g, m):
 
 
 class FoldScratch(NamedTuple):
-    """Of one head. left: [key width, rows of memory] keys by their shares.  right: [value width / PANEL, rows of memory, PANEL] updates.
+    """Of one head. scaled_keys: [key width, rows of memory].  right: [value width / PANEL, rows of memory, PANEL] updates.
     sums: [key width, value width in whole panels] of their outer products."""
 
-    left: np.ndarray
+    scaled_keys: np.ndarray
     right: np.ndarray
     sums: np.ndarray
 
@@ -165,7 +165,7 @@ def fold_scratch(sizes: DeltaSizes, memory_rows: int) -> FoldScratch:
 @borrowed
 def _fold_head(memory, scratch, layer, slot, count, j):
     """The first rows of a slot become part of the state of value head j: one product of their keys, by what is left of them, with their updates."""
-    sizes, left, right, sums = memory.sizes, scratch.left, scratch.right, scratch.sums
+    sizes, scaled_keys, right, sums = memory.sizes, scratch.scaled_keys, scratch.right, scratch.sums
     K, V, state = sizes.key_width, sizes.value_width, memory.states[layer, slot, j]
     g = j % sizes.key_heads if sizes.tiled else j // (sizes.value_heads // sizes.key_heads)
     keys, updates, decays = memory.keys[layer, slot], memory.updates[layer, slot], memory.decays[layer, slot]
@@ -179,15 +179,15 @@ def _fold_head(memory, scratch, layer, slot, count, j):
             total -= decays[l, j]
             share = exp(np.float32(min(total, 0.0)))
         for i in range(K):
-            left[i, l] = share * keys[l, g * K + i] if l < count else NONE
+            scaled_keys[i, l] = share * keys[l, g * K + i] if l < count else NONE
         for v in range(V):
             right[v // PANEL, l, v % PANEL] = updates[l, j * V + v] if l < count else NONE
     call_product(
         memory.product,
-        left.ctypes.data,
-        4 * left.shape[1],
+        scaled_keys.ctypes.data,
+        4 * scaled_keys.shape[1],
         right.ctypes.data,
-        4 * left.shape[1] * PANEL,
+        4 * scaled_keys.shape[1] * PANEL,
         state.shape[0],
         rows,
         sums.ctypes.data,
@@ -266,7 +266,7 @@ def _keep(x, inputs, begin, width):
 
 @borrowed
 def _prepare(weights, memory, layer, folded, rows, seen, first, last, g, projected, scratch, thread):
-    """Keys and queries of a head: convolution and norms, in `pairs` and in panels; keys are kept. Returns how many rows of memory there are."""
+    """Keys and queries of a head: convolution and norms, in `pairs` and in panels; keys are stored. Returns how many rows of memory there are."""
     sizes = memory.sizes
     K, slot, end = sizes.key_width, rows[first].slot, np.int64(0)
     pairs, panels, scale = scratch.pairs[thread], scratch.panels[thread], np.float32(1.0 / math.sqrt(K))

@@ -18,7 +18,7 @@ from polydraft.models.compiled.experts import (
 from polydraft.models.compiled.kernels import gate
 from polydraft.models.compiled.products import Packed
 from polydraft.models.compiled.program import lasting_code
-from polydraft.models.compiled.rounding import round_rows
+from polydraft.models.compiled.rounding import quantize_rows
 from polydraft.numerics.compile_time import unowned
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import exp
@@ -142,7 +142,7 @@ def _activate(a, begin, end, thread):
         for j in range(a.choices.places.shape[1]):
             place = a.choices.places[t, j]
             gate(a.x, a.inner, a.activation, a.act, place, place + 1)
-            round_rows(a.act, a.inner, a.rounding, a.rounded, place, place + 1)
+            quantize_rows(a.act, a.inner, a.rounding, a.rounded, place, place + 1)
 
 
 @njit(cache=True)
@@ -172,7 +172,7 @@ def _clamped(a, begin, end, thread):
         for j in range(c.places.shape[1]):
             place = c.places[t, j]
             clamped_gate(a.x[place], a.inner, bias[c.experts[t, j]], a.limit, a.alpha, a.act[place])
-            round_rows(a.act, a.inner, a.rounding, a.rounded, place, place + 1)
+            quantize_rows(a.act, a.inner, a.rounding, a.rounded, place, place + 1)
 
 
 @njit(cache=True)

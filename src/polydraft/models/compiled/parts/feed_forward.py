@@ -6,7 +6,7 @@ import numpy as np
 
 from polydraft.models.compiled.kernels import gate
 from polydraft.models.compiled.program import lasting_code
-from polydraft.models.compiled.rounding import round_rows
+from polydraft.models.compiled.rounding import quantize_rows
 from polydraft.numerics.compile_time import unowned
 from polydraft.numerics.compiled_code import njit
 
@@ -27,7 +27,7 @@ class Gate(NamedTuple):
 @unowned
 def _gate(a, begin, end, thread):
     gate(a.x, a.inner, a.activation, a.act, begin, end)
-    round_rows(a.act, a.inner, a.rounding, a.rounded, begin, end)
+    quantize_rows(a.act, a.inner, a.rounding, a.rounded, begin, end)
 
 
 @njit(cache=True)

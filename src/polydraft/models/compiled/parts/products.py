@@ -7,7 +7,7 @@ import numpy as np
 from polydraft.models.compiled.kernels import add, norm_part, rms_norm
 from polydraft.models.compiled.products import Packed, matmul, matmul_to
 from polydraft.models.compiled.program import lasting_code
-from polydraft.models.compiled.rounding import round_rows
+from polydraft.models.compiled.rounding import quantize_rows
 from polydraft.numerics.compile_time import unowned
 from polydraft.numerics.compiled_code import njit
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class Product(NamedTuple):
-    """y = x W^T, panels of W.  rounded: x as `round_rows` left it."""
+    """y = x W^T, panels of W.  rounded: x as `quantize_rows` left it."""
 
     step: np.ndarray
     x: np.ndarray
@@ -86,7 +86,7 @@ class Norm(NamedTuple):
 @unowned
 def _norm(a, begin, end, thread):
     rms_norm(a.x, a.gain[a.step[0].index], a.epsilon, a.normed, begin, end)
-    round_rows(a.normed, a.gain.shape[1], a.rounding, a.rounded, begin, end)
+    quantize_rows(a.normed, a.gain.shape[1], a.rounding, a.rounded, begin, end)
 
 
 @njit(cache=True)
@@ -95,7 +95,7 @@ def norm_code(arguments, address):
 
 
 class Rounding(NamedTuple):
-    """Rounds x, of a width, for the product behind it."""
+    """Writes x, of a width, rounded for the product behind it."""
 
     x: np.ndarray
     width: int
@@ -105,7 +105,7 @@ class Rounding(NamedTuple):
 
 @unowned
 def _rounding(a, begin, end, thread):
-    round_rows(a.x, a.width, a.rounding, a.rounded, begin, end)
+    quantize_rows(a.x, a.width, a.rounding, a.rounded, begin, end)
 
 
 @njit(cache=True)

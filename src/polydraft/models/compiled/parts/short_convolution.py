@@ -4,7 +4,7 @@ LFM2, Liquid AI 2025 (arXiv 2511.23404, section 2): with B, C, x = W_in norm(h),
 
     W_out (C * y),    y_t = bias + sum_k taps[k] * z_(t - K + 1 + k),    z = B * x
 
-z of the last K - 1 tokens is what a layer keeps. A node of a tree takes it of its parent, grandparent, ..., and behind the root of the committed text:
+z of the last K - 1 tokens is what a layer stores. A node of a tree takes it of its parent, grandparent, ..., and behind the root of the committed text:
 inputs are pending rows of `recurrent`, and every row's sum has one order, so that its bits depend on the tokens alone.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from polydraft.models.compiled.program import lasting_code
 from polydraft.models.compiled.recurrent import StateKind, StateShape, pending_row
-from polydraft.models.compiled.rounding import round_rows
+from polydraft.models.compiled.rounding import quantize_rows
 from polydraft.numerics.compile_time import inner, unowned
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import fma
@@ -41,7 +41,7 @@ class ConvolutionMemory(NamedTuple):
 
 
 def convolution_shape(layers: int, width: int, kernel: int) -> StateShape:
-    """What so many layers keep.
+    """What so many layers store.
 
     Example:
         >>> convolution_shape(2, 64, 3).state_bytes
@@ -130,7 +130,7 @@ def _convolve(a, begin, end, thread):
         convolve(row, a.seen_columns[t], a.memory.folded[row.slot], inputs[row.slot], state[row.slot], taps, bias, out)
         for i in range(width):
             out[i] *= a.x[t, width + i]
-    round_rows(a.mixed, width, a.rounding, a.rounded, begin, end)
+    quantize_rows(a.mixed, width, a.rounding, a.rounded, begin, end)
 
 
 @njit(cache=True)

@@ -4,7 +4,7 @@ Dao & Gu 2024 (arXiv 2405.21060), section 6. Behind a causal convolution and SiL
 
     dt = softplus(dt + bias);    g = dt A;    u = dt x;    S <- exp(g) S + B u^T;    y = C^T S + D x
 
-With S_0 the state that is kept, G_i the sum of g from the first token behind it to node i, and A(i) the tokens behind it that i's path goes through:
+With S_0 the stored state, G_i the sum of g from the first token behind it to node i, and A(i) the tokens behind it that i's path goes through:
 
     y_i = exp(G_i) C_i^T S_0 + sum over l in A(i) and i of exp(G_i - G_l) (B_l . C_i) u_l + D x_i
     S   = exp(G_a) S_0 + sum over l in A(a) and a of exp(G_a - G_l) B_l u_l^T        behind an accepted node a
@@ -21,7 +21,7 @@ from polydraft.models.compiled.kernels import norm_part
 from polydraft.models.compiled.parts.short_convolution import convolve, fold_inputs
 from polydraft.models.compiled.program import lasting_code
 from polydraft.models.compiled.recurrent import FORGOTTEN, StateKind, StateShape, pending_row
-from polydraft.models.compiled.rounding import round_rows
+from polydraft.models.compiled.rounding import quantize_rows
 from polydraft.models.compiled.workspace import NONE, ONE
 from polydraft.numerics.compile_time import inner, unowned
 from polydraft.numerics.compiled_code import njit
@@ -82,7 +82,7 @@ class StateSpaceMemory(NamedTuple):
 
 
 def state_space_shape(layers: int, sizes: StateSpaceSizes) -> StateShape:
-    """What so many layers keep.
+    """What so many layers store.
 
     Example:
         >>> state_space_shape(1, StateSpaceSizes(2, 4, 1, 8, 4)).state_bytes
@@ -94,13 +94,13 @@ def state_space_shape(layers: int, sizes: StateSpaceSizes) -> StateShape:
 
 def new_state_space(shape: StateShape, folded: np.ndarray) -> tuple[StateSpaceMemory, StateKind]:
     """Memory for the slots that `folded` counts, as parts and as `recurrent.RecurrentMemory` take it."""
-    (num_inputs, channels), (heads, states, width) = shape.states
+    (num_inputs, channels), (heads, num_states, width) = shape.states
     _, (keys,), *_ = shape.pending
-    sizes = StateSpaceSizes(heads, width, keys // states, states, num_inputs + 1)
+    sizes = StateSpaceSizes(heads, width, keys // num_states, num_states, num_inputs + 1)
     assert sizes.channels == channels
-    kept_states, pending = shape.new_states(len(folded)), shape.new_pending(len(folded))
-    memory = StateSpaceMemory(sizes, *pending, *kept_states, folded)
-    return memory, StateKind(kept_states, pending, lambda slot, count, _: _fold(memory, slot, count))
+    states, pending = shape.new_states(len(folded)), shape.new_pending(len(folded))
+    memory = StateSpaceMemory(sizes, *pending, *states, folded)
+    return memory, StateKind(states, pending, lambda slot, count, _: _fold(memory, slot, count))
 
 
 @njit(cache=True, nogil=True)
@@ -329,7 +329,7 @@ def _gated_norm(a, begin, end, thread):
             y[i] *= _silu(a.x[t, i])
         for g in range(a.groups if size > 0 else 0):
             norm_part(y, g * size, gain[g * size : (g + 1) * size], a.epsilon)
-    round_rows(a.y, width, a.rounding, a.rounded, begin, end)
+    quantize_rows(a.y, width, a.rounding, a.rounded, begin, end)
 
 
 @njit(cache=True)

@@ -49,17 +49,17 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 @dataclass(frozen=True)
 class Source:
-    """tensors: names of those that a weight is made of.  made: from the configuration and these tensors, which may be on the meta device."""
+    """tensors: names of those that a weight is made of.  make: from the configuration and these tensors, which may be on the meta device."""
 
     tensors: tuple[str, ...]
-    made: Callable[..., Tensor] = lambda config, tensor: tensor
+    make: Callable[..., Tensor] = lambda config, tensor: tensor
 
 
 def joined(*tensors: str) -> Source:
     """Matrices, or stacks of them, with their rows below one another.
 
     Example:
-        >>> joined("a", "b").made(None, torch.zeros(4, 2, 3), torch.ones(4, 1, 3)).shape
+        >>> joined("a", "b").make(None, torch.zeros(4, 2, 3), torch.ones(4, 1, 3)).shape
         torch.Size([4, 3, 3])
     """
     return Source(tensors, lambda config, *parts: torch.cat(parts, -2))
@@ -69,7 +69,7 @@ def scaled(tensor: str, factor: float = 1.0, less: float = 0.0) -> Source:
     """A tensor times a factor, less a number.
 
     Example:
-        >>> scaled("a", less=1.0).made(None, torch.ones(2)).tolist()
+        >>> scaled("a", less=1.0).make(None, torch.ones(2)).tolist()
         [0.0, 0.0]
     """
     return Source((tensor,), lambda config, weight: weight * factor - less)
@@ -219,7 +219,7 @@ class Conversion:
         if source is None:
             module, _, kind = part.rpartition(".")
             source = Source((f"{self.names.get(module) or NAMES.get(module, module)}.{kind}",))
-        return Source(tuple(block + tensor for tensor in source.tensors), source.made)
+        return Source(tuple(block + tensor for tensor in source.tensors), source.make)
 
     def beside(self, file: GgufHeader) -> set[str]:
         """Tensors that are none of the model's weights: layers behind the trunk, and what settings are read from."""

@@ -1,6 +1,6 @@
 """gpt-oss (arXiv 2508.10925): sinks, a window in every second layer, experts with biases.
 
-transformers has gate and up in alternating columns, and matrices of experts transposed. The model rounds no bound of its yarn; files do not say that.
+transformers has gate and up in alternating columns, and matrices of experts transposed. The bounds of its yarn are not rounded; files do not say that.
 """
 
 from typing import Any
