@@ -22,8 +22,8 @@ def test_functions_that_are_called_with_a_literal_are_not_compiled_for_it():
         kernels.rms_norm(x, gain, np.float32(0), out, 0, 1)
         kernels.norm_part(x[0], np.int64(0), gain, np.float32(0))
         threads.share(sync, np.int64(1), (np.int64(0), np.int64(0)), np.int64(0), np.int64(1))
-        threads._rouse(sync, threads._WAKE)
-        threads._rouse(sync, threads._ENDED)
+        threads._rouse(sync, threads._AT.wake)
+        threads._rouse(sync, threads._AT.ended)
 
     functions = kernels.inverse_norm, threads._claim, threads._take, threads._rouse
     row = numba.types.float32[:, ::1]

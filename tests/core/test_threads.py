@@ -53,7 +53,7 @@ def shared(
     """How often each item was done, and by whom."""
     done, doers, begun = np.zeros(count, np.int64), np.full(count, -1), np.zeros(MAX_THREADS, np.int64)
     if to_meet:
-        sync[threads._ALONE_UNTIL] = 0
+        sync[threads._AT.until] = 0
     with Pool(num_threads):
         run(sync, num_threads, done, doers, begun, to_meet, grain)
     return done, doers
@@ -90,7 +90,7 @@ def test_callers_at_the_same_time_get_their_own_items_done():
 
 def test_while_several_passes_run_helpers_are_for_the_cores_that_remain():
     shared(3, 30, 1)
-    total = int(sync[threads._HELPERS]) + 1
+    total = int(sync[threads._AT.helpers]) + 1
     with ExitStack() as others:
         for team in range(total, 0, -1):
             done, doers = shared(total, total, 1, to_meet=team)
@@ -101,23 +101,23 @@ def test_while_several_passes_run_helpers_are_for_the_cores_that_remain():
 
 
 def test_a_caller_works_alone_for_a_while_only():
-    sync[threads._ALONE_UNTIL] = 1 << 62
+    sync[threads._AT.until] = 1 << 62
     assert not any(shared(2, 30, 1)[1].any() for _ in range(50))
-    sync[threads._ALONE_UNTIL] = 1
+    sync[threads._AT.until] = 1
     assert (shared(2, 30, 1)[0] == 1).all()
-    assert sync[threads._ALONE_UNTIL] == 0
+    assert sync[threads._AT.until] == 0
 
 
 def test_a_caller_who_waited_for_a_helper_works_alone_sixteen_times_as_long():
     done, doers, begun = np.zeros(30, np.int64), np.full(30, -1), np.zeros(MAX_THREADS, np.int64)
-    sync[threads._ALONE_UNTIL] = 0
+    sync[threads._AT.until] = 0
     with Pool(2):
         begin = monotonic_ns()
         _run_late(sync, done[:2], doers[:2], begun)
         waited = monotonic_ns() - begin
         _run(sync, 2, done, doers, begun, 0, 1)
     assert not doers.any(), "the second phase was done alone"
-    alone = sync[threads._ALONE_UNTIL] - begin - waited
+    alone = sync[threads._AT.until] - begin - waited
     assert 2_000_000 < alone < 17 * waited + 1_000_000_000
 
 

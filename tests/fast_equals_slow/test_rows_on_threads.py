@@ -22,16 +22,16 @@ V = 4 * PIECE + 777
 def on_both(call: Callable[[], list[np.ndarray]]) -> None:
     """The same call with helpers, and while another caller has them all."""
     with Pool(3):
-        sync[threads._ALONE_UNTIL] = 0
-        phases = sync[threads._PHASE]
+        sync[threads._AT.until] = 0
+        phases = sync[threads._AT.phase]
         shared = call()
-        assert sync[threads._PHASE] > phases, "the work was shared"
-        sync[threads._OWNER], phases = 1, sync[threads._PHASE]
+        assert sync[threads._AT.phase] > phases, "the work was shared"
+        sync[threads._AT.owner], phases = 1, sync[threads._AT.phase]
         try:
             alone = call()
         finally:
-            sync[threads._OWNER] = 0
-        assert sync[threads._PHASE] == phases
+            sync[threads._AT.owner] = 0
+        assert sync[threads._AT.phase] == phases
     for one, other in zip(shared, alone, strict=True):
         assert one.tobytes() == other.tobytes()
 

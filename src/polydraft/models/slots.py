@@ -25,8 +25,6 @@ from polydraft.numerics.compiled_code import njit
 
 __all__ = ["COLUMN", "TREE_ROOM", "SlotModel", "Slots", "common_length", "given_back_on_error", "special_ids"]
 
-MOST_RESERVED = 1024
-"""Times the free memory that slots which grow may have room for."""
 TREE_ROOM = 256
 """Most nodes and auxiliary rows of one tree, which lie behind the context."""
 COLUMN = np.dtype([("slot", np.int64), ("column", np.int64)])
@@ -127,7 +125,7 @@ class SlotModel(Target, ABC):
         needed, fixed = bytes_per_token if self.cache_grows else every, bytes_per_slot * max_num_seqs
         self.max_model_len = max_model_len or fitting_length(context, needed, TREE_ROOM, device, fixed)
         columns = -(-(self.max_model_len + TREE_ROOM + spare) // multiple) * multiple
-        reserved = max(columns * needed, columns * every // MOST_RESERVED)
+        reserved = max(columns * needed, columns * every // 1024)  # slots that grow may have room for 1024 times the free memory
         check_memory(reserved + fixed, device, max_model_len=self.max_model_len, max_num_seqs=max_num_seqs)
         self.cache_tokens, is_given = columns * max_num_seqs, max_model_len is not None
         if self.cache_grows:

@@ -12,8 +12,8 @@ from numba.extending import intrinsic
 
 from polydraft.numerics.compiled_code import njit
 
-_LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
-_ROUNDING = np.float32(1.5 * 2**23)
+LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
+ROUNDING = np.float32(1.5 * 2**23)
 _EXP = tuple(np.float32(1 / d) for d in (1, 2, 6, 24, 120, 720, 5040))
 
 
@@ -34,7 +34,7 @@ def exp(x):
     """exp of a float32 within 2 ulp between -87 and 88, constant beyond; it calls nothing, so that loops over it are vectorised."""
     x = np.float32(-87.0) if x < np.float32(-87.0) else x
     x = np.float32(88.0) if x > np.float32(88.0) else x
-    k = fma(x, _LOG2_E, _ROUNDING) - _ROUNDING
+    k = fma(x, LOG2_E, ROUNDING) - ROUNDING
     r = fma(k, -_LN2_HIGH, x)
     r = fma(k, -_LN2_LOW, r)
     p = _EXP[6]

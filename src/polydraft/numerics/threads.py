@@ -17,7 +17,7 @@ import platform
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -46,14 +46,40 @@ __all__ = [
 
 MAX_THREADS = 64
 _LINE = 8
-"""Numbers in a cache line: what different threads write lies in different ones."""
-_LOCK_BYTES = 128
-"""Of a mutex or a condition variable of POSIX systems, and more."""
-_DONE, _OWNER, _PHASE, _WAITING, _STOP, _HELPERS, _PASSES, _CLOCK, _JOB = (k * _LINE for k in range(9))
-_ALONE_UNTIL, _WINDOW, _WORKED = (_CLOCK + k for k in (2, 3, 4))
-_CODE, _ARGUMENTS, _COUNT, _GRAIN, _UNITS, _THREADS = range(_JOB, _JOB + 6)
-_MUTEX, _WAKE, _ENDED = (np.int64(_JOB + _LINE + k * _LOCK_BYTES // 8) for k in range(3))
-_TICKETS = _ENDED + _LOCK_BYTES // 8
+"""Numbers in a cache line."""
+
+
+class _Places(NamedTuple):
+    """Of numbers in `sync`. What different threads write lies in different lines.
+
+    clock: two numbers of `clock_gettime`.  until, window, worked: see `_is_alone`.  code .. threads: of the phase.
+    mutex, wake, ended: of POSIX systems, in two lines each.  tickets: a line for each thread.
+    """
+
+    done: int = 0 * _LINE
+    owner: int = 1 * _LINE
+    phase: int = 2 * _LINE
+    waiting: int = 3 * _LINE
+    stop: int = 4 * _LINE
+    helpers: int = 5 * _LINE
+    passes: int = 6 * _LINE
+    clock: int = 7 * _LINE
+    until: int = 7 * _LINE + 2
+    window: int = 7 * _LINE + 3
+    worked: int = 7 * _LINE + 4
+    code: int = 8 * _LINE
+    arguments: int = 8 * _LINE + 1
+    count: int = 8 * _LINE + 2
+    grain: int = 8 * _LINE + 3
+    units: int = 8 * _LINE + 4
+    threads: int = 8 * _LINE + 5
+    mutex: int = 9 * _LINE
+    wake: int = 11 * _LINE
+    ended: int = 13 * _LINE
+    tickets: int = 15 * _LINE
+
+
+_AT = _Places()
 _ASLEEP = 1
 """Behind a thread's ticket: whether it sleeps."""
 _HELPER_TURNS, _CALLER_TURNS = 6000, 1000
@@ -67,8 +93,8 @@ _MASK = (1 << _BITS) - 1
 
 
 def _new_sync() -> np.ndarray:
-    room = np.zeros(_TICKETS + (MAX_THREADS + 1) * _LINE, np.int64)
-    return room[-room.ctypes.data // 8 % _LINE :][: _TICKETS + MAX_THREADS * _LINE]
+    room = np.zeros(_AT.tickets + (MAX_THREADS + 1) * _LINE, np.int64)
+    return room[-room.ctypes.data // 8 % _LINE :][: _AT.tickets + MAX_THREADS * _LINE]
 
 
 sync = _new_sync()
@@ -149,24 +175,24 @@ def _reset(sync):
     """No helpers, no forward passes, nobody waits."""
     sync[:] = 0
     at = sync.ctypes.data
-    _init_mutex(at + 8 * _MUTEX, 0)
-    _init_condition(at + 8 * _WAKE, 0)
-    _init_condition(at + 8 * _ENDED, 0)
+    _init_mutex(at + 8 * _AT.mutex, 0)
+    _init_condition(at + 8 * _AT.wake, 0)
+    _init_condition(at + 8 * _AT.ended, 0)
 
 
 @inner
 def _rouse(sync, condition):
     """Wake who sleeps until this condition."""
     at = sync.ctypes.data
-    _lock(at + 8 * _MUTEX)
+    _lock(at + 8 * _AT.mutex)
     _broadcast(at + 8 * condition)
-    _unlock(at + 8 * _MUTEX)
+    _unlock(at + 8 * _AT.mutex)
 
 
 @inner
 def _is_due(sync, thread, last):
     """Whether there is a phase after the last that this thread may help with, or it is to end."""
-    return _load(sync, _STOP) != 0 or (_load(sync, _PHASE) != last and thread < _load(sync, _THREADS))
+    return _load(sync, _AT.stop) != 0 or (_load(sync, _AT.phase) != last and thread < _load(sync, _AT.threads))
 
 
 @inner
@@ -178,54 +204,54 @@ def _await_phase(sync, thread, last):
         if turns < _HELPER_TURNS:
             _pause()
             continue
-        at, asleep = sync.ctypes.data, _TICKETS + thread * _LINE + _ASLEEP
-        _lock(at + 8 * _MUTEX)
+        at, asleep = sync.ctypes.data, _AT.tickets + thread * _LINE + _ASLEEP
+        _lock(at + 8 * _AT.mutex)
         _add(sync, asleep, 1)
         while not _is_due(sync, thread, last):
-            _sleep(at + 8 * _WAKE, at + 8 * _MUTEX)
+            _sleep(at + 8 * _AT.wake, at + 8 * _AT.mutex)
         _add(sync, asleep, -1)
-        _unlock(at + 8 * _MUTEX)
-    return _load(sync, _PHASE)
+        _unlock(at + 8 * _AT.mutex)
+    return _load(sync, _AT.phase)
 
 
 @inner
 def _nanoseconds(sync, clock):
     """clock: of POSIX systems."""
-    _read_clock(clock, sync.ctypes.data + 8 * _CLOCK)
-    return 1_000_000_000 * _load(sync, _CLOCK) + _load(sync, _CLOCK + 1)
+    _read_clock(clock, sync.ctypes.data + 8 * _AT.clock)
+    return 1_000_000_000 * _load(sync, _AT.clock) + _load(sync, _AT.clock + 1)
 
 
 @inner
 def _await_units(sync, units):
     """Wait until all units of the phase are done."""
     turns = 0
-    while _load(sync, _DONE) < units:
+    while _load(sync, _AT.done) < units:
         turns += 1
         if turns < _CALLER_TURNS:
             _pause()
             continue
         at = sync.ctypes.data
-        _lock(at + 8 * _MUTEX)
-        _add(sync, _WAITING, 1)
-        while _load(sync, _DONE) < units:
-            _sleep(at + 8 * _ENDED, at + 8 * _MUTEX)
-        _add(sync, _WAITING, -1)
-        _unlock(at + 8 * _MUTEX)
+        _lock(at + 8 * _AT.mutex)
+        _add(sync, _AT.waiting, 1)
+        while _load(sync, _AT.done) < units:
+            _sleep(at + 8 * _AT.ended, at + 8 * _AT.mutex)
+        _add(sync, _AT.waiting, -1)
+        _unlock(at + 8 * _AT.mutex)
 
 
 @inner
 def _publish(sync, threads, units):
     """Open a phase of so many units; what they are lies in sync[_JOB:] by now."""
-    _store(sync, _DONE, 0)
+    _store(sync, _AT.done, 0)
     for thread in range(threads):
-        ticket = _TICKETS + thread * _LINE
+        ticket = _AT.tickets + thread * _LINE
         begin, end = thread * units // threads, (thread + 1) * units // threads
         phase = (_load(sync, ticket) >> (2 * _BITS + 8)) + 1
         _store(sync, ticket, ((phase << 8 | threads) << _BITS | end) << _BITS | begin)
-    _add(sync, _PHASE, 1)
+    _add(sync, _AT.phase, 1)
     for thread in range(1, threads):
-        if _load(sync, _TICKETS + thread * _LINE + _ASLEEP):
-            _rouse(sync, _WAKE)
+        if _load(sync, _AT.tickets + thread * _LINE + _ASLEEP):
+            _rouse(sync, _AT.wake)
             break
 
 
@@ -233,7 +259,7 @@ def _publish(sync, threads, units):
 def _claim(sync, thread, threads):
     """The next unit of the thread's share, or of another's, or -1 if all are claimed."""
     for turn in range(threads):
-        place = _TICKETS + (thread + turn) % threads * _LINE
+        place = _AT.tickets + (thread + turn) % threads * _LINE
         ticket = _load(sync, place)
         while ticket & _MASK < (ticket >> _BITS) & _MASK and thread < (ticket >> 2 * _BITS) & 0xFF:
             if _swap(sync, place, ticket, ticket + 1):
@@ -261,9 +287,9 @@ def _take(sync, thread, threads):
     """Do units until all are claimed; returns whether the phase then ended."""
     ended, unit = False, _claim(sync, thread, threads)
     while unit >= 0:
-        count, grain, units = _load(sync, _COUNT), _load(sync, _GRAIN), _load(sync, _UNITS)
-        _call(_load(sync, _CODE), _load(sync, _ARGUMENTS), unit * grain, min(count, (unit + 1) * grain), thread)
-        ended = _add(sync, _DONE, 1) == units
+        count, grain, units = _load(sync, _AT.count), _load(sync, _AT.grain), _load(sync, _AT.units)
+        _call(_load(sync, _AT.code), _load(sync, _AT.arguments), unit * grain, min(count, (unit + 1) * grain), thread)
+        ended = _add(sync, _AT.done, 1) == units
         unit = _claim(sync, thread, threads)
     return ended
 
@@ -274,10 +300,10 @@ def _help(sync, thread):
     phase = np.int64(-1)
     while True:
         phase = _await_phase(sync, thread, phase)
-        if _load(sync, _STOP):
+        if _load(sync, _AT.stop):
             return
-        if _take(sync, thread, _load(sync, _THREADS)) and _load(sync, _WAITING):
-            _rouse(sync, _ENDED)
+        if _take(sync, thread, _load(sync, _AT.threads)) and _load(sync, _AT.waiting):
+            _rouse(sync, _AT.ended)
 
 
 @intrinsic
@@ -369,16 +395,16 @@ def _write_borrowed(builder, kind, value, pointer):
 @inner
 def _is_alone(sync):
     """Whether the caller has waited so long for a core, its own or a helper's, that it works alone for a while."""
-    now, until, begin = _nanoseconds(sync, _WALL), _load(sync, _ALONE_UNTIL), _load(sync, _WINDOW)
+    now, until, begin = _nanoseconds(sync, _WALL), _load(sync, _AT.until), _load(sync, _AT.window)
     if now < until:
         return True
     if begin == 0 or now > begin + _WINDOW_LENGTH:
         worked = _nanoseconds(sync, _WORK)
-        lost = now - begin - (worked - _load(sync, _WORKED))
+        lost = now - begin - (worked - _load(sync, _AT.worked))
         alone = begin > 0 and lost > _WINDOW_LENGTH // 32
-        _store(sync, _ALONE_UNTIL, now + _PAYS * lost if alone else 0)
-        _store(sync, _WINDOW, 0 if alone else now)
-        _store(sync, _WORKED, worked)
+        _store(sync, _AT.until, now + _PAYS * lost if alone else 0)
+        _store(sync, _AT.window, 0 if alone else now)
+        _store(sync, _AT.worked, worked)
         return alone
     return False
 
@@ -388,24 +414,24 @@ def share(sync, threads, code, count, grain):
     """Do items 0 .. count-1, `grain` of them a unit, on at most so many threads. code: of `shared_code`."""
     grain = max(grain, count // _MASK + 1)
     units = (count + grain - 1) // grain
-    team = min(threads, units, _load(sync, _HELPERS) + 2 - max(1, _load(sync, _PASSES)))
-    if team <= 1 or not _swap(sync, _OWNER, 0, 1):
+    team = min(threads, units, _load(sync, _AT.helpers) + 2 - max(1, _load(sync, _AT.passes)))
+    if team <= 1 or not _swap(sync, _AT.owner, 0, 1):
         _call(code[0], code[1], 0, count, 0)
         return
     if _is_alone(sync):
         _call(code[0], code[1], 0, count, 0)
-        _store(sync, _OWNER, 0)
+        _store(sync, _AT.owner, 0)
         return
-    _store(sync, _CODE, code[0])
-    _store(sync, _ARGUMENTS, code[1])
-    _store(sync, _COUNT, count)
-    _store(sync, _GRAIN, grain)
-    _store(sync, _UNITS, units)
-    _store(sync, _THREADS, team)
+    _store(sync, _AT.code, code[0])
+    _store(sync, _AT.arguments, code[1])
+    _store(sync, _AT.count, count)
+    _store(sync, _AT.grain, grain)
+    _store(sync, _AT.units, units)
+    _store(sync, _AT.threads, team)
     _publish(sync, team, units)
     if not _take(sync, np.int64(0), team):
         _await_units(sync, units)
-    _store(sync, _OWNER, 0)
+    _store(sync, _AT.owner, 0)
 
 
 class Pool:
@@ -416,13 +442,13 @@ class Pool:
 
     def __enter__(self) -> None:
         with _HELPERS_OF_PROCESS.guard:
-            sync[_PASSES] += 1
-            sync[_WINDOW] = 0
+            sync[_AT.passes] += 1
+            sync[_AT.window] = 0
             _HELPERS_OF_PROCESS.start(self.num_threads - 1)
 
     def __exit__(self, *_: object) -> None:
         with _HELPERS_OF_PROCESS.guard:
-            sync[_PASSES] -= 1
+            sync[_AT.passes] -= 1
 
 
 PIECE = 1 << 14
@@ -453,14 +479,14 @@ class _Helpers:
 
     def start(self, count: int) -> None:
         """Have at least so many; elsewhere than on POSIX systems there are none."""
-        while len(self.threads) < count and os.name == "posix" and not sync[_STOP]:
+        while len(self.threads) < count and os.name == "posix" and not sync[_AT.stop]:
             if not self.threads:  # compiled before the first begins, not in it
                 _help.compile((types.int64[::1], types.int64))
                 _end.compile((types.int64[::1],))
             number = len(self.threads) + 1
             self.threads.append(threading.Thread(target=_help, args=(sync, number), daemon=True, name=f"polydraft-{number}"))
             self.threads[-1].start()
-            sync[_HELPERS] = number
+            sync[_AT.helpers] = number
 
     def stop(self) -> None:
         """End all, and wait for them: one that comes back from compiled code while the interpreter ends would abort the process."""
@@ -472,9 +498,9 @@ class _Helpers:
 
 @njit(cache=True)
 def _end(sync):
-    _store(sync, _HELPERS, 0)
-    _store(sync, _STOP, 1)
-    _rouse(sync, _WAKE)
+    _store(sync, _AT.helpers, 0)
+    _store(sync, _AT.stop, 1)
+    _rouse(sync, _AT.wake)
 
 
 _HELPERS_OF_PROCESS = _Helpers()

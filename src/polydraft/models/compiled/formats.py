@@ -136,7 +136,6 @@ _FOUR = Plane(4, _halves, 4)
 _FOUR_OF_K = Plane(4, lambda s, group: (group, 4 * s), 8)
 _TWO_OF_K = Plane(2, lambda s, group: (group, 2 * s), 8)
 _FIFTH = Plane(1, lambda _, group: (0, group), 1)
-_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 BLOCKS = {
     "Q4_0": BlockFormat(32, _FOUR, middle=8),
@@ -159,7 +158,7 @@ BLOCKS = {
     ),
     "IQ4_NL": BlockFormat(32, _FOUR, table=_IQ4),
     "IQ4_XS": BlockFormat(256, _FOUR, scale=np.int8, table=_IQ4),
-    "MXFP4": BlockFormat(32, _FOUR, table=_FP4, exponent=True),
+    "MXFP4": BlockFormat(32, _FOUR, table=(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), exponent=True),
 }
 """Formats of blocks by their names in GGUF files. Codes of Q8_0 are stored without sign, as dot products take them."""
 DTYPES = {**NUMBERS, **{name: block.dtype for name, block in BLOCKS.items()}}

@@ -32,8 +32,6 @@ MIN_BYTES, MOST_BYTES = 32 << 20, 8 << 30
 PAGE = 4096
 HEADER = 4 * PAGE
 SUFFIX = ".weights"
-ABANDONED = 3600.0
-"""Seconds after which an unfinished file is that of a process that ended."""
 TOGETHER = 16 << 20
 """Bytes that a thread reads at a time."""
 
@@ -151,7 +149,7 @@ def _make_room(place: Path, size: int) -> None:
     """Remove what others left unfinished, and the files that were used longest ago, until one of this size fits within `MOST_BYTES`."""
     for path in place.glob("*.unfinished"):
         with suppress(OSError):
-            if time() - path.stat().st_mtime > ABANDONED:
+            if time() - path.stat().st_mtime > 3600.0:  # its process has ended
                 path.unlink()
     files = sorted(place.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
     sizes = [path.stat().st_size for path in files]

@@ -32,15 +32,13 @@ __all__ = [
 ]
 
 _CHOSEN: str | None = getattr(config, "CPU_FEATURES", None)
-_TOLD = get_host_cpu_features() if _CHOSEN is None else _CHOSEN
-FEATURES = {feature[1:]: feature[0] == "+" for feature in _TOLD.split(",") if feature}
+FEATURES = {name[1:]: name[0] == "+" for name in (get_host_cpu_features() if _CHOSEN is None else _CHOSEN).split(",") if name}
 """What numba compiles for: the processor's, or those of `NUMBA_CPU_FEATURES`."""
 LANES = 16 if FEATURES.get("avx512f") else 8
 """Floats in one vector."""
 PANEL = 2 * LANES
 """Outputs that a tile computes at once."""
 _HUGE = 2**21
-_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # `mmap` does not have its name
 _MADVISE: Any = getattr(ctypes.CDLL(None), "madvise", None) if hasattr(mmap, "MADV_DONTNEED") else None
 BYTE, INT, FLOAT = ir.IntType(8), ir.IntType(32), ir.FloatType()
 INTS, FLOATS = ir.VectorType(INT, LANES), ir.VectorType(FLOAT, LANES)
@@ -74,8 +72,8 @@ def aligned(*shape: int, dtype: np.dtype | type[np.generic] = np.float32, huge: 
     size = np.dtype(dtype).itemsize * int(np.prod(shape))
     advice = getattr(mmap, "MADV_HUGEPAGE" if huge else "MADV_NOHUGEPAGE", None)
     if advice is not None and 4 * size >= _HUGE:
-        # what is not written yet is not promised: a cache of many long texts may have more room than there is memory
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0 if huge else _NORESERVE)
+        # MAP_NORESERVE: what is not written yet is not promised, as a cache of many long texts may have more room than there is memory
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0x4000 if sys.platform == "linux" and not huge else 0)
         try:
             pages = mmap.mmap(-1, size + _HUGE, flags=flags)
         except OSError as error:

@@ -28,8 +28,6 @@ __all__ = ["FULL", "MODELS", "HubModel", "Wheel", "cached", "default_draft", "fe
 CHUNK = 1 << 20
 FULL = (ENOSPC, EDQUOT, EFBIG)
 """Where there is no more room."""
-HUB_TIMEOUT = 5.0
-"""Seconds to wait for a sign of the hub; its own client tries for half a minute."""
 
 
 class Wheel(NamedTuple):
@@ -231,7 +229,8 @@ def hub_answers() -> bool:
     if constants.HF_HUB_OFFLINE:
         return False
     try:
-        with urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=HUB_TIMEOUT):
+        # the hub's own client tries for half a minute
+        with urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=5.0):
             return True
     except HTTPError:  # an answer, too
         return True

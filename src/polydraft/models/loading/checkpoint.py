@@ -58,11 +58,8 @@ __all__ = [
 ]
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-TENSORS_OF_AN_OPEN_FILE = 32
 LAYER = re.compile(r"(model\.layers\.\d+\.|)(.+)")
 """Prefix of a layer's weights, and their names in it."""
-OF_MIXTURE = re.compile(r"\.mlp\.(gate|experts)\.")
-"""In names of routers and experts."""
 NUMBERS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 
 
@@ -424,7 +421,7 @@ def _outlines(
     outlines |= {name: mx.outline(name, tuple(tensors[place.name + BLOCKS].shape)) for name, place in mx.places.items()}
     wrong = {name: tuple(outline.shape) for name, outline in outlines.items() if tuple(outline.shape) != shapes[name]}
     for name, shape in wrong.items():
-        if OF_MIXTURE.search(name):
+        if re.search(r"\.mlp\.(gate|experts)\.", name):
             problem = f"the weights of {name!r} are of shape {shape}, and its config.json expects {shapes[name]}"
             raise ModelLoadError(f"{problem}: the experts do not fit. Copy or download the folder again.")
     if wrong:
@@ -455,7 +452,7 @@ class _Reader:
 
         file = self.files[place.name]
         with self._guard:
-            if file != self._file or self._count >= TENSORS_OF_AN_OPEN_FILE:
+            if file != self._file or self._count >= 32:
                 self._file, self._opened, self._count = file, safe_open(file, "pt"), 0
             self._count += 1
             opened = self._opened

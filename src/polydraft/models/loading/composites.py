@@ -10,8 +10,6 @@ __all__ = ["COMPOSITES", "language_model_config", "name_in_text_model"]
 
 COMPOSITES = frozenset({"gemma3", "lfm2_vl", "mistral3", "qwen3_5", "qwen3_5_moe"})
 """`model_type` of those whose language models may run compiled."""
-_TEXT = re.compile(r"^(?:model\.language_model\.|language_model\.(model|lm_head)\.)")
-"""How weights of language models begin, as transformers 5 and as those before it name them."""
 
 
 def name_in_text_model(name: str) -> str:
@@ -21,7 +19,9 @@ def name_in_text_model(name: str) -> str:
         >>> name_in_text_model("model.language_model.norm.weight"), name_in_text_model("language_model.lm_head.weight")
         ('model.norm.weight', 'lm_head.weight')
     """
-    return _TEXT.sub(lambda match: f"{match[1] or 'model'}.", name)
+    # as transformers 5 and as those before it name them
+    begins = r"^(?:model\.language_model\.|language_model\.(model|lm_head)\.)"
+    return re.sub(begins, lambda match: f"{match[1] or 'model'}.", name)
 
 
 def language_model_config(config: Any, names: AbstractSet[str]) -> Any:

@@ -55,7 +55,8 @@ class CheckpointConfig:
         fields = {"pad_token_id": None, **ids, **{name: settings[name] for name in NAMES if settings.get(name) is not None}}
         rope = fields.setdefault("rope_parameters", {"rope_type": "default", "rope_theta": settings.get("rope_theta")})
         fits = all(isinstance(fields[name], kind) for name, kind in PLAIN.items() if name in fields)
-        if not fits or NEEDED - fields.keys() or rope.get("rope_type") not in ROPE_TYPES or not rope.get("rope_theta"):
+        needed = NAMES - {"head_dim"} | {"bos_token_id", "eos_token_id"}
+        if not fits or needed - fields.keys() or rope.get("rope_type") not in ("default", "linear") or not rope.get("rope_theta"):
             return None
         eos = fields["eos_token_id"]
         fields["head_dim"] = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
@@ -67,10 +68,8 @@ ID_NAMES = ("bos_token_id", "eos_token_id", "pad_token_id")
 LLAMA_NAMES = ("attention_bias", "hidden_act", "mlp_bias", "sliding_window")
 """Settings that only some of the Llama family have."""
 NAMES = {field.name for field in fields(CheckpointConfig)} - {"name_or_path", "of_architecture", *ID_NAMES}
-NEEDED = NAMES - {"head_dim"} | {"bos_token_id", "eos_token_id"}
 PLAIN: dict[str, Any] = {f.name: f.type for f in fields(CheckpointConfig) if f.type in (int, float, str, bool, int | None)}
 """Settings whose types are no containers."""
-ROPE_TYPES = ("default", "linear")
 UNREAD = (
     "attention_chunk_size",
     "auto_map",

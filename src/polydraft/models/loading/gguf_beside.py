@@ -16,10 +16,7 @@ from polydraft.models.loading.hub import FILE_OF_REPOSITORY, fetched_file, locat
 
 __all__ = ["fetch_predictor", "predictor_beside"]
 
-HEADER = 1 << 25
-"""Bytes of a file that hold its header, with the longest vocabularies."""
 Predictor = TypeVar("Predictor")
-SIZES = ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads")
 
 
 def predictor_beside(file: GgufFile, predictor_of: Callable[[GgufFile], Predictor | None]) -> Predictor | None:
@@ -50,7 +47,7 @@ def predictor_beside(file: GgufFile, predictor_of: Callable[[GgufFile], Predicto
 
 def _differs(file: GgufFile, model: GgufFile) -> str | None:
     """By what a file is not of a model, or None."""
-    for name in SIZES:
+    for name in ("num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads"):
         ours, theirs = (getattr(x.config, name) for x in (file, model))
         if ours != theirs:
             return f"it is for {name}={ours}, the model has {theirs}"
@@ -101,7 +98,8 @@ def _header(repository: str, revision: str | None, file: str) -> GgufFile:
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
 
-    headers = build_hf_headers() | {"Range": f"bytes=0-{HEADER - 1}"}
+    # these bytes hold a header with the longest vocabulary
+    headers = build_hf_headers() | {"Range": f"bytes=0-{(1 << 25) - 1}"}
     with get_session().stream("GET", hf_hub_url(repository, file, revision=revision), headers=headers) as response:
         if response.status_code != PARTIAL_CONTENT:
             raise ValueError(f"{response.status_code} for a part of {file}")

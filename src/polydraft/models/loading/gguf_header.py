@@ -50,14 +50,11 @@ LAYOUTS = {
 """Number formats by their numbers in a file; the `gguf` package has all, and takes a third of a second to import."""
 TYPES = tuple(layout.type for layout in LAYOUTS.values())
 """Number formats that are read."""
-VERSIONS = (2, 3)
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 """Types of metadata that have a size of their own, as `struct` formats."""
 STRING, ARRAY = 8, 9
 LENGTH = struct.Struct("<Q")
 """Of a text, before its bytes."""
-SHORTEST_ENTRY = 12
-"""Bytes of the smallest entry of the header; more entries than fit into the file are damage."""
 
 
 class Entry(NamedTuple):
@@ -86,7 +83,6 @@ class _Contents(NamedTuple):
     parts: list[mmap.mmap]
 
 
-MOST_IN_USE = 4
 _in_use: dict[tuple[Any, ...], _Contents] = {}
 """The last headers that were read, by path, size and time of change of each part: a start reads them for its checks, its tokenizer and its weights."""
 
@@ -126,7 +122,7 @@ class GgufHeader:
                 raise self.refusal(f"its header is damaged or cut off ({error})", "Copy or download it again") from error
         self.path, self._data = paths[0], self.parts[0]
         _in_use[stamps] = _Contents(self.metadata, self.tensors, self.parts)
-        for oldest in list(_in_use)[:-MOST_IN_USE]:
+        for oldest in list(_in_use)[:-4]:
             _in_use.pop(oldest, None)
 
     def _map(self, num_parts: int) -> None:
@@ -206,9 +202,9 @@ class GgufHeader:
         if (magic := self._data[:4]) != b"GGUF":
             raise self.refusal(f"it begins with {magic!r} and not with b'GGUF'", "Give a file that llama.cpp can read")
         _, version, num_tensors, num_keys = struct.unpack_from("<4sIQQ", self._data)
-        if version not in VERSIONS:
+        if version not in (2, 3):
             raise self.refusal(f"it is of version {version}; expected 2 or 3, little-endian", "Convert it again with llama.cpp")
-        if (num_tensors + num_keys) * SHORTEST_ENTRY > len(self._data):
+        if (num_tensors + num_keys) * 12 > len(self._data):  # bytes of the smallest entry
             raise struct.error(f"{num_keys} keys and {num_tensors} tensors in {len(self._data)} bytes")
         self._at = struct.calcsize("<4sIQQ")
         metadata, number = {self._string(): self._value(self._number("<I")) for _ in range(num_keys)}, len(self.parts) - 1

@@ -7,8 +7,6 @@ from polydraft.models.loading.gguf_header import GgufHeader, TextList
 
 __all__ = ["end_ids", "special_id"]
 
-SENTENCEPIECE = {"bos": 1, "eos": 2, "unknown": 0}
-"""Ids in SentencePiece vocabularies where a file has no key."""
 TOKENS, CONTROL = "tokenizer.ggml.tokens", 3
 PART_END, TAG, TOOL_RESPONSE = "<|end|>", "</s>", "<|tool_response>"
 ENDS = [
@@ -23,8 +21,6 @@ MIDDLE_ENDS = {
     "fim_sep": ["<|file_sep|>"],
 }
 """Names of a token, by the key of files that have one."""
-IN_PARTS = ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
-"""Where there are such tokens, <|end|> ends a part of an answer."""
 
 
 def special_id(file: GgufHeader, role: str) -> int | None:
@@ -33,7 +29,8 @@ def special_id(file: GgufHeader, role: str) -> int | None:
     num_tokens = tokens.length if isinstance(tokens, TextList) else float("inf")
     if isinstance(token_id, int) and not isinstance(token_id, bool) and 0 <= token_id < num_tokens:
         return token_id
-    return SENTENCEPIECE.get(role) if file.metadata.get("tokenizer.ggml.model") == "llama" else None
+    # ids of SentencePiece vocabularies, where a file has no key
+    return {"bos": 1, "eos": 2, "unknown": 0}.get(role) if file.metadata.get("tokenizer.ggml.model") == "llama" else None
 
 
 def end_ids(file: GgufHeader) -> list[int]:
@@ -43,7 +40,9 @@ def end_ids(file: GgufHeader) -> list[int]:
     types = file.metadata.get("tokenizer.ggml.token_type") or ()
     if TAG in ids and (types[ids[TAG] :][:1] != [CONTROL] or TOOL_RESPONSE in ids):
         del ids[TAG]
-    no_end = ids.get(PART_END) if any(tokens <= ids.keys() for tokens in IN_PARTS) else None
+    # where there are such tokens, <|end|> ends a part of an answer
+    in_parts = {"<|return|>", "<|call|>"} <= ids.keys() or {"<|flush|>", "<|calls|>"} <= ids.keys()
+    no_end = ids.get(PART_END) if in_parts else None
     ids_of_ends = [special_id(file, role) for role in ("eos", "eot", "eom")] + [ids.get(name) for name in ENDS]
     for role, names in MIDDLE_ENDS.items():
         by_key = special_id(file, role)

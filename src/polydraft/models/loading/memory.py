@@ -8,9 +8,6 @@ from polydraft.errors import CapacityError
 
 __all__ = ["available_bytes", "check_memory", "default_prefix_cache_bytes", "fitting_length", "fitting_tokens", "weight_bytes"]
 
-SHORTEST = 512
-"""A default context is not cut below this."""
-
 
 def available_bytes(device: torch.device) -> int:
     """Memory of a device that can still be taken, in bytes.
@@ -44,7 +41,7 @@ def check_memory(needed: int, device: torch.device, *, max_model_len: int, max_n
 
 
 def fitting_length(context: int, bytes_per_token: int, scratch: int, device: torch.device, fixed: int = 0) -> int:
-    """Default length of a sequence: the model's context, or as much of it as takes half of the free memory.
+    """Default length of a sequence: the model's context, or as much of it as takes half of the free memory, but no less than 512 tokens.
 
     bytes_per_token: of all sequences together.  scratch: tokens that a cache holds beyond that length.  fixed: bytes of what does not
     grow with it.
@@ -54,7 +51,7 @@ def fitting_length(context: int, bytes_per_token: int, scratch: int, device: tor
         1024
     """
     fits = (available_bytes(device) // 2 - fixed) // bytes_per_token - scratch
-    return min(context, max(fits, SHORTEST))
+    return min(context, max(fits, 512))
 
 
 def fitting_tokens(

@@ -16,7 +16,6 @@ PLAIN_DECODING = "`Engine.from_pretrained` and the command line run it in its ow
 NOT_CAUSAL = "Use transformers' `generate` for it, or another model"
 ENCODER_DECODERS = ("t5", "mt5", "bart", "mbart", "marian", "pegasus")
 """Model types whose decoders follow masks and positions that are given, see `seq2seq`."""
-ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 
 
 def is_encoder_decoder(config: Any) -> bool:
@@ -82,7 +81,7 @@ def check_rolls_back(config: Any, max_model_len: int | None = None, model: Any |
     """
     check_plain(config, max_model_len)
     inner = text_config(config)
-    odd = sorted({kind for kind in getattr(inner, "layer_types", None) or () if kind not in ATTENTION})
+    odd = sorted({*(getattr(inner, "layer_types", None) or ())} - {"full_attention", "sliding_attention", "chunked_attention"})
     if odd:
         raise _refuse(config, f"its layers of kind {', '.join(odd)} have a state that cannot be rolled back", PLAIN_DECODING)
     if getattr(model, "_is_stateful", False):

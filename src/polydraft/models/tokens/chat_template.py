@@ -13,8 +13,6 @@ from typing import Any
 
 __all__ = ["render", "template_of"]
 
-TOOL_USE = "tool_use"
-
 
 def template_of(templates: str | Mapping[str, str] | None, *, tools: bool) -> str | None:
     """The one of a model's templates that writes a conversation: with tools that of their name, else the default; None where there is none.
@@ -27,7 +25,7 @@ def template_of(templates: str | Mapping[str, str] | None, *, tools: bool) -> st
     """
     if templates is None or isinstance(templates, str):
         return templates
-    names = (*([TOOL_USE] if tools else []), "default", *templates)
+    names = (*(["tool_use"] if tools else []), "default", *templates)
     return next((templates[name] for name in names if name in templates), None)
 
 

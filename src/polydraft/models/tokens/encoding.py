@@ -16,19 +16,13 @@ from polydraft.errors import InvalidInputError, PolydraftError, first_line
 
 __all__ = ["Cuts", "failures_as", "longest_token", "num_bytes", "special_tokens", "token_ids"]
 
-INTERRUPTIONS = (KeyboardInterrupt, SystemExit, GeneratorExit)
-NORMALISED = 3
-"""Times by which Unicode's normal form C makes a text shorter, at most."""
-PRIVATE = range(0xE000, 0xF900)
-"""Characters that mean nothing by Unicode's own definition."""
-
 
 @contextmanager
 def failures_as(error_of: Callable[[str], PolydraftError]) -> Iterator[None]:
     """Where the block fails in a tokenizer, the error that this makes of the reason. A panic of its Rust code is no Exception."""
     try:
         yield
-    except (*INTERRUPTIONS, PolydraftError):
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, PolydraftError):
         raise
     except BaseException as error:
         raise error_of(f"{type(error).__name__}: {first_line(error)[:200]}") from error
@@ -76,7 +70,7 @@ def longest_token(tokenizer: Any) -> int | None:
         or (backend.model.unk_token is not None and backend.model.fuse_unk)
     ):
         return None
-    shrinks = 1 if backend.normalizer is None else NORMALISED
+    shrinks = 1 if backend.normalizer is None else 3  # Unicode's normal form C makes a text up to so many times shorter
     return shrinks * max(len(token.encode()) for token in backend.get_vocab(with_added_tokens=True))
 
 
@@ -109,7 +103,8 @@ class Cuts:
     def __init__(self, tokenizer: Any, value: Any) -> None:
         self._tokenizer, self._special = tokenizer, _pattern(special_tokens(tokenizer))
         used = {character for text in _texts(value) for character in set(text)}
-        self._mark = next(character for character in map(chr, PRIVATE) if character not in used)
+        # of the characters that mean nothing by Unicode's own definition
+        self._mark = next(character for character in map(chr, range(0xE000, 0xF900)) if character not in used)
 
     def put(self, value: Any) -> Any:
         """The same with cuts, in all of its texts.

@@ -8,15 +8,11 @@ from polydraft.models.tokens.tokenizer import ROLES, BackendTokenizer
 
 __all__ = ["folder_tokenizer"]
 
-WHOLE = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Classes of transformers that take the file as it is; the others make a tokenizer of parts of it."""
 SETTINGS = frozenset(
     {"backend", "chat_template", "clean_up_tokenization_spaces", "is_local", "local_files_only", "model_input_names"}
     | {"model_max_length", "padding_side", "tokenizer_class", *ROLES}
 )
 """Of `tokenizer_config.json`, that change nothing of how texts are read, or that are read here."""
-MORE_FILES = ("added_tokens.json", "special_tokens_map.json", "additional_chat_templates")
-"""That say something of a tokenizer, too."""
 
 
 def folder_tokenizer(folder: Path) -> BackendTokenizer | None:
@@ -30,7 +26,8 @@ def folder_tokenizer(folder: Path) -> BackendTokenizer | None:
     """
     file, template = folder / "tokenizer.json", folder / "chat_template.jinja"
     settings = _settings(folder / "tokenizer_config.json")
-    if settings is None or not file.is_file() or any((folder / name).exists() for name in MORE_FILES):
+    more_files = ("added_tokens.json", "special_tokens_map.json", "additional_chat_templates")
+    if settings is None or not file.is_file() or any((folder / name).exists() for name in more_files):
         return None
     from tokenizers import Tokenizer
 
@@ -48,7 +45,8 @@ def _settings(file: Path) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     settings = read_json(file.read_bytes())
-    if not isinstance(settings, dict) or settings.get("tokenizer_class") not in WHOLE or settings.keys() - SETTINGS:
+    whole = ("PreTrainedTokenizerFast", "TokenizersBackend")  # the others make a tokenizer of parts of the file
+    if not isinstance(settings, dict) or settings.get("tokenizer_class") not in whole or settings.keys() - SETTINGS:
         return None
     texts = [settings.get(name) for name in (*ROLES, "chat_template")]
     plain = all(text is None or isinstance(text, str) for text in texts)

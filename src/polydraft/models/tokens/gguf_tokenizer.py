@@ -20,7 +20,6 @@ __all__ = ["gguf_tokenizer"]
 CONTROL, USER_DEFINED = 3, 4
 """Types of tokens that are matched whole before text is split; the first are no text."""
 TEMPLATE = "tokenizer.chat_template"
-KEYS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
 def gguf_tokenizer(file: GgufFile) -> BackendTokenizer | None:
@@ -42,7 +41,8 @@ def gguf_tokenizer(file: GgufFile) -> BackendTokenizer | None:
     tokens = file.strings("tokenizer.ggml.tokens")
     backend, add_bos = _byte_level(file, tokens) if kind == "gpt2" else _sentencepiece(file, tokens)
     add_bos = bool(file.metadata.get("tokenizer.ggml.add_bos_token", add_bos))
-    roles = {role: tokens[i] for role in ROLES if (i := special_id(file, KEYS[role])) is not None and i < len(tokens)}
+    keys = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    roles = {role: tokens[i] for role in ROLES if (i := special_id(file, keys[role])) is not None and i < len(tokens)}
     _add_whole_tokens(backend, tokens, file.metadata.get("tokenizer.ggml.token_type") or (), roles)
     _surround(backend, roles, add_bos, bool(file.metadata.get("tokenizer.ggml.add_eos_token", False)))
     tokenizer = BackendTokenizer(backend, roles, chat_template=_templates(file), add_bos_token=add_bos and "bos_token" in roles)

@@ -15,7 +15,6 @@ from polydraft.models.tokens.spelling import kind_of, spelled
 
 __all__ = ["Translation", "token_bytes"]
 
-ROLES = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
 Key = bytes | str
 
 
@@ -68,7 +67,7 @@ class Translation:
                 f"the vocabularies of target ({len(ours)} tokens) and draft ({len(theirs)} tokens) have no token in common; "
                 "expected some for drafter 'tli'. Use drafter='slem', which goes through text."
             )
-        for role in ROLES:
+        for role in ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id"):
             a, b = getattr(target, role), getattr(draft, role)
             if a is not None and b is not None and a < target_size and b < draft_size:
                 common.setdefault(a, b)

@@ -29,12 +29,8 @@ from polydraft.models.windows import narrowed, text_config
 
 __all__ = ["OwnCacheTarget"]
 
-CACHES = ("past_key_values", "cache_params", "state")
-"""What outputs call the cache; the next forward pass takes it under the same name."""
 UNLIMITED = 1 << 20
 """Context in tokens where the configuration names none: a recurrent state has the same size for any text."""
-PENDING = 16
-"""Accepted tokens that a forward pass over drafts reads again; more are read for good before it."""
 
 
 @dataclass
@@ -152,7 +148,8 @@ class OwnCacheTarget(SlotModel):
         return state.logits, {layer: torch.cat(rows) for layer, rows in states.items()}
 
     def _cache_of(self, out: Any) -> dict[str, Any]:
-        cache = {name: out[name] for name in CACHES if out.get(name) is not None}
+        # the next forward pass takes the cache under the same name
+        cache = {name: out[name] for name in ("past_key_values", "cache_params", "state") if out.get(name) is not None}
         if not cache:
             raise IncompatibleError(f"{type(self.model).__name__} returns no cache.")
         return cache
@@ -241,7 +238,7 @@ class OwnCacheTarget(SlotModel):
     ) -> tuple[Tensor, list[Tensor]]:
         state = self._committed(slot)
         pending = self._texts[slot][len(state.token_ids) : int(self.lengths[slot])]
-        if len(pending) > PENDING and not self.reads_again:
+        if len(pending) > 16 and not self.reads_again:  # fewer are read again with each forward pass over drafts
             state, pending = self._caught_up(slot), []
         texts = [pending + [tokens[n] for n in path] for path in paths]
         width = max(map(len, texts))

@@ -31,9 +31,6 @@ __all__ = ["Ranks", "follow", "join_group"]
 
 PATIENCE = timedelta(minutes=2)
 """That ranks wait for each other within a forward pass."""
-FAREWELL = 10.0
-"""Seconds that a rank has to end."""
-COMMAND = "from polydraft.models.torch.ranks import follow; follow({})"
 
 
 def join_group(rank: int, num_ranks: int, meeting: Path, device_type: str) -> None:
@@ -84,7 +81,7 @@ class Ranks:
         shared = {"LOCAL_RANK": str(rank), "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-c", COMMAND.format(theirs.fileno())],
+                [sys.executable, "-c", f"from polydraft.models.torch.ranks import follow; follow({theirs.fileno()})"],
                 env=os.environ | shared,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -155,7 +152,7 @@ class Ranks:
             distributed.destroy_process_group()
         for process in self._processes:
             try:
-                process.wait(FAREWELL)
+                process.wait(10.0)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -24,10 +24,6 @@ GGUF_NAMES = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
-LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
-"""The 27B models scale queries by the width of the model over its heads, all others by the width of a head; files do not say it."""
-LOCAL_BASE = 10_000.0
-"""Rotary base of Gemma 3's layers with a window; files older than October 2025 do not have it."""
 
 
 def gemma_spec(config: Any) -> ModelSpec:
@@ -56,7 +52,8 @@ def gemma3_spec(config: Any) -> ModelSpec:
 def gemma2_settings(file: GgufHeader) -> dict[str, Any]:
     layers, heads = file.count("block_count"), file.count("attention.head_count")
     width = file.count("embedding_length") // heads
-    largest = layers == LAYERS_OF_27B[file.architecture]
+    # the 27B models scale queries by the width of the model over its heads, all others by the width of a head; files do not say it.
+    largest = layers == {"gemma2": 46, "gemma3": 62}[file.architecture]
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": file.count("attention.sliding_window"),
@@ -70,7 +67,7 @@ def gemma2_settings(file: GgufHeader) -> dict[str, Any]:
 def gemma3_settings(file: GgufHeader) -> dict[str, Any]:
     return gemma2_settings(file) | {
         "layer_types": [LOCAL if (layer + 1) % 6 else GLOBAL for layer in range(file.count("block_count"))],
-        "rope_local_base_freq": file.number("rope.freq_base_swa", LOCAL_BASE),
+        "rope_local_base_freq": file.number("rope.freq_base_swa", 10_000.0),  # files older than October 2025 do not have it
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
     }

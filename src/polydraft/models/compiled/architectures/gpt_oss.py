@@ -11,9 +11,6 @@ from polydraft.models.loading.conversions import gpt_oss as conversion
 from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.rotary import rope_parameters
 
-ALPHA, LIMIT = 1.702, 7.0
-"""Of the clamped gate, where a configuration does not say it."""
-
 
 def spec(config: Any) -> ModelSpec:
     rope = {**rope_parameters(config)}
@@ -27,8 +24,8 @@ def mixture(config: Any) -> Mixture:
         config.intermediate_size,
         (True,) * config.num_hidden_layers,
         biased=True,
-        limit=getattr(config, "swiglu_limit", LIMIT),
-        alpha=getattr(config, "swiglu_alpha", ALPHA),
+        limit=getattr(config, "swiglu_limit", 7.0),  # of the clamped gate, as alpha
+        alpha=getattr(config, "swiglu_alpha", 1.702),
     )
 
 

@@ -13,8 +13,6 @@ from polydraft.models.compiled.architectures.mixture import PROJECTIONS, ROUTER,
 from polydraft.models.compiled.parts.state_space import StateSpaceSizes, state_space_shape
 from polydraft.models.loading.conversions.state_spaces import granite
 
-ATTENDS = ("attention", "full_attention")
-"""Kinds of a layer in transformers' configuration; all others are state spaces."""
 MAMBA_NAMES = {"mamba.in_proj": "ssm_in", "mamba.out_proj": "ssm_out", "mamba.conv1d": "ssm_conv1d", "mamba.norm": "ssm_norm"}
 MAMBA_NAMES |= {"mamba.A_log": "ssm_a", "mamba.D": "ssm_d", "mamba.dt_bias": "ssm_dt.bias"}
 LOGARITHMS: dict[str, Callable[[Tensor], Tensor]] = {"mamba.A_log": lambda rates: (-rates).log()}
@@ -40,7 +38,8 @@ def sizes(config: Any) -> StateSpaceSizes:
 
 def spec(config: Any) -> ModelSpec:
     kinds = getattr(config, "layers_block_type", None) or config.layer_types
-    mixers = tuple(ATTENTION if kind in ATTENDS else STATE_SPACE for kind in kinds)
+    # all other kinds of transformers' configuration are state spaces
+    mixers = tuple(ATTENTION if kind in ("attention", "full_attention") else STATE_SPACE for kind in kinds)
     rotates = 0 if config.position_embedding_type == "rope" else -1
     states = {STATE_SPACE: state_space_shape(mixers.count(STATE_SPACE), sizes(config))}
     return scaled_spec(config, mixers=mixers, states=states, windows=(0,) * len(mixers), rotary_of_layer=(rotates,) * len(mixers))

@@ -6,12 +6,10 @@ from polydraft.models.compiled.architectures.base import ATTENTION, CONVOLUTION,
 from polydraft.models.compiled.parts.short_convolution import convolution_shape
 from polydraft.models.loading.conversions.lfm2 import NAMES, lfm2
 
-ATTENDS = "full_attention"
-"""Kind of a layer in transformers' configuration; all others are convolutions."""
-
 
 def spec(config: Any) -> ModelSpec:
-    mixers = tuple(ATTENTION if kind == ATTENDS else CONVOLUTION for kind in config.layer_types)
+    # all other kinds of transformers' configuration are convolutions
+    mixers = tuple(ATTENTION if kind == "full_attention" else CONVOLUTION for kind in config.layer_types)
     states = {CONVOLUTION: convolution_shape(mixers.count(CONVOLUTION), config.hidden_size, config.conv_L_cache)}
     return one_rotary(config, epsilon=config.norm_eps, mixers=mixers, states=states)
 

@@ -6,14 +6,6 @@ from polydraft.models.compiled.architectures.base import Architecture
 from polydraft.models.compiled.architectures.mixture import PROJECTIONS, ROUTER, Mixture, expert_name
 from polydraft.models.loading.conversions.mixtures import mixtral
 
-EXPERTS = 8
-FOLDER_NAMES = {ROUTER: "block_sparse_moe.gate"} | {
-    expert_name(e, part, ""): f"block_sparse_moe.experts.{e}.{name}."
-    for e in range(EXPERTS)
-    for part, name in zip(PROJECTIONS, ("w1", "w3", "w2"), strict=True)
-}
-"""What its own folders call modules."""
-
 
 def mixture(config: Any) -> Mixture:
     return Mixture(
@@ -21,4 +13,17 @@ def mixture(config: Any) -> Mixture:
     )
 
 
-MIXTRAL = Architecture("mixtral", "llama", interleaved=True, gguf_settings=mixtral, mixture=mixture, module_names=FOLDER_NAMES)
+# names of modules are those of its own folders
+MIXTRAL = Architecture(
+    "mixtral",
+    "llama",
+    interleaved=True,
+    gguf_settings=mixtral,
+    mixture=mixture,
+    module_names={ROUTER: "block_sparse_moe.gate"}
+    | {
+        expert_name(e, part, ""): f"block_sparse_moe.experts.{e}.{name}."
+        for e in range(8)
+        for part, name in zip(PROJECTIONS, ("w1", "w3", "w2"), strict=True)
+    },
+)

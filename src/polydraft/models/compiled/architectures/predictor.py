@@ -30,9 +30,6 @@ class Layout(NamedTuple):
 
 OF_QWEN = Layout("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "layers.0.")
 BEHIND = Layout("eh_proj", "enorm", "hnorm", "shared_head.norm")
-IN_GGUF = Layout("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm")
-COPIES = ("embed_tokens.weight", "shared_head.head.weight", "nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
-"""Of the model's embeddings and output rows."""
 
 
 class Found(NamedTuple):
@@ -54,11 +51,12 @@ def in_folder(tensors: Collection[str], num_layers: int) -> Found | None:
 
 def in_gguf(tensors: Collection[str], num_layers: int) -> Found | None:
     """Likewise for a GGUF file."""
-    return _found(tensors, f"blk.{num_layers}.", IN_GGUF)
+    return _found(tensors, f"blk.{num_layers}.", Layout("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"))
 
 
 def _found(tensors: Collection[str], prefix: str, layout: Layout) -> Found | None:
-    names = {name.removeprefix(prefix): name for name in tensors if name.startswith(prefix) and not name.endswith(COPIES)}
+    copies = ("embed_tokens.weight", "shared_head.head.weight", "nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
+    names = {name.removeprefix(prefix): name for name in tensors if name.startswith(prefix) and not name.endswith(copies)}
     outer_names = {field: f"{getattr(layout, field)}.weight" for field in Layout._fields[:-1]}
     if not names.keys() >= {*outer_names.values()}:
         return None

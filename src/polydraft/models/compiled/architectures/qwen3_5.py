@@ -9,6 +9,7 @@ from typing import Any
 from polydraft.models.compiled.architectures.base import (
     ATTENTION,
     DELTA_NET,
+    HEAD_NORMS,
     MATRICES,
     Architecture,
     ModelSpec,
@@ -18,18 +19,9 @@ from polydraft.models.compiled.parts.delta_net import DeltaSizes, delta_shape
 from polydraft.models.loading.conversions.delta_nets import delta_settings
 from polydraft.models.loading.gguf_header import GgufHeader
 
-ATTENDS = "full_attention"
-"""Kind of layers with attention in transformers' configuration; the others are gated delta nets."""
-NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
 DELTA_MATRICES = {
     "delta_in": tuple(f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "b", "a")),
     "delta_out": ("linear_attn.out_proj",),
-}
-DELTA_VECTORS = {
-    "delta_taps": "linear_attn.conv1d.weight",
-    "delta_rate": "linear_attn.A_log",
-    "delta_rate_bias": "linear_attn.dt_bias",
-    "delta_norm": "linear_attn.norm.weight",
 }
 DELTA_NAMES = {
     "post_attention_layernorm": "post_attention_norm",
@@ -50,7 +42,8 @@ def spec(config: Any) -> ModelSpec:
 
 
 def spec_with(config: Any, sizes: DeltaSizes) -> ModelSpec:
-    mixers = tuple(ATTENTION if kind == ATTENDS else DELTA_NET for kind in config.layer_types)
+    # all other kinds of transformers' configuration are gated delta nets
+    mixers = tuple(ATTENTION if kind == "full_attention" else DELTA_NET for kind in config.layer_types)
     return one_rotary(config, mixers=mixers, states={DELTA_NET: delta_shape(mixers.count(DELTA_NET), sizes)})
 
 
@@ -90,15 +83,19 @@ QWEN3_5 = Architecture(
     "qwen3_5_text",
     "qwen35",
     spec,
-    NORMS,
-    1.0,
-    ("self_attn.q_norm", "self_attn.k_norm"),
+    norm_offset=1.0,
+    head_norms=HEAD_NORMS,
     output_gate=True,
     partial_rotary=True,
     gguf_names=DELTA_NAMES,
     gguf_settings=settings,
     matrices=MATRICES | DELTA_MATRICES,
-    vectors=DELTA_VECTORS,
+    vectors={
+        "delta_taps": "linear_attn.conv1d.weight",
+        "delta_rate": "linear_attn.A_log",
+        "delta_rate_bias": "linear_attn.dt_bias",
+        "delta_norm": "linear_attn.norm.weight",
+    },
     mixer_shapes=delta_shapes,
     gguf_values={"linear_attn.A_log": lambda rate: (-rate).log()},
 )

@@ -5,16 +5,14 @@ from typing import Any
 from polydraft.models.compiled.architectures.base import Architecture, ModelSpec, one_rotary
 from polydraft.models.loading.gguf_header import GgufHeader
 
-INTERVAL = 4
-"""Files do not say which layers rotate: the last of so many does not, as in llama.cpp."""
-
 
 def spec(config: Any) -> ModelSpec:
     return one_rotary(config, rotary_of_layer=tuple(0 if rotates else -1 for rotates in config.no_rope_layers))
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:
-    return {"no_rope_layers": [int((layer + 1) % INTERVAL > 0) for layer in range(file.count("block_count"))]}
+    # files do not say which layers rotate: every fourth does not, as in llama.cpp
+    return {"no_rope_layers": [int((layer + 1) % 4 > 0) for layer in range(file.count("block_count"))]}
 
 
 SMOLLM3 = Architecture("smollm3", "smollm3", spec, interleaved=True, gguf_settings=settings)

@@ -65,7 +65,6 @@ TILE, MOST_SCORES, MATRIX_SCORES = 64, 4096, 16384
 """Columns whose scores are in work at once, and scores of few rows: they stay in the first cache, and keys are read once for all rows of a run.
 With the matrix unit, which is through with a tile sooner, the second cache will do: a piece of a prompt behind 8,000 tokens takes 13% less.
 Bits depend on none of these."""
-_LOG2_E = np.float32(1.44269504)
 _numeric = inner(_nrt=False, error_model="numpy")
 """For what cuts arrays out of others tile by tile: counting who owns them took three times what the arithmetic takes."""
 
@@ -100,7 +99,7 @@ def _round_to_halves(x, words):
 def _take_queries(sizes, memory, work, heads, offset):
     """Queries, scaled so that scores are in units of log2."""
     D, apart, queries = sizes.width, 2 if sizes.gated else 1, work.queries[heads.thread]
-    scale = sizes.attention_scale if sizes.attention_cap > NONE else sizes.attention_scale * _LOG2_E
+    scale = sizes.attention_scale if sizes.attention_cap > NONE else sizes.attention_scale * LOG2_E
     for t in range(heads.first, heads.last):
         for h in range(heads.num_heads):
             r, begin = (t - heads.first) * heads.num_heads + h, apart * (offset + h * D)
@@ -134,7 +133,7 @@ def _score(sizes, memory, work, heads, column, panels):
         for r in range(rows):
             cap(scores[r], np.int64(0), panels * PANEL, sizes.attention_cap)
             for c in range(panels * PANEL):
-                scores[r, c] *= _LOG2_E
+                scores[r, c] *= LOG2_E
 
 
 @_numeric
@@ -287,7 +286,7 @@ def attend(sizes, memory, work, heads, offset, sinks):
     _take_queries(sizes, memory, work, heads, offset * D)
     blend, totals, tops = work.blend[thread], work.totals[thread], work.tops[thread]
     for r in range((last - first) * num_heads):
-        sink = sinks[offset + r % num_heads] * _LOG2_E if len(sinks) > 0 else MIN_TOP
+        sink = sinks[offset + r % num_heads] * LOG2_E if len(sinks) > 0 else MIN_TOP
         tops[r] = np.ceil(sink)
         for k in range(LANES_OF_TOTAL):
             totals[r, k] = NONE
@@ -303,7 +302,7 @@ def attend(sizes, memory, work, heads, offset, sinks):
             for k in range(LANES_OF_TOTAL):
                 total += totals[r, k]
             if len(sinks) > 0:
-                total += exp((sinks[offset + h] * _LOG2_E - tops[r]) / _LOG2_E)
+                total += exp((sinks[offset + h] * LOG2_E - tops[r]) / LOG2_E)
             share = ONE / total
             for i in range(D):
                 work.mixed[t, at + i] = blend[r, i] * share

@@ -51,8 +51,6 @@ __all__ = [
 
 borrowed = inner(_nrt=False, error_model="numpy")
 """For what a part calls: its arrays are owned by nobody that counts."""
-L2_EPSILON = np.float32(1e-6)
-"""Added to the squares of q and k before their root, in all models."""
 
 
 class DeltaSizes(NamedTuple):
@@ -242,7 +240,8 @@ def _convolve(taps, tail, inputs, row, seen, folded, begin, width, out):
 def _unit(x, scale):
     """x = scale x / sqrt(sum x^2 + epsilon)."""
     n = np.float32(len(x))
-    factor = scale / np.sqrt(n) * inverse_norm(x, np.int64(0), len(x), L2_EPSILON / n)
+    # the epsilon is that of all models
+    factor = scale / np.sqrt(n) * inverse_norm(x, np.int64(0), len(x), np.float32(1e-6) / n)
     for i in range(len(x)):
         x[i] *= factor
 

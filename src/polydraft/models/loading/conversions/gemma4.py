@@ -10,8 +10,6 @@ from polydraft.models.loading.conversions.base import Conversion, Source, layer_
 from polydraft.models.loading.gguf_header import GgufHeader
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
-UNTURNED = 1e20
-"""Pairs whose frequencies are divided by more do not rotate."""
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:
@@ -52,11 +50,12 @@ def _has(file: GgufHeader, layer: int, tensor: str) -> bool:
 
 def rope(file: GgufHeader, width: int) -> dict[str, Any]:
     factors = file.floats("rope_freqs.weight")
+    # pairs whose frequencies are divided by 1e20 or more do not rotate
     return {
         GLOBAL: {
             "rope_type": "proportional",
             "rope_theta": file.number("rope.freq_base"),
-            "partial_rotary_factor": sum(factor < UNTURNED for factor in factors) / len(factors),
+            "partial_rotary_factor": sum(factor < 1e20 for factor in factors) / len(factors),
         },
         LOCAL: {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa", 10_000.0)},
     }

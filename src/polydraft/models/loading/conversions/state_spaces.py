@@ -21,7 +21,6 @@ from polydraft.models.loading.gguf_header import GgufHeader
 __all__ = ["FALCON_H1", "GRANITE_HYBRID", "GRANITE_HYBRID_DENSE", "NEMOTRON_H"]
 
 MAMBA_NAMES = {"conv1d": "ssm_conv1d", "in_proj": "ssm_in", "out_proj": "ssm_out"}
-FINETUNED = "rope.scaling.finetuned"
 
 
 def mamba_weights(module: str) -> dict[str, Source]:
@@ -53,7 +52,7 @@ def granite(file: GgufHeader) -> dict[str, Any]:
         "layer_types": [
             "full_attention" if heads else "linear_attention" for heads in layer_sizes(file, "attention.head_count_kv")
         ],
-        "position_embedding_type": "rope" if file.setting(FINETUNED, True) else "nope",
+        "position_embedding_type": "rope" if file.setting("rope.scaling.finetuned", True) else "nope",
         "attention_multiplier": file.number("attention.scale"),
         "embedding_multiplier": file.number("embedding_scale"),
         "residual_multiplier": file.number("residual_scale"),
