@@ -11,9 +11,6 @@ from polydraft.bench.compare import Contender, Prompts, Run, Timer
 from polydraft.core import SamplingParams
 from polydraft.errors import IncompatibleError
 
-LOGIT_TOLERANCE = 1e-3
-"""Largest difference of log-probabilities to transformers that counts as the same model."""
-
 
 class LlamaCpp:
     """A llama.cpp server inside this process. server: as `xllamacpp` has it.
@@ -94,7 +91,7 @@ class LlamaCpp:
         with torch.inference_mode():
             ours = judge(torch.tensor([prompt])).logits[0, -1].double().log_softmax(-1)
         worst = max(abs(entry["logprob"] - float(ours[entry["id"]])) for entry in top if entry["logprob"] > -20)
-        if worst > LOGIT_TOLERANCE:
+        if worst > 1e-3:  # not the same model
             raise IncompatibleError(f"llama.cpp's log-probabilities differ from transformers' by {worst:.2g} on the same prompt.")
         return worst
 

@@ -21,7 +21,6 @@ __all__ = ["EXIT_STATUS", "audit_server"]
 EXIT_STATUS = {"failed": 1, "inconclusive": 3}
 WORST = 8
 """Tests and texts that are shown one by one."""
-HEAD = ("test", "tokens", "deviation", "p-value")
 
 
 def audit_server(
@@ -59,7 +58,8 @@ def _show(report: "Audit", name: str, temperature: float, tokenizer: Any) -> Non
     console = output(110)
     if report.findings:
         worst = sorted(report.findings, key=lambda f: (not f.what.startswith("all"), f.p_value))[:WORST]
-        console.print(grid(HEAD, [(f.what, str(f.count), f"{f.effect:.4f}", f"{f.p_value:.3g}") for f in worst]))
+        rows = [(f.what, str(f.count), f"{f.effect:.4f}", f"{f.p_value:.3g}") for f in worst]
+        console.print(grid(("test", "tokens", "deviation", "p-value"), rows))
     for d in report.differences[:WORST]:
         token, best = (tokenizer.decode([token]) for token in (d.token, d.best))
         console.print(

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from polydraft.core import SamplingParams
     from polydraft.engine.api import Engine
 
-WORST = 5
-"""Tests that are shown one by one where they fail."""
-HEAD = ("look", "compares", "tests", "steps or tokens", "effect", "p-value")
 LOOKS = {
     "walk": "the engine's tokens with those that the verdict samples on the same noise; effect: share that differs",
     "verifier": "the verdict's distribution of a step's tokens with the target's, for each position and four statistics",
@@ -108,8 +105,9 @@ def _show(report: "Report", engine: "Engine", params: "SamplingParams") -> None:
     from polydraft.check.finding import POWER
 
     summary, console = engine.summary(), output(110)
-    console.print(grid(HEAD, [_row(look, findings) for look, findings in _by_look(report)], left=("compares",)))
-    for f in sorted(report.findings, key=lambda f: f.p_value)[:WORST]:
+    columns = ("look", "compares", "tests", "steps or tokens", "effect", "p-value")
+    console.print(grid(columns, [_row(look, findings) for look, findings in _by_look(report)], left=("compares",)))
+    for f in sorted(report.findings, key=lambda f: f.p_value)[:5]:
         if f.p_value * len(report.findings) <= DOUBTFUL:
             console.print(f"  {f.what}: effect {f.effect:.5f} in {f.count}, p-value {f.p_value:.3g}")
     for line in (*report.differing, *report.failures):

@@ -18,7 +18,6 @@ __all__ = ["EXIT_STATUS", "Command", "CommandGroup", "Commands", "Group"]
 
 EXIT_STATUS = 2
 """Of every refusal: the same as for an option that does not exist."""
-ONCE = ("--model", "--draft-model")
 FULL = (ENOSPC, EDQUOT, EFBIG)
 """Where there is no more room."""
 
@@ -32,9 +31,8 @@ class _WithOptions(_BASE):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _, _, options = self.make_parser(ctx).parse_args(args=list(args))
-        twice = next(
-            (option for option in options if option.opts[0] in ONCE and not option.multiple and options.count(option) > 1), None
-        )
+        single = [option for option in options if option.opts[0] in ("--model", "--draft-model") and not option.multiple]
+        twice = next((option for option in single if single.count(option) > 1), None)
         if twice is not None:
             raise InvalidInputError(f"{twice.opts[0]} was given {options.count(twice)} times; expected it once. Drop the others.")
         return super().parse_args(ctx, args)

@@ -33,8 +33,6 @@ GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 SAMPLED = GREEDY.with_(temperature=1.0, seed=1)
 FILTERED = SAMPLED.with_(top_p=0.9, top_k=20, min_p=0.01, repetition_penalty=1.1, logprobs=2)
 POLICIES = tuple(FixedPolicy(Budget.fixed(parents)) for parents in (tree.chain(3), tree.paths(2, 2), (-1, 0, 0, 1)))
-PROFILES = (Profile.assumed(),)
-"""One that drafts, with ends by the drafts' own paths."""
 
 
 def compile_all() -> None:
@@ -159,7 +157,8 @@ def _generate(
     """A few tokens with drafts of every shape that drafter and verifier take."""
     policies = [policy for policy in POLICIES if pairing.allowed([policy.budget], _info(kind), registry.verifier(verifier).info)]
     ahead = kind.partition(":")[0] == "amusd"  # which takes what waits, whatever it costs
-    sizes = [*({"policy": policy} for policy in policies), *({"profile": profile} for profile in (() if ahead else PROFILES))]
+    # the assumed profile drafts, with ends by the drafts' own paths
+    sizes = [*({"policy": policy} for policy in policies), *(() if ahead else ({"profile": Profile.assumed()},))]
     parts = {"tokenizer": tokenizer, "draft_model": models[1], "draft_tokenizer": tokenizer}
     engines = [Engine.of(models[0], **parts, drafter=kind, verifier=verifier, drafter_options=options, **size) for size in sizes]
     for engine in engines:

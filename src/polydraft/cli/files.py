@@ -10,9 +10,6 @@ import typer
 
 from polydraft.errors import InvalidInputError
 
-ROOM = 1 << 20
-"""Bytes that must fit where a result is to be written; the largest report has half as many."""
-
 
 def check_output(option: str, path: Path | None, *, picture: bool = False) -> None:
     """Refuse, before anything is measured, a file that could not be written; None is no file.
@@ -33,7 +30,7 @@ def check_output(option: str, path: Path | None, *, picture: bool = False) -> No
         )
     try:
         with tempfile.TemporaryFile(dir=path.parent) as file:
-            file.write(bytes(ROOM))
+            file.write(bytes(1 << 20))  # the largest report has half as many
     except OSError as error:
         raise InvalidInputError(
             f"{message} and cannot be written: {error.strerror}. Name a place that you may write to, with a megabyte of room."

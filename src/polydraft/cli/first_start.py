@@ -24,8 +24,6 @@ __all__ = ["build", "compile_drafts"]
 
 ROOM = 64 << 20
 """Bytes that must be free where code is stored: what another process compiles is lost otherwise, and compiled once more by this one."""
-PRIORITY = 10
-"""Niceness of the process."""
 
 
 def build(config: "EngineConfig") -> "Engine":
@@ -88,7 +86,7 @@ def main(*names: str) -> None:
 
     if names:
         with suppress(OSError, AttributeError):
-            os.nice(PRIORITY)
+            os.nice(10)
     done = mark(" ".join(names) or WALKS)
     with FileLock(f"{done}.lock"):
         if done.exists():

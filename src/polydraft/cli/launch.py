@@ -27,9 +27,6 @@ from polydraft.errors import InvalidInputError, ModelLoadError
 
 __all__ = ["launch"]
 
-LOOK_SECONDS = 0.2
-"""Between looks whether the server is ready."""
-
 
 def launch(
     agent: Annotated[str, typer.Argument(help=f"Which one: {', '.join(AGENTS)}.", metavar="AGENT")],
@@ -105,7 +102,7 @@ def _ready(server: "subprocess.Popen[bytes]", url: str, key: str, log: Path) -> 
             if _answers(f"{url}/ready") and (names := _models(url, key)):
                 preparation.say(f"{names[0]} at {url}/v1")
                 return names
-            time.sleep(LOOK_SECONDS)
+            time.sleep(0.2)
     log_lines = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
     raise ModelLoadError(f"the server did not start: {log_lines[-1].removeprefix('error: ')}")
 

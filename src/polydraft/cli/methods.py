@@ -11,11 +11,11 @@ from polydraft.cli.tables import grid, output
 if TYPE_CHECKING:
     from polydraft.core import DecodingMethod, Method
 
-_ANSWER = {True: "yes", False: "no", None: "with a lossless verifier"}
-
 
 def lossless(row: dict[str, Any]) -> str:
-    return f"to {row['lossless_to']}, with a lossless verifier" if row["kind"] == "decoding" else _ANSWER[row["lossless"]]
+    if row["kind"] == "decoding":
+        return f"to {row['lossless_to']}, with a lossless verifier"
+    return {True: "yes", False: "no", None: "with a lossless verifier"}[row["lossless"]]
 
 
 def _row(kind: str, info: "Method | DecodingMethod") -> dict[str, Any]:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Served(Config):
@@ -248,7 +246,7 @@ def _origin(text: str) -> str:
         >>> _origin("https://example.org"), _origin("*")
         ('https://example.org', '*')
     """
-    if text != "*" and not ORIGIN.fullmatch(text):
+    if text != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?", text):
         raise InvalidInputError(
             f"--cors {text!r} was given; expected an origin such as https://example.org, without a path, or *."
         )

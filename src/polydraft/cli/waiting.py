@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 __all__ = ["Waiting", "process_seconds"]
 
 _IMPORTED = time.time()
-START_FIELD = 19
-"""Of /proc/self/stat behind the name in brackets: ticks from the machine's start to the process's."""
 
 
 def process_seconds() -> float:
@@ -24,7 +22,7 @@ def process_seconds() -> float:
     """
     with suppress(OSError, AttributeError, ValueError, IndexError):
         with open("/proc/self/stat", encoding="utf-8") as file:
-            ticks = int(file.read().rpartition(")")[2].split()[START_FIELD])
+            ticks = int(file.read().rpartition(")")[2].split()[19])  # from the machine's start to the process's
         return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.time() - _IMPORTED
 

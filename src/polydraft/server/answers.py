@@ -22,11 +22,6 @@ from polydraft.server.errors import ApiError
 from polydraft.server.reasoning import ReasoningParser, opens_reasoning
 from polydraft.server.tools import HERMES, CallFormat, CallParser, Piece, ToolCall
 
-LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\u0085\u2028\u2029"}
-"""Characters at which some clients end lines though JSON and server-sent events do not."""
-LOWEST = -9999.0
-"""Written for a log-probability of -inf, which JSON does not have."""
-
 
 def token_text(tokenizer: Any, token_id: int) -> tuple[str, list[int] | None]:
     """A token's text and its UTF-8 bytes, which may be part of a character; None where the tokenizer does not tell them.
@@ -349,7 +344,9 @@ class Chat(Choices):
 
 def in_one_line(body: Any) -> str:
     """JSON without a character at which a client might end a line."""
-    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(LINE_ENDS)
+    # some clients end lines at these, though JSON and server-sent events do not
+    line_ends = {ord(character): f"\\u{ord(character):04x}" for character in "\u0085\u2028\u2029"}
+    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(line_ends)
 
 
 def is_cut(output: StepOutput) -> bool:
@@ -393,4 +390,4 @@ def traced(tokenizer: Any, output: StepOutput, told: Seq[Told]) -> dict[str, Any
 
 
 def _finite(logprob: float) -> float:
-    return max(logprob, LOWEST)
+    return max(logprob, -9999.0)  # JSON does not have -inf

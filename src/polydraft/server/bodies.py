@@ -28,12 +28,6 @@ from polydraft.server.errors import ApiError
 
 log = logging.getLogger("polydraft.server")
 T = TypeVar("T")
-SMALLEST_TOP_P = 1e-9
-"""Top-p 0 leaves the most likely token, as this does."""
-ALIKE = 0.9
-"""How alike two names are, as `difflib` has it, of which one is taken for the other misspelt."""
-OFF = (None, False, "", [], {})
-"""Values that ask for nothing."""
 
 
 @lru_cache(maxsize=1024)  # what was noted before is not noted again
@@ -65,7 +59,7 @@ class Body(BaseModel):
 
 
 def _unserved(value: Any, off: Sequence[Any] = ()) -> None:
-    if value not in (*OFF, *off):
+    if value not in (None, False, "", [], {}, *off):
         raise PydanticCustomError("unserved", "this would change the answer, and is not there. Leave it out.")
 
 
@@ -101,7 +95,7 @@ class Requested(Body):
     def _without_slips(cls, body: Any) -> Any:
         names = cls._names()
         for name in body.keys() - names if isinstance(body, dict) else ():
-            if meant := get_close_matches(str(name)[:64], names, 1, ALIKE):
+            if meant := get_close_matches(str(name)[:64], names, 1, 0.9):  # misspelt
                 raise ApiError(400, f"{str(name)[:64]}: there is no such field; did you mean {meant[0]!r}?", param=str(name)[:64])
         return body
 
@@ -123,7 +117,7 @@ def _stops(value: Any) -> Any:
 
 
 Seed = Annotated[int | None, BeforeValidator(_seed)]
-TopP = Annotated[float, AfterValidator(lambda value: value or SMALLEST_TOP_P)]
+TopP = Annotated[float, AfterValidator(lambda value: value or 1e-9)]  # top-p 0 leaves the most likely token, as this does
 Stops = BeforeValidator(_stops)
 
 

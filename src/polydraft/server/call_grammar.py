@@ -27,16 +27,12 @@ from polydraft.server.tools import HERMES, CallFormat
 __all__ = ["CallSource", "SchemaVerdict", "Schemas", "call_grammar"]
 
 log = logging.getLogger("polydraft.server")
-BLANKS = {"whitespace_pattern": r"[ \n]{0,40}"}
-"""How JSON is written in a call without marks: as the model likes."""
 NAMED = re.compile(rb'"(?=([a-zA-Z0-9_.-]{1,256})")|(?<![a-zA-Z0-9_.-])([a-zA-Z0-9_.-]{1,256})(?=\[ARGS\])')
 """Where an output may have the name of a tool."""
 WINDOW = 272
 """Bytes before a token with which it may complete a name."""
 HEAVY_SECONDS = 0.1
 """Of compiling a schema, beyond which that is done before the request runs, and not while others wait for its step."""
-MOST_KNOWN = 4096
-"""Schemas of which it is remembered whether they can be followed."""
 Compile = Callable[[StructuredOutputs], ConstraintSource]
 
 
@@ -102,7 +98,8 @@ def _bare(number: int, function: Mapping[str, Any]) -> str:
     """Productions of a call without marks, behind any text."""
     name = re.escape(function["name"])
     opening = rf'/(.|\n)*\{{\s*"name"\s*:\s*"{name}"\s*,\s*"(arguments|parameters)"\s*:/'
-    schema = json.dumps(_schema(function.get("parameters")) | {"x-guidance": BLANKS})
+    # a call without marks is written as the model likes
+    schema = json.dumps(_schema(function.get("parameters")) | {"x-guidance": {"whitespace_pattern": r"[ \n]{0,40}"}})
     closing = r"/[ \n]{0,40}\}([ \n]{0,4}```)?\n?/"
     return f"o{number}[lazy]: {opening}\nb{number}: o{number} /[ \\n]{{0,40}}/ %json {schema} {closing}"
 
@@ -151,7 +148,7 @@ class Schemas:
         verdict = SchemaVerdict(refusal, perf_counter() - start)
         with self._lock:
             self._known[text] = verdict
-            while len(self._known) > MOST_KNOWN:
+            while len(self._known) > 4096:
                 self._known.popitem(last=False)
         return verdict
 

@@ -15,8 +15,6 @@ __all__ = ["Connection", "DrainingServer"]
 
 LAST_SECONDS = 10
 """For last answers, behind a server's drain."""
-FORCED_SECONDS = 0.1
-"""Between looks whether a second signal wants the end at once."""
 HEAD_SECONDS = 10.0
 """From a connection's beginning, or a head's first byte, to the head's end. Between requests uvicorn's own limit holds."""
 
@@ -65,6 +63,6 @@ class DrainingServer(uvicorn.Server):
         """See `uvicorn.Server`."""
         draining = asyncio.ensure_future(self._drain())
         while not (draining.done() or self.force_exit):
-            await asyncio.wait({draining}, timeout=FORCED_SECONDS)
+            await asyncio.wait({draining}, timeout=0.1)  # a second signal wants the end at once
         await super().shutdown(sockets)
         await draining

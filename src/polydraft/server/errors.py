@@ -8,9 +8,6 @@ from pydantic import ValidationError
 
 from polydraft.errors import BusyError, CapacityError, ClosedError, PolydraftError
 
-RETRY_SECONDS = 1
-"""After which a client may ask again where the queue is full."""
-OF_THE_SERVER = "all requests of a server follow one decoding method, which it is started with (polydraft serve --decoding); /v1/models names it."
 KINDS = {"str", "int", "float", "bool", "list", "dict", "none"}
 """What pydantic calls the members of a union."""
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -35,7 +32,7 @@ class ApiError(Exception):
 
     def response(self, path: str = "") -> JSONResponse:
         """As clients of a path read it."""
-        headers = {"Retry-After": str(RETRY_SECONDS)} if self.status in (429, 503) else None
+        headers = {"Retry-After": "1"} if self.status in (429, 503) else None
         body = {"type": "error", **self.body} if path.startswith("/v1/messages") else self.body
         return JSONResponse(self.ollama if path.startswith("/api/") else body, self.status, headers)
 
@@ -73,7 +70,9 @@ def _invalid(error: ValidationError) -> ApiError:
     places = [problem for problem in problems if len(_place(problem)) == furthest]
     alike = [problem["msg"] for problem in places if _place(problem) == _place(places[0])]
     where = ".".join(_place(places[0])) or None
-    reason = OF_THE_SERVER if where == "decoding" else "; or: ".join(dict.fromkeys(alike))
+    reason = "; or: ".join(dict.fromkeys(alike))
+    if where == "decoding":
+        reason = "all requests of a server follow one decoding method, which it is started with (polydraft serve --decoding); /v1/models names it."
     return ApiError(400, f"{where or 'the body'}: {reason}", param=where)
 
 

@@ -35,8 +35,6 @@ ENDS = (
     "<｜end▁of▁sentence｜>",
 )
 """Tokens that end what is filled in, beside those that end any text."""
-REPOSITORY, FILE = ("<|repo_name|>", "<reponame>"), ("<|file_sep|>", "<file_sep>")
-"""What stands before the name of a repository and before each file, where a model knows them."""
 
 
 @dataclass(frozen=True)
@@ -76,5 +74,6 @@ def fill_form(tokenizer: Any) -> FillForm | None:
         if None not in parts:
             marks = [part for part in parts if isinstance(part, int)]
             end_marks = [token for mark in ENDS if (token := backend.token_to_id(mark)) is not None]
-            return FillForm(parts, tuple(dict.fromkeys([*end_marks, *marks])), first(REPOSITORY), first(FILE))
+            repository, file = first(("<|repo_name|>", "<reponame>")), first(("<|file_sep|>", "<file_sep>"))
+            return FillForm(parts, tuple(dict.fromkeys([*end_marks, *marks])), repository, file)
     return None

@@ -19,11 +19,7 @@ COUNTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 255)
 
 
 Family = TypeVar("Family", Counter, Histogram)
-ROWS = (1, 4, 8, 16, 32, 64)
-"""Rows of a forward pass whose seconds, as the policy foresees them, are told."""
 
-DRAFTS, MODES = {"first": FIRST, "next": NEXT}, {"sampled": False, "greedy": True}
-"""Drafts below the root and below an accepted one, and requests, whose acceptance rates the policy has apart."""
 
 STATES = {
     "polydraft:model_loaded": ("1 while a model is loaded.",),
@@ -145,8 +141,8 @@ class ModelMetrics:
         costs = policy.live.costs
         for name in ("draft_start", "draft_step", "overhead"):
             figures[f"polydraft:cost_model_{name}_seconds"] = getattr(costs, name)
-        passes = {(str(rows),): costs.rows(rows) for rows in ROWS}
-        kinds = product(DRAFTS.items(), MODES.items())
+        passes = {(str(rows),): costs.rows(rows) for rows in (1, 4, 8, 16, 32, 64)}
+        kinds = product((("first", FIRST), ("next", NEXT)), (("sampled", False), ("greedy", True)))
         rates = {(draft, mode): policy.seen[greedy].rates[lane] for (draft, lane), (mode, greedy) in kinds}
         by_label |= {"polydraft:cost_model_pass_seconds": passes, "polydraft:policy_acceptance_rate": rates}
         return {name: {(): value} for name, value in figures.items()} | by_label

@@ -17,9 +17,6 @@ __all__ = ["join", "served_name"]
 
 VERSION = "0.13.0"
 """Of the interface of Ollama that is followed; some clients want at least 0.6.4."""
-STAYS = timedelta(days=365)
-"""Models leave when another needs their place."""
-LATEST = ":latest"
 
 
 class ShowRequest(Body):
@@ -32,7 +29,7 @@ class ShowRequest(Body):
 
 def served_name(pool: ModelPool, name: str | None) -> str | None:
     """A model's name without the tag that Ollama's clients put behind names that have none."""
-    return name if name is None or name in pool.models else name.removesuffix(LATEST)
+    return name if name is None or name in pool.models else name.removesuffix(":latest")
 
 
 def join(app: FastAPI, pool: ModelPool, reading: Callable[..., Any]) -> None:
@@ -46,7 +43,7 @@ def join(app: FastAPI, pool: ModelPool, reading: Callable[..., Any]) -> None:
         return {"models": [{**_listed(pool, name), "modified_at": began} for name in pool.models]}
 
     async def ps() -> dict[str, Any]:
-        leaves = (datetime.now(timezone.utc) + STAYS).isoformat().replace("+00:00", "Z")
+        leaves = (datetime.now(timezone.utc) + timedelta(days=365)).isoformat().replace("+00:00", "Z")
         return {"models": [_listed(pool, model.name) | _running(model, leaves) for model in pool.loaded]}
 
     async def show(request: Request) -> dict[str, Any]:

@@ -29,8 +29,6 @@ from polydraft.server.service import Service
 __all__ = ["ModelPool", "ServedModel", "weight_file_bytes"]
 
 log = logging.getLogger("polydraft.server")
-WAIT_SECONDS = 0.02
-"""Between looks whether a loaded model is idle."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,7 @@ class ModelPool:
             elif monotonic() > until:
                 raise ApiError(503, f"model {model.name!r} waits for a place: {self._busy()} are at work. Ask again later.")
             else:
-                await asyncio.sleep(WAIT_SECONDS)
+                await asyncio.sleep(0.02)  # until a loaded model is idle
         self._check_memory(model)
         log.info("loading %s", model.name)
         try:

@@ -20,8 +20,6 @@ MOST_LOGPROBS = 20
 """Alternatives beside each token, at most."""
 MOST_STOPS = 1024
 """Texts that end an answer, each of which is looked for behind every token."""
-COMPLETION_TOKENS = 16
-"""Of /v1/completions where `max_tokens` is not given: OpenAI's default."""
 SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens",
     "stop", "stop_token_ids", "ignore_eos", "n", "seed", "logprobs_mode", "skip_special_tokens",
@@ -206,7 +204,7 @@ class CompletionRequest(Sampled):
         return list(self.prompt)  # pyright: ignore[reportReturnType, reportArgumentType]
 
     def most_tokens(self) -> int:
-        return COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+        return 16 if self.max_tokens is None else self.max_tokens  # OpenAI's default
 
     def most_logprobs(self) -> int | None:
         return self.logprobs

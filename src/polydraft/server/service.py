@@ -49,14 +49,12 @@ from polydraft.server.tracing import traced
 __all__ = ["Service"]
 
 log = logging.getLogger("polydraft.server")
-FIRST_SECONDS = 0.05
-"""In which a stream that fails has a status of its own; one that goes on has begun by then."""
+PAUSE_SECONDS = 5.0
+"""Without an event, after which a stream says what its request does."""
 IDS_AT_ONCE = 16_384
 """That are turned into text before others are answered."""
 UNCONSTRAINED = "X-Polydraft-Unconstrained-Tools"
 """Header that names the tools whose schemas cannot be followed: their arguments are some JSON object."""
-PAUSE_SECONDS = 5.0
-"""Without an event, after which a stream says what its request does."""
 
 
 class Service:
@@ -394,7 +392,8 @@ class Service:
         if not body.stream:
             collected = await unless_gone(request, _all(outputs))
             return Response(status_code=GONE) if collected is None else JSONResponse(answer.whole(collected))
-        paced = with_pauses(outputs, FIRST_SECONDS, PAUSE_SECONDS)
+        # a stream that fails in its first 50 ms has a status of its own
+        paced = with_pauses(outputs, 0.05, PAUSE_SECONDS)
         first = await unless_gone(request, anext(paced))  # a refusal has its own status
         if first is None:
             await paced.aclose()

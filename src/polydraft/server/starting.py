@@ -15,8 +15,6 @@ __all__ = ["Starting"]
 
 LOADING: Mapping[str, int] = {"/health": 200, "/ready": 503}
 """Paths that are answered while the application is made: the process lives, and takes no requests yet."""
-SECONDS = 0.1
-"""Between looks of waiting requests whether the server ends."""
 
 
 class Starting:
@@ -49,7 +47,7 @@ class Starting:
             if self._ends():
                 await _answer(send, 503, "the server ends")
                 return
-            await asyncio.sleep(SECONDS)
+            await asyncio.sleep(0.1)
         await self._app(scope, receive, send)
 
     async def drain(self) -> None:

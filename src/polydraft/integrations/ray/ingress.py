@@ -25,9 +25,6 @@ __all__ = ["ForwardedCall", "Ingress", "ReplicaLostError", "answered"]
 log = logging.getLogger("polydraft.server")
 TRIES = 3
 """That a request gets, each on another replica."""
-STREAM = b"text/event-stream"
-EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
-"""Prometheus' media type."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +108,7 @@ class Ingress:
         request = Request(scope, receive)
         if scope["path"] == "/metrics" and scope["method"] == "GET":
             figures = merged(await self._replicas.figures())
-            await Response(figures, media_type=EXPOSITION)(scope, receive, send)
+            await Response(figures, media_type="text/plain; version=0.0.4; charset=utf-8")(scope, receive, send)
             return
         call = ForwardedCall.of(scope, await body_of(request, self._max_body))
         await unless_gone(request, self._answer(call, Sent(send, call.scope["path"])))
@@ -159,7 +156,7 @@ class Sent:
         """
         error = ApiError(503, "the replica with this request was lost before its end. Ask again.")
         assert self._head is not None
-        if not dict(self._head["headers"]).get(b"content-type", b"").startswith(STREAM):
+        if not dict(self._head["headers"]).get(b"content-type", b"").startswith(b"text/event-stream"):
             raise error
         error_event, end = f"data: {json.dumps(error.body)}\n\n", "data: [DONE]\n\n"
         if self._path == "/v1/responses":

@@ -13,8 +13,6 @@ __all__ = ["Prefixes", "digests", "prompt_of"]
 
 BLOCK = 128
 """Characters of a block: about thirty tokens, below which a prefill costs less than a longer queue."""
-BLOCKS = 256
-"""That are looked at, of one prompt."""
 
 
 def prompt_of(body: bytes) -> str:
@@ -32,7 +30,7 @@ def prompt_of(body: bytes) -> str:
         return ""
     prompt = next((fields[name] for name in ("prompt", "messages", "input") if name in fields), "")
     instructions = fields.get("instructions") or ""
-    return (f"{instructions}" + json.dumps(prompt))[: BLOCK * BLOCKS]
+    return (f"{instructions}" + json.dumps(prompt))[: BLOCK * 256]  # so many blocks are looked at
 
 
 def digests(text: str) -> tuple[bytes, ...]:

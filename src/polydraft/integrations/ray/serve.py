@@ -24,8 +24,6 @@ NAME = "polydraft"
 """Of the application in Serve."""
 OLDEST = (2, 60)
 """Of Ray, for routers of one's own and calls to all replicas."""
-ONGOING = 1 << 16
-"""Requests that the ingress takes; replicas refuse what is too much for them."""
 
 
 def _serve() -> Any:
@@ -157,7 +155,7 @@ def application(
     ingress = serve.deployment(
         serve.ingress(build)(),
         name="Ingress",
-        max_ongoing_requests=ONGOING,
+        max_ongoing_requests=1 << 16,  # replicas refuse what is too much for them
         graceful_shutdown_timeout_s=server.drain,
         graceful_shutdown_wait_loop_s=0.5,
         ray_actor_options={"num_cpus": 0},

@@ -24,9 +24,6 @@ from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape,
 from polydraft.errors import IncompatibleError
 from polydraft.verifiers.match import match
 
-NO_TOKEN = -1
-"""vLLM's placeholder behind the last token that is accepted."""
-
 
 def install(runner: Any, verifier: Verifier) -> None:
     """Give a runner of vLLM the verifier.
@@ -136,7 +133,7 @@ class Deciding(RejectionSampler):
         draft, rows = _chains(drafted, counts, draft_probs, verifier)
         key = _keys(self.runner, sampling_metadata.generators, len(counts), own=verifier.info.shared_noise)
         outcome = _decide(verifier, draft, processed[rows.to(logits.device)], key)
-        tokens = torch.full((len(counts), metadata.max_spec_len + 1), NO_TOKEN, dtype=torch.int32)
+        tokens = torch.full((len(counts), metadata.max_spec_len + 1), -1, dtype=torch.int32)  # vLLM's placeholder
         for b, emitted in enumerate(outcome):
             tokens[b, : len(emitted)] = torch.tensor(emitted, dtype=torch.int32)
         tokens = tokens.to(logits.device)
