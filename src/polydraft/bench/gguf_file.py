@@ -11,8 +11,6 @@ from polydraft.errors import IncompatibleError
 
 Tokenizer = Callable[[Any], None]
 """Adds a vocabulary to a `gguf.GGUFWriter`."""
-INTERLEAVED = ("llama", "smollm3", "granite")
-"""Architectures whose query and key projections have the two halves of a rotation side by side."""
 
 
 def write_gguf(model: Any, tokenizer: Any, path: Path, kind: str = "F32") -> None:
@@ -127,7 +125,7 @@ def _converted(architecture: str, config: Any, name: str, weight: np.ndarray) ->
     """A weight as llama.cpp's converter changes it."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     part = name.split(".")[-2]
-    if architecture in INTERLEAVED and part in heads:
+    if architecture in ("llama", "smollm3", "granite") and part in heads:  # the two halves of a rotation lie side by side
         halves = weight.reshape(heads[part], 2, weight.shape[0] // heads[part] // 2, -1)
         return halves.swapaxes(1, 2).reshape(weight.shape)
     return weight + 1 if architecture.startswith("gemma") and "norm" in name else weight

@@ -23,8 +23,6 @@ from polydraft.server.tools import Piece
 
 __all__ = ["OllamaChat", "OllamaEmbed", "OllamaEmbedding", "OllamaGenerate", "chat", "embed", "embedding", "generate"]
 
-NANOSECONDS = 10**9
-
 
 class Options(Body):
     """How to sample; those of memory and threads are the server's own."""
@@ -337,4 +335,4 @@ def _now() -> str:
 
 
 def _nanoseconds(seconds: float) -> int:
-    return int(seconds * NANOSECONDS)
+    return int(seconds * 1e9)

@@ -16,7 +16,6 @@ from polydraft.errors import InvalidInputError
 __all__ = ["export_to", "traced"]
 
 NAME = "polydraft.request"
-NANOSECONDS = 1_000_000_000
 
 
 def export_to(endpoint: str) -> None:
@@ -54,7 +53,7 @@ async def traced(
 def _record(output: StepOutput, headers: Mapping[str, str], model: str, drafter: str) -> None:
     trace, propagate = import_module("opentelemetry.trace"), import_module("opentelemetry.propagate")
     sample, stats = output.sample, output.sample.stats
-    start = time_ns() - int((perf_counter() - stats.arrival) * NANOSECONDS)
+    start = time_ns() - int((perf_counter() - stats.arrival) * 1e9)
     attributes: dict[str, Any] = {
         "gen_ai.request.model": model,
         "gen_ai.request.id": output.request_id,
@@ -79,7 +78,7 @@ def _record(output: StepOutput, headers: Mapping[str, str], model: str, drafter:
     )
     for event, seconds in (("slot", stats.seconds_waiting), ("first token", stats.seconds_to_first_token)):
         if seconds is not None:
-            span.add_event(event, timestamp=start + int(seconds * NANOSECONDS))
+            span.add_event(event, timestamp=start + int(seconds * 1e9))
     if sample.finish_reason == "error":
         span.set_status(trace.StatusCode.ERROR, sample.error)
     span.end()

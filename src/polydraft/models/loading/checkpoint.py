@@ -37,7 +37,7 @@ from polydraft.models.compiled.architectures.base import ATTENTION, as_named
 from polydraft.models.loading.composites import COMPOSITES, language_model_config, name_in_text_model
 from polydraft.models.loading.config import CheckpointConfig
 from polydraft.models.loading.folder import check_folder, load_config
-from polydraft.models.loading.gguf import GgufFile
+from polydraft.models.loading.gguf import NUMBERS, GgufFile
 from polydraft.models.loading.gguf_beside import predictor_beside
 from polydraft.models.loading.gguf_parts import parts_of
 from polydraft.models.loading.mx_blocks import BLOCKS, FORMAT, MxWeights, is_mx
@@ -60,7 +60,6 @@ __all__ = [
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 LAYER = re.compile(r"(model\.layers\.\d+\.|)(.+)")
 """Prefix of a layer's weights, and their names in it."""
-NUMBERS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 
 
 @dataclass(frozen=True)

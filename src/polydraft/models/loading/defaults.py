@@ -12,8 +12,6 @@ from polydraft.models.loading.hub import located
 
 __all__ = ["sampling_defaults"]
 
-FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""That a generation_config.json may set, under these names."""
 GGUF_KEYS = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_p": "top_p",
@@ -21,7 +19,7 @@ GGUF_KEYS = {
     "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
-"""Metadata of a GGUF file -> field of `SamplingParams`."""
+"""Metadata of a GGUF file -> field of `SamplingParams`, which a generation_config.json sets under that name."""
 
 
 def sampling_defaults(name: str) -> dict[str, Any]:
@@ -42,7 +40,7 @@ def sampling_defaults(name: str) -> dict[str, Any]:
     else:
         file = place / "generation_config.json"
         written = _read(file) if file.is_file() else {}
-        settings = {field: written.get(field) for field in FIELDS}
+        settings = {field: written.get(field) for field in GGUF_KEYS.values()}
     defaults = {field: value for field, value in settings.items() if value is not None}
     try:
         SamplingParams(**defaults)

@@ -19,18 +19,17 @@ from polydraft.errors import ModelLoadError, first_line
 from polydraft.models.compiled.architectures import ARCHITECTURES, Architecture, Stored
 from polydraft.models.loading.config import CheckpointConfig
 from polydraft.models.loading.conversions import CONVERSIONS, Conversion, conversion_of
-from polydraft.models.loading.conversions.base import layer_sizes
+from polydraft.models.loading.conversions.base import ROPE_FACTORS, layer_sizes
 from polydraft.models.loading.gguf_header import Entry, GgufHeader
 from polydraft.models.loading.gguf_roles import end_ids, special_id
 from polydraft.models.loading.gguf_rope import LONG_FACTORS, SHORT_FACTORS, rope_scaling
 
-__all__ = ["GgufFile"]
+__all__ = ["NUMBERS", "GgufFile"]
 
-NUMBERS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Number formats that are no blocks."""
+NUMBERS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+"""Number formats that are no blocks, of GGUF files and folders; the former have none of 64 bits."""
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)|.+")
 """Transformers' name of a weight: its layer, and its name in it."""
-ROPE_FACTORS = "rope_freqs.weight"
 DESCRIBED = {(a.gguf, a.mixture is not None): a for a in ARCHITECTURES.values() if a.gguf is not None}
 DESCRIBED = {(a.gguf, False): a for a in ARCHITECTURES.values() if a.some_without_experts} | DESCRIBED
 """By name and whether there are experts: Mixtral is called as Llama is, and Granite 4 the same with experts and without."""

@@ -10,14 +10,17 @@ from typing import Any
 
 from polydraft.models.loading.gguf_header import GgufHeader
 
-__all__ = ["LONG_FACTORS", "ORIGINAL_LENGTH", "SHORT_FACTORS", "rope_scaling"]
+__all__ = ["LONG_FACTORS", "ORIGINAL_LENGTH", "SHORT_FACTORS", "YARN_MULTIPLIER", "rope_scaling"]
 
 ORIGINAL_LENGTH = "rope.scaling.original_context_length"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 """Tensors of Phi's files."""
-GROWTH = "rope.scaling.attn_factor"
 YARN_TURNS = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}
-READ = {"rope.scaling.type", "rope.scaling.factor", "rope.scaling.finetuned", ORIGINAL_LENGTH, GROWTH, *YARN_TURNS.values()}
+YARN_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
+"""What some architectures alone read."""
+READ = {f"rope.scaling.{name}" for name in ("type", "factor", "finetuned", "original_context_length", "attn_factor")} | {
+    *YARN_TURNS.values()
+}
 """Keys of scaling; `finetuned` says nothing that the others do not."""
 FOLDER = "Give its safetensors folder"
 
@@ -43,7 +46,7 @@ def rope_scaling(file: GgufHeader, width: int, *, read: Collection[str] = (), pa
 def _scaled(file: GgufHeader) -> dict[str, Any]:
     kind = "longrope" if LONG_FACTORS in file.tensors else file.setting("rope.scaling.type", "linear")
     factor = file.number_or_none("rope.scaling.factor") or file.number_or_none("rope.scale_linear") or 1.0
-    growth = file.number_or_none(GROWTH) or 1.0
+    growth = file.number_or_none("rope.scaling.attn_factor") or 1.0
     if kind == "longrope" and LONG_FACTORS in file.tensors and factor == 1.0:
         return {"rope_type": kind} | ({"attention_factor": growth} if growth != 1.0 else {})
     if kind == "yarn" and factor != 1.0:

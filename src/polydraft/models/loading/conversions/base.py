@@ -19,6 +19,7 @@ from polydraft.models.loading.gguf_roles import end_ids, special_id
 from polydraft.models.loading.gguf_rope import rope_scaling
 
 __all__ = [
+    "ROPE_FACTORS",
     "Conversion",
     "Source",
     "has",
@@ -42,8 +43,6 @@ NAMES = LLAMA_NAMES | {
     },
 }
 """Files' names of modules."""
-LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
-BLOCK = re.compile(r"blk\.(\d+)\.")
 ROPE_FACTORS = "rope_freqs.weight"
 
 
@@ -213,7 +212,7 @@ class Conversion:
 
     def source(self, name: str) -> Source:
         """What a weight is made of, by the file's full names. name: of transformers."""
-        match = LAYER.fullmatch(name)
+        match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
         block, part = ("", name) if match is None else (f"blk.{match[1]}.", match[2])
         source = self.weights.get(part) or (INTERLEAVED.get(part) if self.interleaved else None) or EXPERTS.get(part)
         if source is None:
@@ -224,5 +223,5 @@ class Conversion:
     def beside(self, file: GgufHeader) -> set[str]:
         """Tensors that are none of the model's weights: layers behind the trunk, and what settings are read from."""
         extra = range(file.num_layers, file.count("block_count"))
-        behind = {name for name in file.tensors if (match := BLOCK.match(name)) and int(match[1]) in extra}
+        behind = {name for name in file.tensors if (match := re.match(r"blk\.(\d+)\.", name)) and int(match[1]) in extra}
         return behind | {ROPE_FACTORS}

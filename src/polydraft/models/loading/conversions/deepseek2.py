@@ -11,23 +11,20 @@ from torch import Tensor
 
 from polydraft.models.loading.conversions.base import Conversion, Source, rotary, routed_experts
 from polydraft.models.loading.gguf_header import GgufHeader
-
-MULTIPLIER = "rope.scaling.yarn_log_multiplier"
-SIGMOID = 2
-"""Of `expert_gating_func`."""
+from polydraft.models.loading.gguf_rope import YARN_MULTIPLIER
 
 
 def rope(file: GgufHeader, width: int) -> dict[str, Any]:
-    parameters = rotary(file, file.count("rope.dimension_count"), read=[MULTIPLIER])
+    parameters = rotary(file, file.count("rope.dimension_count"), read=[YARN_MULTIPLIER])
     if parameters["rope_type"] != "yarn":
         return parameters
-    scale = 10 * (file.number_or_none(MULTIPLIER) or 0.0)
+    scale = 10 * (file.number_or_none(YARN_MULTIPLIER) or 0.0)
     return {**parameters, "attention_factor": 1.0, "mscale": scale, "mscale_all_dim": scale}
 
 
 def settings(file: GgufHeader) -> dict[str, Any]:
-    if (gate := file.setting("expert_gating_func")) != SIGMOID:
-        problem = f"its deepseek2.expert_gating_func is {gate!r}; expected {SIGMOID} (sigmoid), which DeepSeek V3 has"
+    if (gate := file.setting("expert_gating_func")) != 2:
+        problem = f"its deepseek2.expert_gating_func is {gate!r}; expected 2 (sigmoid), which DeepSeek V3 has"
         raise file.refusal(problem, "Give its safetensors folder, which runs through transformers")
     turned = file.count("rope.dimension_count")
     return routed_experts(file) | {

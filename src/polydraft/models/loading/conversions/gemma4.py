@@ -9,8 +9,6 @@ from typing import Any
 from polydraft.models.loading.conversions.base import Conversion, Source, layer_sizes
 from polydraft.models.loading.gguf_header import GgufHeader
 
-LOCAL, GLOBAL = "sliding_attention", "full_attention"
-
 
 def settings(file: GgufHeader) -> dict[str, Any]:
     layers, narrow = file.num_layers, file.count("attention.key_length_swa")
@@ -26,7 +24,7 @@ def settings(file: GgufHeader) -> dict[str, Any]:
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": file.count("attention.sliding_window"),
-        "layer_types": [LOCAL if local else GLOBAL for local in is_local],
+        "layer_types": ["sliding_attention" if local else "full_attention" for local in is_local],
         "head_dim": narrow,
         "num_key_value_heads": next((heads for heads, local in zip(kv_heads, is_local, strict=True) if local), kv_heads[0]),
         "per_layer_config": wide,
@@ -52,12 +50,12 @@ def rope(file: GgufHeader, width: int) -> dict[str, Any]:
     factors = file.floats("rope_freqs.weight")
     # pairs whose frequencies are divided by 1e20 or more do not rotate
     return {
-        GLOBAL: {
+        "full_attention": {
             "rope_type": "proportional",
             "rope_theta": file.number("rope.freq_base"),
             "partial_rotary_factor": sum(factor < 1e20 for factor in factors) / len(factors),
         },
-        LOCAL: {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa", 10_000.0)},
+        "sliding_attention": {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa", 10_000.0)},
     }
 
 
