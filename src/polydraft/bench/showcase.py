@@ -11,8 +11,6 @@ from polydraft.engine.api import Engine
 from polydraft.models import load, pair
 from polydraft.models.loading.folder import load_module
 
-SEED = 20
-
 
 @dataclass(frozen=True)
 class DemoComparison:
@@ -93,7 +91,7 @@ class Showcase:
         """Measure all contenders interleaved and compare their tokens; see `measure` for the budget."""
         prompts = list(self.prompts.values())
         measurements = measure(
-            self.contenders(), prompts, max_tokens=max_tokens, repetitions=repetitions, budget_seconds=budget_seconds, seed=SEED
+            self.contenders(), prompts, max_tokens=max_tokens, repetitions=repetitions, budget_seconds=budget_seconds, seed=20
         )
         checks = [check_distribution(self.reference, 0.0, m.texts(prompts)) for m in measurements if m.contender.temperature == 0]
         drafted, plain = (self._tokens(measurements, name) for name in ("race", "race without drafts"))

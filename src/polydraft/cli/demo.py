@@ -30,9 +30,6 @@ It takes about a minute and a half on two slow cores:
   2. watch them continue real Python files, without drafts and with drafts
   3. measure every contender in turn on the same prompts, and compare their outputs"""
 
-GREEDY = ("plain", "chain + block")
-SEED_EXACT = ("race without drafts", "race")
-
 
 def demo(
     as_json: AsJson = False,
@@ -63,8 +60,8 @@ def _perform(showcase: "Showcase", max_tokens: int, repetitions: int) -> None:
         showcase.warm_up()
     palette = Palette()
     names = list(showcase.prompts)
-    for name, temperature, ways in ((names[0], 0.0, GREEDY), (names[-1], 1.0, SEED_EXACT)):
-        _watch(showcase, palette, name, temperature, ways, max_tokens)
+    _watch(showcase, palette, names[0], 0.0, ("plain", "chain + block"), max_tokens)
+    _watch(showcase, palette, names[-1], 1.0, ("race without drafts", "race"), max_tokens)
     typer.echo(f"\n{palette.legend()}\n")
     with _timed(console, "Measuring, interleaved"):
         comparison = showcase.compare(max_tokens=max_tokens, repetitions=repetitions)

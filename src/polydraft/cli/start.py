@@ -76,13 +76,10 @@ def _check_contradictions(config: "EngineConfig") -> None:
         raise InvalidInputError(
             f"--drafter none and {named[0]} were given; without drafts {named[0].split()[0]} says nothing. Drop one of them."
         )
-    for option, others in ALONE.items():
+    # a profile is for draft shapes that are chosen, and asynchronous drafts are one path
+    for option, others in {"profile": ("depth", "num_paths"), "asynchronous": ("profile", "num_paths")}.items():
         if (first := _named(config, [option])) and (named := _named(config, others)):
             raise InvalidInputError(f"{first[0]} and {named[0]} were given, of which only one can hold. Drop one of them.")
-
-
-ALONE = {"profile": ("depth", "num_paths"), "asynchronous": ("profile", "num_paths")}
-"""Options beside which others say nothing: a profile is for draft shapes that are chosen, and asynchronous drafts are one path."""
 
 
 def _named(config: "EngineConfig", names: Iterable[str]) -> list[str]:

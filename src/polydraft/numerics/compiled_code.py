@@ -38,8 +38,6 @@ WALKS = "walks without drafts"
 EVERYTHING = "everything"
 """For `mark`: all that a run may call."""
 _ROOT = Path(__file__).parents[1]
-_STATES_STORED = 3
-"""Folders of other states of the sources, or other versions, that stay in the user's cache folder: some 30 MB each."""
 
 
 class Place(NamedTuple):
@@ -85,7 +83,7 @@ def place() -> Place:
     chosen = (base or temporary_folder()) / f"polydraft-{_digest_of_sources()}"
     with suppress(OSError):
         if not chosen.exists():
-            _forget_all_but(_STATES_STORED - 1, chosen.parent)
+            _forget_all_but(2, chosen.parent)  # of other sources or versions, some 30 MB each
         chosen.mkdir(exist_ok=True)
         os.utime(chosen)
     return Place(chosen, base is not None)

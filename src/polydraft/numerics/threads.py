@@ -532,10 +532,6 @@ def _content(path: str) -> str:
         return ""
 
 
-_SMALL = 64 << 20
-"""Bytes of weights below which a forward pass is over before helpers are of use."""
-
-
 def default_threads(weight_bytes: int) -> int:
     """Threads for a model of this size: one if it is small, else the physical cores that this process may use.
 
@@ -543,4 +539,5 @@ def default_threads(weight_bytes: int) -> int:
         >>> default_threads(1 << 20)
         1
     """
-    return 1 if weight_bytes < _SMALL else min(MAX_THREADS, usable_cores())
+    is_small = weight_bytes < 64 << 20  # a forward pass is over before helpers are of use
+    return 1 if is_small else min(MAX_THREADS, usable_cores())

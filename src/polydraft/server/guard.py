@@ -13,9 +13,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from polydraft.server.errors import ApiError, of
 
 log = logging.getLogger("polydraft.server")
-OPEN = re.compile(r"/|/page/.*|/health|/ready|/metrics")
-"""Paths that ask for no key."""
-SOUND_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 CONTENT = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
@@ -34,7 +31,7 @@ class Guard:
             return
         headers = Headers(scope=scope)
         request_id = headers.get("x-request-id", "")
-        name = request_id if SOUND_ID.fullmatch(request_id) else uuid4().hex
+        name = request_id if re.fullmatch(r"[\w.-]{1,64}", request_id, re.ASCII) else uuid4().hex
         scope.setdefault("state", {})["request_id"] = name
         began = False
 
@@ -51,7 +48,8 @@ class Guard:
             if self._hosts is not None and not _is_own(headers.get("host", ""), self._hosts):
                 raise ApiError(403, "the Host header names another machine than this one; a page of another site may have been led here. "
                                     "Ask for localhost, or start the server with an API key or --allowed-host.")  # fmt: skip
-            if not OPEN.fullmatch(scope["path"]) and scope["method"] != "OPTIONS" and not self._opens(headers):
+            needs_key = not re.fullmatch(r"/|/page/.*|/health|/ready|/metrics", scope["path"]) and scope["method"] != "OPTIONS"
+            if needs_key and not self._opens(headers):
                 raise ApiError(401, "no valid API key was given; send it as 'Authorization: Bearer KEY'.", code="invalid_api_key")
             await self.app(scope, receive, told)
         except Exception as error:

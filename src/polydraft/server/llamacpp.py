@@ -18,22 +18,6 @@ from polydraft.server.speculation import RequestedSpeculation
 
 __all__ = ["InfillRequest", "LlamaCppCompletion", "TemplateRequest", "apply_template", "completion", "props", "slots"]
 
-SAME = (
-    "model",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "seed",
-    "stop",
-    "presence_penalty",
-    "frequency_penalty",
-    "ignore_eos",
-    "stream",
-    "speculation",
-)
-"""Fields that completions have under the same names."""
-
 
 class LlamaCppCompletion(Requested):
     """Of /completion. n_predict: -1 is all that the context holds.  n_probs: alternatives to tell beside each token.  grammar: in GBNF."""
@@ -74,7 +58,8 @@ class LlamaCppCompletion(Requested):
 
     async def _completion(self, service: Service) -> CompletionRequest:
         most = self.n_predict if self.n_predict is not None else self.max_tokens
-        fields = {name: value for name in SAME if (value := getattr(self, name)) is not None}
+        same = "model temperature top_k top_p min_p seed stop presence_penalty frequency_penalty ignore_eos stream speculation"
+        fields = {name: value for name in same.split() if (value := getattr(self, name)) is not None}
         fields |= {"prompt": await _prompt(service, self.prompt), "max_tokens": -1 if most is None or most < 0 else most}
         fields |= {"logprobs": self.n_probs or None, "guided_json": self.json_schema, "repetition_penalty": self.repeat_penalty}
         fields |= {"guided_grammar": self._lark()} if self.grammar else {}

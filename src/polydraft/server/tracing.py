@@ -15,8 +15,6 @@ from polydraft.errors import InvalidInputError
 
 __all__ = ["export_to", "traced"]
 
-NAME = "polydraft.request"
-
 
 def export_to(endpoint: str) -> None:
     """Send the spans of this process to a collector, in OTLP over HTTP.
@@ -70,7 +68,7 @@ def _record(output: StepOutput, headers: Mapping[str, str], model: str, drafter:
         **{f"polydraft.seconds.{phase}": seconds for phase, seconds in stats.seconds.items()},
     }
     span = trace.get_tracer("polydraft").start_span(
-        NAME,
+        "polydraft.request",
         context=propagate.extract(headers, import_module("opentelemetry.context").Context()),
         kind=trace.SpanKind.SERVER,
         start_time=start,

@@ -20,8 +20,6 @@ NODE = np.dtype(
 """A chosen node: the scored row of its parent, and its own, -1 while there is none; the probability of its path, of the tokens' probabilities or of their
 calibrated ones, and that of its token."""
 _f32 = np.float32
-_SLIGHT = 1e-3
-"""Confidence of a token that is not looked at where confidences are calibrated."""
 
 
 @njit(cache=True, error_model="numpy")
@@ -44,7 +42,8 @@ def join(distribution, ids, weight, row, least, acceptance, nodes, size):
     for t in range(distribution.size):
         chance = distribution[t]
         if acceptance.size > 0:
-            chance = ranked_acceptance_at(chance, acceptance) if chance > _SLIGHT else 0.0
+            # a token of less confidence is not looked at
+            chance = ranked_acceptance_at(chance, acceptance) if chance > 1e-3 else 0.0
         value = weight * chance
         if value <= 0.0 or value < least or (size == nodes.size and value <= nodes[size - 1].value):
             continue

@@ -60,13 +60,12 @@ class CheckpointConfig:
             return None
         eos = fields["eos_token_id"]
         fields["head_dim"] = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
-        fields["of_architecture"] = {name: settings[name] for name in LLAMA_NAMES if settings.get(name) is not None}
+        only_some = ("attention_bias", "hidden_act", "mlp_bias", "sliding_window")  # of the Llama family
+        fields["of_architecture"] = {name: settings[name] for name in only_some if settings.get(name) is not None}
         return cls(**fields | {"name_or_path": place, "eos_token_id": [eos] if isinstance(eos, int) else eos})
 
 
 ID_NAMES = ("bos_token_id", "eos_token_id", "pad_token_id")
-LLAMA_NAMES = ("attention_bias", "hidden_act", "mlp_bias", "sliding_window")
-"""Settings that only some of the Llama family have."""
 NAMES = {field.name for field in fields(CheckpointConfig)} - {"name_or_path", "of_architecture", *ID_NAMES}
 PLAIN: dict[str, Any] = {f.name: f.type for f in fields(CheckpointConfig) if f.type in (int, float, str, bool, int | None)}
 """Settings whose types are no containers."""

@@ -29,8 +29,6 @@ from polydraft.models.compiled.parts.state_space import state_space_shape
 from polydraft.models.loading.conversions.state_spaces import FALCON_H1 as FILES
 from polydraft.models.loading.conversions.state_spaces import falcon
 
-NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"}
-
 
 def spec(config: Any) -> ModelSpec:
     layers = config.num_hidden_layers
@@ -91,7 +89,7 @@ FALCON_H1 = Architecture(
     "falcon_h1",
     "falcon-h1",
     spec,
-    NORMS,
+    {"attention_norm": "input_layernorm", "mlp_norm": "pre_ff_layernorm"},
     gguf_names=MAMBA_NAMES | dict(FILES.names) | {"pre_ff_layernorm.weight": "ffn_norm"},
     gguf_settings=falcon,
     matrices=MATRICES

@@ -44,8 +44,6 @@ __all__ = [
     "state_space_shape",
 ]
 
-LINEAR = np.float32(20.0)
-
 
 class StateSpaceSizes(NamedTuple):
     """heads of `width` numbers, groups of heads with one B and C of `states` numbers, taps of the convolution."""
@@ -172,7 +170,7 @@ class Mix(NamedTuple):
 
 @inner(error_model="numpy")
 def _softplus(x):
-    return x if x > LINEAR else np.log1p(exp(x))
+    return x if x > np.float32(20.0) else np.log1p(exp(x))
 
 
 @inner(error_model="numpy")
