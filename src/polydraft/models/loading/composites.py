@@ -20,8 +20,8 @@ def name_in_text_model(name: str) -> str:
         ('model.norm.weight', 'lm_head.weight')
     """
     # as transformers 5 and as those before it name them
-    begins = r"^(?:model\.language_model\.|language_model\.(model|lm_head)\.)"
-    return re.sub(begins, lambda match: f"{match[1] or 'model'}.", name)
+    prefixes = r"^(?:model\.language_model\.|language_model\.(model|lm_head)\.)"
+    return re.sub(prefixes, lambda match: f"{match[1] or 'model'}.", name)
 
 
 def language_model_config(config: Any, names: AbstractSet[str]) -> Any:
