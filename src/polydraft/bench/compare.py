@@ -151,9 +151,9 @@ class Measurement:
         for number, run in enumerate(self.runs):
             yield from zip(_batch(prompts, number, batch_size), run.outputs, strict=True)
 
-    def speedup_over(self, other: "Measurement") -> Speedup:
-        """Of each turn: seconds per token of `other` divided by ours."""
-        pairs = zip(self.runs, other.runs, strict=True)
+    def speedup_over(self, baseline: "Measurement") -> Speedup:
+        """Of each turn: seconds per token of `baseline` divided by ours."""
+        pairs = zip(self.runs, baseline.runs, strict=True)
         return Speedup.of([b.seconds / b.num_tokens * a.num_tokens / a.seconds for a, b in pairs])
 
 
@@ -211,12 +211,12 @@ def _batch(prompts: Prompts, number: int, size: int) -> list[Sequence[int]]:
 
 
 def _turn(
-    found: list[Measurement], batch: Prompts, number: int, max_tokens: int, seed: int, progress: Callable[[], None]
+    measurements: list[Measurement], batch: Prompts, number: int, max_tokens: int, seed: int, progress: Callable[[], None]
 ) -> None:
     """Everyone continues one batch; who begins changes from turn to turn."""
-    turn = number % len(found)
+    turn = number % len(measurements)
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=seed)
-    for measurement in found[turn:] + found[:turn]:
+    for measurement in measurements[turn:] + measurements[:turn]:
         if measurement.error is None:
             try:
                 own_params = replace(params, temperature=measurement.contender.temperature)

@@ -99,6 +99,6 @@ class Showcase:
         return DemoComparison(list(self.prompts), measurements, all(check["passed"] for check in checks), ties, drafted == plain)
 
     @staticmethod
-    def _tokens(found: list[Measurement], name: str) -> list[list[int]]:
-        (measurement,) = (m for m in found if m.contender.name == name and m.contender.temperature == 1)
+    def _tokens(measurements: list[Measurement], name: str) -> list[list[int]]:
+        (measurement,) = (m for m in measurements if m.contender.name == name and m.contender.temperature == 1)
         return [run.token_ids for run in measurement.runs]

@@ -223,8 +223,8 @@ class Bench:
         self.contenders = ready
         return seconds
 
-    def check(self, measured: Measurement, prompts: Prompts, found: Sequence[Measurement]) -> dict[str, Any]:
-        """Whether a contender's tokens follow the distribution that they should; found: everyone's."""
+    def check(self, measured: Measurement, prompts: Prompts, measurements: Sequence[Measurement]) -> dict[str, Any]:
+        """Whether a contender's tokens follow the distribution that they should; measurements: everyone's."""
         return check_distribution(self.judge, self.temperature, measured.texts(prompts, self.batch_size))
 
     def run(

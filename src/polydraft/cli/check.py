@@ -106,7 +106,7 @@ def _show(report: "Report", engine: "Engine", params: "SamplingParams") -> None:
 
     summary, console = engine.summary(), output(110)
     columns = ("look", "compares", "tests", "steps or tokens", "effect", "p-value")
-    console.print(grid(columns, [_row(look, findings) for look, findings in _by_look(report)], left=("compares",)))
+    console.print(grid(columns, [_row(look, findings) for look, findings in _by_look(report)], left_aligned=("compares",)))
     for f in sorted(report.findings, key=lambda f: f.p_value)[:5]:
         if f.p_value * len(report.findings) <= DOUBTFUL:
             console.print(f"  {f.what}: effect {f.effect:.5f} in {f.count}, p-value {f.p_value:.3g}")

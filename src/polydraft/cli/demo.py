@@ -113,7 +113,7 @@ def _report(console: "Console", comparison: "DemoComparison") -> None:
     ]
     depths = "acceptance by depth"
     head = ("contender", "temperature", "tokens/s", "speed-up", "over transformers", "tokens/step", depths)
-    console.print(grid(head, rows, left=[depths]))
+    console.print(grid(head, rows, left_aligned=[depths]))
     repetitions = len(comparison.measurements[0].runs)
     ties = f" ({comparison.near_ties} near ties, where two logits are equal in float32)" if comparison.near_ties else ""
     console.print(

@@ -76,4 +76,4 @@ def _print() -> None:
             for r in table()
             if r["kind"] == kind
         ]
-        console.print(grid(head, rows, left=head, title=f"{kind}s"))
+        console.print(grid(head, rows, left_aligned=head, title=f"{kind}s"))

@@ -23,9 +23,9 @@ class Preparation(ExitStack):
     begins: the line before anything is compiled.
     """
 
-    def __init__(self, begins: str = "") -> None:
+    def __init__(self, first_line: str = "") -> None:
         super().__init__()
-        self._begins, self._num_compiled, self._terminal = begins, 0, sys.stderr.isatty()
+        self._begins, self._num_compiled, self._terminal = first_line, 0, sys.stderr.isatty()
 
     def __enter__(self) -> "Preparation":
         self._show(self._begins)  # before the imports, of which numba's is one

@@ -84,25 +84,25 @@ class SlotCache(Cache):
         """The row of a slot; one that is new gets the next free row."""
         return self._row_of.setdefault(slot, len(self._row_of))
 
-    def begin(self, slots: Sequence[int], begins: np.ndarray, num_tokens: int) -> None:
-        """Prepare a forward pass over `num_tokens` new tokens of each slot, from column `begins` on.
+    def begin(self, slots: Sequence[int], first_columns: np.ndarray, num_tokens: int) -> None:
+        """Prepare a forward pass over `num_tokens` new tokens of each slot, from column `first_columns` on.
 
         slots: in the order of their rows; rows that follow each other are attended in place, others are copied together.
         """
-        self.slots, self.begins = list(slots), begins
+        self.slots, self.begins = list(slots), first_columns
         rows = [self._row_of[slot] for slot in slots]
         first, B = rows[0], len(rows)
-        self._width = int(begins.max()) + num_tokens
+        self._width = int(first_columns.max()) + num_tokens
         self._seen = self._written = None
         adjacent = rows == list(range(first, first + B))
         if adjacent:
             self._seen = self._views(slice(first, first + B), slice(self._width))
         else:
             self._gathered = self._sent(np.array(rows))
-        if adjacent and (begins == begins[0]).all():
-            self._written = self._views(slice(first, first + B), slice(int(begins[0]), self._width))
+        if adjacent and (first_columns == first_columns[0]).all():
+            self._written = self._views(slice(first, first + B), slice(int(first_columns[0]), self._width))
         else:
-            places = (np.array(rows) * self.num_columns + begins)[:, None] + np.arange(num_tokens)
+            places = (np.array(rows) * self.num_columns + first_columns)[:, None] + np.arange(num_tokens)
             self._places = self._sent(places.ravel())
 
     def _sent(self, numbers: np.ndarray) -> dict[torch.device, Tensor]:

@@ -129,7 +129,7 @@ class SlotModel(Target, ABC):
         check_memory(reserved + fixed, device, max_model_len=self.max_model_len, max_num_seqs=max_num_seqs)
         self.cache_tokens, is_given = columns * max_num_seqs, max_model_len is not None
         if self.cache_grows:
-            self.cache_tokens = fitting_tokens(columns, max_num_seqs, bytes_per_token, device, asked=is_given, fixed=fixed)
+            self.cache_tokens = fitting_tokens(columns, max_num_seqs, bytes_per_token, device, is_given=is_given, fixed=fixed)
         self.cache_bytes, self.max_num_seqs, self.passes = self.cache_tokens * bytes_per_token + fixed, max_num_seqs, 0
         self._lengths, self._scored, self._written = (np.zeros(max_num_seqs, np.int64) for _ in range(3))
         self._read_only = self._lengths.view()

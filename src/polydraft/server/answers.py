@@ -236,7 +236,7 @@ class Choices(Answer):
         """A whole choice."""
 
     @abstractmethod
-    def _delta(self, index: int, output: StepOutput, told: list[Told], first: bool) -> dict[str, Any]:
+    def _delta(self, index: int, output: StepOutput, tokens: list[Told], first: bool) -> dict[str, Any]:
         """What a chunk adds to a choice."""
 
     def _told(self, index: int, outputs: list[StepOutput]) -> list[Told]:
@@ -254,19 +254,19 @@ class Completion(Choices):
         text = before + "".join(output.text for output in outputs)
         return {"index": index, "text": text, "logprobs": self._logprobs(self._told(index, outputs)), **ended(outputs[-1])}
 
-    def _delta(self, index: int, output: StepOutput, told: list[Told], first: bool) -> dict[str, Any]:
+    def _delta(self, index: int, output: StepOutput, tokens: list[Told], first: bool) -> dict[str, Any]:
         before = self.echo[index // self.n] if self.echo and first else ""
-        return {"index": index, "text": before + output.text, "logprobs": self._logprobs(told), **ended(output)}
+        return {"index": index, "text": before + output.text, "logprobs": self._logprobs(tokens), **ended(output)}
 
-    def _logprobs(self, told: list[Told]) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: list[Told]) -> dict[str, Any] | None:
         if self.params.logprobs is None:
             return None
-        logprobs = [token.logprob for token in told if token.logprob is not None]
+        logprobs = [token.logprob for token in tokens if token.logprob is not None]
         return {
             "tokens": [token_text(self.tokenizer, t.token_id)[0] for t in logprobs],
             "token_logprobs": [_finite(t.logprob) for t in logprobs],
             "top_logprobs": [{token_text(self.tokenizer, k)[0]: _finite(v) for k, v in t.top.items()} for t in logprobs],
-            "text_offset": [token.offset for token in told],
+            "text_offset": [token.offset for token in tokens],
         }
 
 
@@ -310,7 +310,7 @@ class Chat(Choices):
         message |= ({"reasoning_content": reasoning} if reasoning else {}) | ({"tool_calls": calls} if calls else {})
         return {"index": index, "message": message, "logprobs": logprobs, **self._ended(index, outputs[-1])}
 
-    def _delta(self, index: int, output: StepOutput, told: list[Told], first: bool) -> dict[str, Any]:
+    def _delta(self, index: int, output: StepOutput, tokens: list[Told], first: bool) -> dict[str, Any]:
         pieces = self._read(index, output.text, output.finished, is_cut(output))
         content, reasoning = ("".join(getattr(piece, name) for piece in pieces) for name in ("content", "reasoning"))
         calls = dict[int, dict[str, Any]]()
@@ -325,14 +325,14 @@ class Chat(Choices):
             {"content": content} if content or (first and not (calls or reasoning)) else {}
         )
         delta |= ({"reasoning_content": reasoning} if reasoning else {}) | ({"tool_calls": list(calls.values())} if calls else {})
-        return {"index": index, "delta": delta, "logprobs": self._logprobs(told), **self._ended(index, output)}
+        return {"index": index, "delta": delta, "logprobs": self._logprobs(tokens), **self._ended(index, output)}
 
-    def _logprobs(self, told: list[Told]) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: list[Told]) -> dict[str, Any] | None:
         if self.params.logprobs is None:
             return None
         content = [
             {**self._token(t.token_id, t.logprob), "top_logprobs": [self._token(k, v) for k, v in t.top.items()]}
-            for _, _, t in told
+            for _, _, t in tokens
             if t is not None
         ]
         return {"content": content, "refusal": None}
@@ -373,13 +373,13 @@ def ended(output: StepOutput) -> dict[str, Any]:
     return end | (_failure(output.sample).body if end["finish_reason"] == "error" else {})
 
 
-def traced(tokenizer: Any, output: StepOutput, told: Seq[Told]) -> dict[str, Any]:
+def traced(tokenizer: Any, output: StepOutput, records: Seq[Told]) -> dict[str, Any]:
     """One step: each token's text, origin and depth below the last committed one, and the tree that it comes from.
 
     A tree's node n hangs on `parents[n]`; node 0 is the last token before the step. `path`: the accepted nodes.
     """
     tree, tokens = output.tree, list[dict[str, Any]]()
-    for depth, (token, origin, (text, _, logprob)) in enumerate(zip(output.token_ids, output.origins, told, strict=True), 1):
+    for depth, (token, origin, (text, _, logprob)) in enumerate(zip(output.token_ids, output.origins, records, strict=True), 1):
         entry = {"id": token, "text": text, "source": origin.source, "branch": origin.branch, "depth": depth}
         tokens.append(entry | ({} if logprob is None else {"logprob": _finite(logprob.logprob)}))
     if tree is None:

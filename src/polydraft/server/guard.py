@@ -35,7 +35,7 @@ class Guard:
         scope.setdefault("state", {})["request_id"] = name
         began = False
 
-        async def told(message: Message) -> None:
+        async def send_marked(message: Message) -> None:
             nonlocal began
             if message["type"] == "http.response.start":
                 began = True
@@ -51,13 +51,13 @@ class Guard:
             needs_key = not re.fullmatch(r"/|/page/.*|/health|/ready|/metrics", scope["path"]) and scope["method"] != "OPTIONS"
             if needs_key and not self._opens(headers):
                 raise ApiError(401, "no valid API key was given; send it as 'Authorization: Bearer KEY'.", code="invalid_api_key")
-            await self.app(scope, receive, told)
+            await self.app(scope, receive, send_marked)
         except Exception as error:
             told_error = of(error)
             if told_error.status >= 500:
                 log.exception("request %s failed", name)
             if not began:
-                await told_error.response(scope["path"])(scope, receive, told)
+                await told_error.response(scope["path"])(scope, receive, send_marked)
 
     def _opens(self, headers: Headers) -> bool:
         """Compared in a time that does not depend on the key."""

@@ -44,14 +44,14 @@ async def body_of(request: Request, most: int) -> bytes:
     return bytes(body)
 
 
-async def unless_gone(request: Request, wanted: Awaitable[T]) -> T | None:
+async def unless_gone(request: Request, response: Awaitable[T]) -> T | None:
     """What is awaited, or None once the client has left, which cancels it. The body has to be read before."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    task, watch = asyncio.ensure_future(wanted), asyncio.ensure_future(gone())
+    task, watch = asyncio.ensure_future(response), asyncio.ensure_future(gone())
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None

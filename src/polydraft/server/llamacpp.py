@@ -116,8 +116,8 @@ class TemplateRequest(ChatRequest):
 async def completion(service: Service, request: Request, body: LlamaCppCompletion) -> Response:
     """Continue a text."""
 
-    def answer(*given: Any) -> Completion:
-        return LlamaCppAnswer(*given).returning(body.return_tokens)
+    def answer(*arguments: Any) -> Completion:
+        return LlamaCppAnswer(*arguments).returning(body.return_tokens)
 
     return await service.completions(request, await body.completion(service), answer)
 
@@ -210,10 +210,10 @@ class LlamaCppAnswer(Completion):
             "speculation": self.usage()["speculation"],
         }  # fmt: skip
 
-    def _probabilities(self, told: Sequence[Told]) -> dict[str, Any]:
+    def _probabilities(self, tokens: Sequence[Told]) -> dict[str, Any]:
         if self.params.logprobs is None:
             return {}
-        logprobs = [token.logprob for token in told if token.logprob is not None]
+        logprobs = [token.logprob for token in tokens if token.logprob is not None]
         listed = [
             {**self._token(entry.token_id, entry.logprob), "top_logprobs": [self._token(k, v) for k, v in entry.top.items()]}
             for entry in logprobs

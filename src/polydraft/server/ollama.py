@@ -296,9 +296,9 @@ class ChatAnswer(Chat):
             for index, call in enumerate(calls)
         ]
 
-    def _line(self, pieces: Sequence[Piece], last: bool, told: Sequence[Any]) -> dict[str, Any]:
+    def _line(self, pieces: Sequence[Piece], last: bool, tokens: Sequence[Any]) -> dict[str, Any]:
         content, thinking = ("".join(getattr(piece, name) for piece in pieces) for name in ("content", "reasoning"))
-        logprobs = self._logprobs(list(told)) if told else None
+        logprobs = self._logprobs(list(tokens)) if tokens else None
         logprobs_field = {"logprobs": logprobs["content"]} if logprobs else {}
         head = {"model": self.model, "created_at": _now()}
         return {**head, **self.said(content, thinking, self._called(last)), "done": False, **logprobs_field}

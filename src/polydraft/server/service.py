@@ -347,16 +347,16 @@ class Service:
         too_many = params.max_tokens is not None and params.max_tokens > target.max_model_len - length
         return params.with_(max_tokens=WHOLE_CONTEXT) if too_many else params
 
-    def _speculation(self, asked: RequestedSpeculation, params: SamplingParams) -> dict[str, Any]:
+    def _speculation(self, requested: RequestedSpeculation, params: SamplingParams) -> dict[str, Any]:
         """Drafter, verifier and size that are asked for, as the engine takes them."""
-        chosen, budget = self.engine.engine.menu.find(asked.drafter, asked.verifier), asked.budget()
+        chosen, budget = self.engine.engine.menu.find(requested.drafter, requested.verifier), requested.budget()
         verifier, fixed = chosen.verifier.info, budget is not None or isinstance(chosen.policy, FixedPolicy)
-        if asked.seed_exact and not (params.greedy or fixed or verifier.shared_noise):
+        if requested.seed_exact and not (params.greedy or fixed or verifier.shared_noise):
             raise ApiError(
                 400, f"seed_exact was asked for, but how much {chosen.source!r} drafts follows the load, and with the verifier {verifier.name!r} so does the "
                 "text of a seed. Ask for the verifier 'race' where it fits the drafter, a depth, or temperature 0.", param="speculation"
             )  # fmt: skip
-        return {"budget": budget, "drafter": asked.drafter, "verifier": asked.verifier}
+        return {"budget": budget, "drafter": requested.drafter, "verifier": requested.verifier}
 
     async def _predicted(self, body: Sampled) -> list[int]:
         """Token ids of the prediction, as far as an answer may be long."""

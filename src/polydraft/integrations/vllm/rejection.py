@@ -80,13 +80,13 @@ def _hardened(logits: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
     return torch.full_like(logits, -torch.inf).scatter_(1, logits.argmax(1, keepdim=True), 0.0)
 
 
-def _keys(runner: Any, generators: Mapping[int, torch.Generator], num_requests: int, *, own: bool) -> NoiseKey:
-    """Noise of each request. own: a function of its seed and its length, so that drafts do not matter; else fresh, from its generator."""
+def _keys(runner: Any, generators: Mapping[int, torch.Generator], num_requests: int, *, seeded: bool) -> NoiseKey:
+    """Noise of each request. seeded: a function of its seed and its length, so that drafts do not matter; else fresh, from its generator."""
     lengths = [int(n) for n in runner.input_batch.num_tokens_no_spec[:num_requests]]
     fresh = torch.randint(2**62, (num_requests,)).tolist()
     for b, generator in generators.items():
         if b < num_requests:
-            fresh[b] = generator.initial_seed() if own else _drawn(generator)
+            fresh[b] = generator.initial_seed() if seeded else _drawn(generator)
     return NoiseKey.of(fresh, [0] * num_requests, lengths)
 
 
@@ -131,7 +131,7 @@ class Deciding(RejectionSampler):
         )
         drafted = _named(metadata.draft_token_ids, processed, draft_probs)
         draft, rows = _chains(drafted, counts, draft_probs, verifier)
-        key = _keys(self.runner, sampling_metadata.generators, len(counts), own=verifier.info.shared_noise)
+        key = _keys(self.runner, sampling_metadata.generators, len(counts), seeded=verifier.info.shared_noise)
         outcome = _decide(verifier, draft, processed[rows.to(logits.device)], key)
         tokens = torch.full((len(counts), metadata.max_spec_len + 1), -1, dtype=torch.int32)  # vLLM's placeholder
         for b, emitted in enumerate(outcome):
@@ -193,7 +193,7 @@ class Racing(torch.nn.Module):
         """Tokens of each row, and what vLLM returns of the logits they were drawn from."""
         logits = apply_top_k_top_p(logits, k, p)
         roots = Draft.bare(torch.zeros(len(logits), dtype=torch.int64))
-        key = _keys(self.runner, generators, len(logits), own=True)
+        key = _keys(self.runner, generators, len(logits), seeded=True)
         tokens = [emitted[0] for emitted in _decide(self.verifier, roots, logits[:, None], key)]
         mode = self.replaced.logprobs_mode
         source = {"processed_logits": lambda: logits, "processed_logprobs": lambda: logits.log_softmax(-1)}.get(mode)

@@ -121,12 +121,12 @@ def fitting_dtype(dtype: str, width: int) -> str:
     return "bfloat16" if dtype == "q8_0" and width % TERMS else dtype
 
 
-def new_memory(each: tuple[int, int, int], width: int, columns: int, lengths: np.ndarray, dtype: str = "float32") -> SlotMemory:
-    """Empty slots. each: layers, slots, groups of keys and values.  columns: of a slot, a multiple of COLUMNS.  lengths: [slots]."""
+def new_memory(shape: tuple[int, int, int], width: int, columns: int, lengths: np.ndarray, dtype: str = "float32") -> SlotMemory:
+    """Empty slots. shape: layers, slots, groups of keys and values.  columns: of a slot, a multiple of COLUMNS.  lengths: [slots]."""
     together = CACHE_DTYPES[dtype]
-    keys = aligned(*each, columns // PANEL, whole(width, UNROLL) // together, PANEL, 2, dtype=np.uint16)
-    values = aligned(*each, whole(width) // PANEL, columns // together, PANEL, 2, dtype=np.uint16)
-    scales, tokens = aligned(*each, _num_scales(width, dtype), columns), np.zeros((each[1], columns), np.int32)
+    keys = aligned(*shape, columns // PANEL, whole(width, UNROLL) // together, PANEL, 2, dtype=np.uint16)
+    values = aligned(*shape, whole(width) // PANEL, columns // together, PANEL, 2, dtype=np.uint16)
+    scales, tokens = aligned(*shape, _num_scales(width, dtype), columns), np.zeros((shape[1], columns), np.int32)
     if dtype == "q8_0":
         products, rounded = byte_products(), True
     elif dtype == "bfloat16" and width % INPUTS == 0 and has_matrix_unit():

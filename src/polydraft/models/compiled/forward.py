@@ -36,7 +36,7 @@ def _copy(source, begin, end, target, first):
 
 
 @inner
-def _run_rows(model, rows, logits, done, hidden, taken, first):
+def _run_rows(model, rows, logits, done, hidden, state_index, first):
     """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now.
 
     hidden[taken[l], first + t] = what enters layer l.
@@ -48,12 +48,12 @@ def _run_rows(model, rows, logits, done, hidden, taken, first):
         output_row(model.embed, zero, work.rows[t].token, work.x[t])
         scale_row(work.x[t], sizes.embedding_scale)
     for l in range(layers):
-        if taken[l] >= 0:
-            _copy(work.x, zero, rows, hidden[taken[l]], first)
+        if state_index[l] >= 0:
+            _copy(work.x, zero, rows, hidden[state_index[l]], first)
         run_layer(model, l, rows, runs)
     rms_norm(work.x, model.norm, sizes.epsilon, work.normed, zero, rows)  # pyright: ignore[reportArgumentType]
-    if taken[layers] >= 0:
-        _copy(work.normed, zero, rows, hidden[taken[layers]], first)
+    if state_index[layers] >= 0:
+        _copy(work.normed, zero, rows, hidden[state_index[layers]], first)
     num_logits = zero
     for t in range(rows):
         if work.rows[t].has_logits:
@@ -65,7 +65,7 @@ def _run_rows(model, rows, logits, done, hidden, taken, first):
 
 
 @inner
-def describe(row, seen, token, slot, length, parents, n, wanted):
+def describe(row, columns, token, slot, length, parents, n, has_logits):
     """What row of the forward pass node n of a tree is."""
     depth, m = 0, parents[n]
     while m >= 0:
@@ -73,59 +73,61 @@ def describe(row, seen, token, slot, length, parents, n, wanted):
         m = parents[m]
     m = n
     for j in range(depth, -1, -1):
-        seen[j] = length + m
+        columns[j] = length + m
         m = parents[m]
     row.token, row.slot, row.position, row.column = token, slot, length + depth, length + n
-    row.length, row.num_seen, row.has_logits = length, depth + 1, wanted
+    row.length, row.num_seen, row.has_logits = length, depth + 1, has_logits
 
 
 @inner
-def _describe_extra(row, seen, token, slot, length, parents, node, position, mask, x):
+def _describe_extra(row, columns, token, slot, length, parents, node, position, mask, x):
     """What auxiliary row x is: it sees the path of its node, the auxiliary rows of its mask, and itself."""
     count, m, N = np.int64(0), node, len(parents)
     while m >= 0:
-        seen[count] = length + m
+        columns[count] = length + m
         count += 1
         m = parents[m]
     for y in range(len(mask)):
         if mask[y] or y == x:
-            seen[count] = length + N + y
+            columns[count] = length + N + y
             count += 1
     row.token, row.slot, row.position, row.column = token, slot, length + position, length + N + x
     row.length, row.num_seen, row.has_logits = length, count, 1
 
 
 @njit(cache=True, nogil=True, _nrt=False)
-def compiled_forward(model, slots, tokens, parents, begins, ends, wanted, logits, hidden, taken, extra, mask):
+def compiled_forward(
+    model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits, hidden, state_index, extra, mask
+):
     """One forward pass over nodes begins[b] .. ends[b]-1 of every tree; the nodes before were fed earlier.
 
     tokens, parents: [B, N]; nodes below 0 in `parents`, but for node 0, are padding.  logits[r]: of the r-th node, row by
-    row, that is no padding and at or behind wanted[b].  hidden: [layers asked for, nodes, h].  taken: [L + 1] its index, or -1.
+    row, that is no padding and at or behind wanted[b].  hidden: [layers asked for, nodes, h].  state_index: [L + 1] its index, or -1.
     extra: [B, 3, X] token, position and node of auxiliary rows, which follow each tree's nodes; mask: [B, X, X], see `AuxRows`.
     """
     work, lengths, X = model.work, model.memory.lengths, extra.shape[2]
     rows, done, first, total = np.int64(0), np.int64(0), np.int64(0), len(slots) * X
     for b in range(len(slots)):
-        for n in range(begins[b], ends[b]):
+        for n in range(first_nodes[b], node_ends[b]):
             total += n == 0 or parents[b, n] >= 0
     for b in range(len(slots)):
-        slot, num_nodes = slots[b], ends[b] - begins[b]
+        slot, num_nodes = slots[b], node_ends[b] - first_nodes[b]
         length = lengths[slot]
         for k in range(num_nodes + X):
-            n, x = begins[b] + k, k - num_nodes
+            n, x = first_nodes[b] + k, k - num_nodes
             if x >= 0:
                 token, position, node = extra[b, 0, x], extra[b, 1, x], extra[b, 2, x]
                 _describe_extra(
                     work.rows[rows], work.seen_columns[rows], token, slot, length, parents[b], node, position, mask[b, x], x
                 )
             elif n == 0 or parents[b, n] >= 0:
-                describe(work.rows[rows], work.seen_columns[rows], tokens[b, n], slot, length, parents[b], n, n >= wanted[b])
+                describe(work.rows[rows], work.seen_columns[rows], tokens[b, n], slot, length, parents[b], n, n >= logits_from[b])
             else:
                 continue
             model.memory.tokens[slot, work.rows[rows].column] = work.rows[rows].token
             rows += 1
             if rows == len(work.rows) or first + rows == total:
-                done = _run_rows(model, rows, logits, done, hidden, taken, first)
+                done = _run_rows(model, rows, logits, done, hidden, state_index, first)
                 first, rows = first + rows, np.int64(0)
 
 

@@ -104,13 +104,13 @@ class StateKind(NamedTuple):
 
 
 @inner
-def pending_row(row, seen, folded, back):
+def pending_row(row, columns, folded, back):
     """The pending row of the token `back` before a row of `layers.ROW` on its path, 0 being itself; -k for the k-th last token of the state.
 
-    seen: the row's `seen_columns`.  folded: of its slot.
+    columns: the row's `seen_columns`.  folded: of its slot.
     """
     at = row.num_seen - 1 - back
-    return seen[at] - folded if at >= 0 else row.length + at - folded
+    return columns[at] - folded if at >= 0 else row.length + at - folded
 
 
 class Snapshots:

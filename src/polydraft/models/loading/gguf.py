@@ -256,8 +256,8 @@ class GgufFile(GgufHeader):
         )  # the halves of a rotation lie side by side
         return kind, rows.swapaxes(1, 2).reshape(raw.shape)
 
-    def _blocks(self, own: str) -> tuple[str, np.ndarray]:
-        return self._bytes(self.tensors[own])
+    def _blocks(self, tensor: str) -> tuple[str, np.ndarray]:
+        return self._bytes(self.tensors[tensor])
 
     def _bytes(self, entry: Entry) -> tuple[str, np.ndarray]:
         return entry.type, np.frombuffer(self.parts[entry.part], np.uint8, entry.num_bytes, entry.start).reshape(

@@ -138,9 +138,9 @@ class GgufHeader:
             raise self.refusal(f"it cannot be read: {error.strerror}", "Check the path") from error
         self.parts.append(self._data)
 
-    def refusal(self, found: str, advice: str) -> ModelLoadError:
+    def refusal(self, problem: str, advice: str) -> ModelLoadError:
         """Why the file cannot be used, and what to do instead, as an error to raise."""
-        return ModelLoadError(f"the GGUF file {str(self.path)!r} was given, but {found}. {advice}.")
+        return ModelLoadError(f"the GGUF file {str(self.path)!r} was given, but {problem}. {advice}.")
 
     def setting(self, name: str, otherwise: Any = None) -> Any:
         """A key of its architecture, or `otherwise`."""

@@ -55,11 +55,11 @@ def fitting_length(context: int, bytes_per_token: int, scratch: int, device: tor
 
 
 def fitting_tokens(
-    columns: int, max_num_seqs: int, bytes_per_token: int, device: torch.device, *, asked: bool, fixed: int = 0
+    columns: int, max_num_seqs: int, bytes_per_token: int, device: torch.device, *, is_given: bool, fixed: int = 0
 ) -> int:
     """Tokens that slots may hold together, where a slot takes memory as it grows: what all of them have room for, or what fits half of the free memory.
 
-    columns: of a slot; one of them may be full, whatever there is.  asked: whether its length was asked for, and all that is free may be taken.
+    columns: of a slot; one of them may be full, whatever there is.  is_given: whether its length was asked for, and all that is free may be taken.
     fixed: bytes of what does not grow.
 
     Example:
@@ -67,7 +67,7 @@ def fitting_tokens(
         2048
     """
     free, every = available_bytes(device) - fixed, columns * max_num_seqs
-    if not bytes_per_token or every * bytes_per_token <= (free if asked else free // 2):
+    if not bytes_per_token or every * bytes_per_token <= (free if is_given else free // 2):
         return every
     return max(columns, free // 2 // bytes_per_token)
 

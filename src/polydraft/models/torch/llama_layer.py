@@ -126,11 +126,15 @@ class LlamaLayer(nn.Module):
         self.mlp = FeedForward(h, config.intermediate_size)
 
     def forward(
-        self, x: Float[Tensor, "B A N h"], positions: Int[Tensor, "..."], sources: Sequence[KeyValues], own: Bool[Tensor, "..."]
+        self,
+        x: Float[Tensor, "B A N h"],
+        positions: Int[Tensor, "..."],
+        sources: Sequence[KeyValues],
+        visible: Bool[Tensor, "..."],
     ) -> tuple[Float[Tensor, "B A N h"], KeyValues]:
-        """Rows through the layer, and their keys and values. own: which of its group a row sees."""
+        """Rows through the layer, and their keys and values. visible: which of its group a row sees."""
         y = self.input_layernorm(x)
-        new = KeyValues(*self.self_attn.keys_values(y, positions), own)
+        new = KeyValues(*self.self_attn.keys_values(y, positions), visible)
         return self.leave(x, attend(self.self_attn.queries(y, positions), [*sources, new])), new
 
     def leave(self, x: Float[Tensor, "*N h"], mixed: Float[Tensor, "*N q"]) -> Float[Tensor, "*N h"]:

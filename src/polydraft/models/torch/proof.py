@@ -27,8 +27,8 @@ def proof_text(vocab_size: int, max_model_len: int) -> list[int]:
     return [(2 + 3 * i) % vocab_size for i in range(min(LENGTH, max_model_len))]
 
 
-def tree_of(text: list[int], other: int) -> tuple[TokenTree, list[int]]:
-    """A tree whose path is the text, and the nodes of it. other: token of the siblings and of their children, which lie between them.
+def tree_of(text: list[int], sibling_token: int) -> tuple[TokenTree, list[int]]:
+    """A tree whose path is the text, and the nodes of it. sibling_token: token of the siblings and of their children, which lie between them.
 
     Example:
         >>> tree, path = tree_of([5, 6, 7], other=9)
@@ -38,9 +38,9 @@ def tree_of(text: list[int], other: int) -> tuple[TokenTree, list[int]]:
     tokens, parents, path = [text[0]], [-1], [0]
     for depth, token in enumerate(text[1:], 1):
         above, sibling = path[-1], len(tokens)
-        tokens, parents = [*tokens, other], [*parents, above]
+        tokens, parents = [*tokens, sibling_token], [*parents, above]
         if depth < len(text) - 1:
-            tokens, parents = [*tokens, other], [*parents, sibling]
+            tokens, parents = [*tokens, sibling_token], [*parents, sibling]
         tokens, parents = [*tokens, token], [*parents, above]
         path.append(len(tokens) - 1)
     return TokenTree(torch.tensor([tokens]), torch.tensor([parents])), path
@@ -56,7 +56,7 @@ def prove_trees(target: Target, text: list[int], plain: Float[Tensor, "L V"]) ->
     scored = [target.prefill([0], [text[:at]]).logits[0]] if at else []
     expected = [plain[at - 1 : at]] if at else []
     while at < len(text):
-        tree, path = tree_of(text[at : at + ROOT_AND_DRAFTS], other=text[0])
+        tree, path = tree_of(text[at : at + ROOT_AND_DRAFTS], sibling_token=text[0])
         scored.append(target.score([0], tree).logits[0, path])
         expected.append(plain[at : at + len(path)])
         accepted = path[1 : len(path) - (at == PREFIX)]  # all but the last, then all
@@ -67,7 +67,7 @@ def prove_trees(target: Target, text: list[int], plain: Float[Tensor, "L V"]) ->
     check_close(torch.cat(scored), torch.cat(expected), target, "trees of drafts")
 
 
-def check_close(found: Float[Tensor, "M V"], plain: Float[Tensor, "M V"], target: Target, what: str) -> None:
+def check_close(logits: Float[Tensor, "M V"], plain: Float[Tensor, "M V"], target: Target, what: str) -> None:
     """Refuse logits that are not those of a plain forward pass.
 
     Raises:
@@ -75,7 +75,7 @@ def check_close(found: Float[Tensor, "M V"], plain: Float[Tensor, "M V"], target
     """
     exact = target.dtype in (torch.float32, torch.float64)
     tolerance = plain.abs().max().item() * (1e-3 if exact else 5e-2)
-    error = (found - plain.float()).abs().max().item()
+    error = (logits - plain.float()).abs().max().item()
     if not error <= tolerance:
         raise ModelLoadError(
             f"{target.name or type(target).__name__} gives other logits for {what} than for its paths (off by {error:.1e}, at most "

@@ -51,8 +51,8 @@ class _Joined(NamedTuple):
 class _Both(EncoderDecoderCache):
     """The decoder's own cache beside cross-attention that is there already, or is to be taken."""
 
-    def __init__(self, own: Cache, cross: Any, ready: bool) -> None:
-        self.self_attention_cache, self.cross_attention_cache = own, cross
+    def __init__(self, cache: Cache, cross: Any, ready: bool) -> None:
+        self.self_attention_cache, self.cross_attention_cache = cache, cross
         self.is_updated = dict.fromkeys(range(len(cross.layers)), ready)
 
 
@@ -219,28 +219,28 @@ class Seq2SeqTarget(HFTarget):
         return SimpleNamespace(logits=out.logits, hidden_states=out.decoder_hidden_states)
 
     @contextmanager
-    def _placed(self, slots: Sequence[int], begins: np.ndarray, positions: np.ndarray, width: int) -> Iterator[None]:
+    def _placed(self, slots: Sequence[int], first_columns: np.ndarray, positions: np.ndarray, width: int) -> Iterator[None]:
         """The positions of this forward pass in the place of the module's own, for its length. width: C."""
         with ExitStack() as undo:
             if self._positions_module is not None:
                 here, offset = torch.from_numpy(positions).to(self.device), getattr(self._positions_module, "offset", 0)
 
-                def hook(module: Any, given: Any, found: Tensor) -> Tensor:
+                def hook(module: Any, inputs: Any, output: Tensor) -> Tensor:
                     return embedding(here + offset, module.weight)
 
                 undo.callback(self._positions_module.register_forward_hook(hook).remove)
             else:
-                distance = self._distances(slots, begins, positions, width)
+                distance = self._distances(slots, first_columns, positions, width)
                 for module, table in zip(self._biased, self._bias_tables, strict=True):
                     bias = table[distance.clamp(max=len(table) - 1)].permute(0, 3, 1, 2)
                     module.compute_bias = _constant(bias)
                     undo.callback(delattr, module, "compute_bias")
             yield
 
-    def _distances(self, slots: Sequence[int], begins: np.ndarray, positions: np.ndarray, width: int) -> Tensor:
+    def _distances(self, slots: Sequence[int], first_columns: np.ndarray, positions: np.ndarray, width: int) -> Tensor:
         """By how many tokens each row lies behind each column, [B, T, C]; 0 for what it does not see."""
         columns, at = np.arange(width), np.array(slots)[:, None]
-        self._column_positions[at, begins[:, None] + np.arange(positions.shape[1])] = positions
+        self._column_positions[at, first_columns[:, None] + np.arange(positions.shape[1])] = positions
         key_positions = np.where(columns < self.lengths[slots][:, None], columns, self._column_positions[at, columns])
         return torch.from_numpy(positions[:, :, None] - key_positions[:, None]).clamp(min=0).to(self.device)
 
@@ -268,20 +268,20 @@ def _settings(model: Any) -> tuple[tuple[int, ...], list[int]]:
     """Ids that outputs begin with, and ids that are banned, of the generation settings or the configuration."""
     config, settings = model.config, getattr(model, "generation_config", None)
 
-    def said(name: str) -> Any:
+    def setting(name: str) -> Any:
         value = getattr(settings, name, None)
         return getattr(config, name, None) if value is None else value
 
-    start = said("decoder_start_token_id")
+    start = setting("decoder_start_token_id")
     if start is None:
-        start = said("bos_token_id")
+        start = setting("bos_token_id")
     if start is None:
         raise ModelLoadError(
             f"{type(model).__name__} has no decoder start token; expected an id with which outputs begin. "
             'Write "decoder_start_token_id" into its config.json (the pad token for T5 and Marian).'
         )
-    first = said("forced_bos_token_id")
-    banned = [ids[0] for ids in said("bad_words_ids") or [] if len(ids) == 1] + list(said("suppress_tokens") or [])
+    first = setting("forced_bos_token_id")
+    banned = [ids[0] for ids in setting("bad_words_ids") or [] if len(ids) == 1] + list(setting("suppress_tokens") or [])
     return (start,) if first is None else (start, first), sorted(set(banned))
 
 

@@ -85,5 +85,5 @@ def images(
         )
         for r in rows
     ]
-    output().print(grid(head, cells, left=("lossless to",)))
+    output().print(grid(head, cells, left_aligned=("lossless to",)))
     say_written([options.out])

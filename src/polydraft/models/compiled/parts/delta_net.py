@@ -221,13 +221,13 @@ def fold_slot(memory, scratch, slot, count):
 
 
 @borrowed
-def _convolve(taps, tail, inputs, row, seen, folded, begin, width, out):
+def _convolve(taps, tail, inputs, row, columns, folded, begin, width, out):
     """SiLU of the convolution of some channels at one row: over the inputs of the tokens before it on its path, and its own."""
     last = len(tail)
     for i in range(width):
         out[i] = NONE
     for back in range(last + 1):
-        place = pending_row(row, seen, folded, back)
+        place = pending_row(row, columns, folded, back)
         tap = taps[last - back, begin : begin + width]
         source = inputs[place, begin : begin + width] if place >= 0 else tail[last + place, begin : begin + width]
         for i in range(width):
@@ -264,7 +264,7 @@ def _keep(x, inputs, begin, width):
 
 
 @borrowed
-def _prepare(weights, memory, layer, folded, rows, seen, first, last, g, projected, scratch, thread):
+def _prepare(weights, memory, layer, folded, rows, columns, first, last, g, projected, scratch, thread):
     """Keys and queries of a head: convolution and norms, in `pairs` and in panels; keys are stored. Returns how many rows of memory there are."""
     sizes = memory.sizes
     K, slot, end = sizes.key_width, rows[first].slot, np.int64(0)
@@ -281,7 +281,7 @@ def _prepare(weights, memory, layer, folded, rows, seen, first, last, g, project
         for role in range(2):
             begin, x = ((1 - role) * sizes.key_heads + g) * K, pairs[pair + role]
             _keep(projected[t], inputs[place], begin, K)
-            _convolve(taps, tail, inputs, row, seen[t], folded, begin, K, x)
+            _convolve(taps, tail, inputs, row, columns[t], folded, begin, K, x)
             _unit(x, ONE if role == 0 else scale)
             panel, lane = panels[(pair + role) // PANEL], (pair + role) % PANEL
             for i in range(K):
@@ -301,7 +301,7 @@ def _add_token(share_key, share_query, of_token, value, out):
 
 
 @borrowed
-def _node(row, seen, folded, dots, pair, read, beta, decays, updates, j, value, out):
+def _node(row, columns, folded, dots, pair, read, beta, decays, updates, j, value, out):
     """u of one node into its row of memory, and o, of value head j; value: its own, which is used up.  read: what its key and query read of the state."""
     V, place = len(value), row.column - folded
     total = np.float64(decays[place, j])
@@ -309,7 +309,7 @@ def _node(row, seen, folded, dots, pair, read, beta, decays, updates, j, value, 
         out[i] = NONE
     back, before = 1, row.length - folded + row.num_seen - 1
     while back <= before and total > FORGOTTEN:
-        l = pending_row(row, seen, folded, back)
+        l = pending_row(row, columns, folded, back)
         share = exp(np.float32(total))
         _add_token(share * dots[l, pair], share * dots[l, pair + 1], updates[l, j * V : (j + 1) * V], value, out)
         total += decays[l, j]

@@ -70,13 +70,13 @@ def fold_inputs(inputs, state, slot, count):
 
 
 @inner
-def convolve(row, seen, folded, inputs, state, taps, bias, out):
+def convolve(row, columns, folded, inputs, state, taps, bias, out):
     """out = bias + sum_k taps[k] * input of the token K - 1 - k before.  inputs, state: of the row's slot.  taps: [K, D].  bias: [D] or [0]."""
     last, width = len(taps) - 1, taps.shape[1]
     for i in range(width):
         out[i] = bias[i] if len(bias) > 0 else np.float32(0.0)
     for k in range(last + 1):
-        at = pending_row(row, seen, folded, last - k)
+        at = pending_row(row, columns, folded, last - k)
         source, at, tap = (inputs, at, taps[k]) if at >= 0 else (state, at + last, taps[k])
         for i in range(width):
             out[i] = fma(tap[i], source[at, i], out[i])

@@ -77,8 +77,8 @@ def grouped(config: Any, qkv: Tensor, z: Tensor) -> Tensor:
     return torch.cat([part.unflatten(0, (heads, -1)) for part in (q, k, v, z)], 1).flatten(0, 1)
 
 
-def _moved(tensor: str, made: Callable[..., Tensor]) -> Source:
-    return Source((tensor,), made)
+def _moved(tensor: str, reordered: Callable[..., Tensor]) -> Source:
+    return Source((tensor,), reordered)
 
 
 NEXT = {
