@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from polydraft.files.atomic import replacing
-from polydraft.numerics.processor import processor
+from polydraft.numerics.processor import processor, usable_processors
 
 PACKAGES = ("polydraft", "torch", "transformers", "tokenizers", "safetensors", "numpy", "numba", "xllamacpp", "gguf", "vllm")
 
@@ -34,11 +34,10 @@ def machine() -> dict[str, Any]:
     """Processor, cores, instructions, threads, BLAS and memory bandwidth."""
     import torch
 
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
     return {
         "processor": processor(),
-        "cores": usable,
+        "cores": len(usable_processors()),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "torch_threads": torch.get_num_threads(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "not set"),

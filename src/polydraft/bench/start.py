@@ -19,7 +19,7 @@ from typing import Any
 
 from polydraft.bench.record import command_line, markdown_table
 from polydraft.errors import PolydraftError
-from polydraft.numerics.processor import processor
+from polydraft.numerics.processor import processor, usable_processors
 
 __all__ = ["ROWS", "Start", "StartError", "as_dict", "contenders", "markdown", "measure", "prepare"]
 
@@ -88,9 +88,8 @@ def measure(
 
 def as_dict(model: str, measured: dict[str, list[dict[str, float | None]]], absent: dict[str, str]) -> dict[str, Any]:
     """The measurement as plain data, with what it was made on and how busy that was."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     load = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
-    machine = {"processor": processor(), "cores": cores, "load": load}
+    machine = {"processor": processor(), "cores": len(usable_processors()), "load": load}
     return {**machine, "command": command_line(), "model": model, "starts": measured, "absent": absent}
 
 

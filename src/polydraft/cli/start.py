@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from polydraft.config import flag
 from polydraft.errors import InvalidInputError
+from polydraft.numerics.processor import usable_processors
 
 if TYPE_CHECKING:
     from polydraft.config import EngineConfig
@@ -38,7 +39,7 @@ def check_threads(number: int | None) -> None:
     Raises:
         InvalidInputError: more than the process may use.
     """
-    most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    most = len(usable_processors())
     if number is not None and number > most:
         raise InvalidInputError(
             f"--threads {number} was given; expected 1 to {most}, the processors that this process may use. Lower it."

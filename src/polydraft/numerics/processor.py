@@ -1,5 +1,6 @@
-"""The processor's name, by which measurements are told apart."""
+"""The processor: its name, by which measurements are told apart, and what of it this process may use."""
 
+import os
 import platform
 
 
@@ -11,3 +12,13 @@ def processor() -> str:
     except OSError:
         names = []
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def usable_processors() -> list[int]:
+    """Numbers of those in the process's affinity mask; of all where the system has none.
+
+    Example:
+        >>> len(usable_processors()) > 0
+        True
+    """
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))

@@ -27,6 +27,7 @@ from numba.extending import intrinsic
 
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit
+from polydraft.numerics.processor import usable_processors
 
 __all__ = [
     "MAX_THREADS",
@@ -511,8 +512,7 @@ if hasattr(os, "register_at_fork"):
 
 def usable_cores() -> int:
     """Physical cores that this process may use: those of its affinity mask, and no more than its control group's quota of time."""
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    siblings = {_content(f"/sys/devices/system/cpu/cpu{k}/topology/thread_siblings_list") or str(k) for k in usable}
+    siblings = {_content(f"/sys/devices/system/cpu/cpu{k}/topology/thread_siblings_list") or str(k) for k in usable_processors()}
     return max(1, int(min(len(siblings), _quota())))
 
 
