@@ -52,12 +52,12 @@ def test_other_threads_go_on_working():
 
 def test_each_function_that_is_called_is_told_of_once_when_it_is_compiled():
     call, names = new_function(), []
-    with compile_time.told(names.append):
+    with compile_time.reporting(names.append):
         call(1)
         call(2)
         call(1.0)
     assert names == ["outer", "outer"]
-    with compile_time.told(names.append):
+    with compile_time.reporting(names.append):
         call(3)
     assert names == ["outer", "outer"]
 

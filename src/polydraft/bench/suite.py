@@ -140,13 +140,13 @@ class Bench:
     def _add_own(self, ways: Sequence[str]) -> None:
         self._try("plain", lambda: engine_contender("plain", self._engine(Way(None)), self.temperature))
         for text in ways or DEFAULT_WAYS:
-            build = partial(self._own, text)
+            build = partial(self._engine_contender, text)
             if ways:
                 self.contenders.append(build())
             else:
                 self._try(text, build)
 
-    def _own(self, text: str) -> Contender:
+    def _engine_contender(self, text: str) -> Contender:
         return engine_contender(text, self._engine(Way.parse(text)), self.temperature)
 
     def _add_transformers(self) -> None:

@@ -63,13 +63,13 @@ def chat(
                 break
             talk.command(message)
         elif message:
-            with _told():
+            with _errors_shown():
                 talk.answer(message)
     leave_costs(engine)
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _errors_shown() -> Iterator[None]:
     """What goes wrong with one message is said, and the conversation goes on."""
     try:
         yield
@@ -146,7 +146,7 @@ class _Talk:
         elif name == "/stats":
             typer.echo(self._costs(), err=True)
         elif name == "/save" and rest.strip():
-            with _told():
+            with _errors_shown():
                 self._save(rest.strip())
         else:
             typer.echo(HELP if name == "/help" else f"{line!r} was given. {HELP}", err=True)

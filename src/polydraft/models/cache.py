@@ -89,7 +89,7 @@ class SlotCache(Cache):
 
         slots: in the order of their rows; rows that follow each other are attended in place, others are copied together.
         """
-        self.slots, self.begins = list(slots), first_columns
+        self.slots, self.first_columns = list(slots), first_columns
         rows = [self._row_of[slot] for slot in slots]
         first, B = rows[0], len(rows)
         self._width = int(first_columns.max()) + num_tokens

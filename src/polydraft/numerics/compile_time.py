@@ -108,7 +108,7 @@ def working(clock: Callable[[], float] = perf_counter) -> Callable[[], float]:
 
 
 @contextmanager
-def told(tell: Callable[[str], None]) -> Iterator[None]:
+def reporting(tell: Callable[[str], None]) -> Iterator[None]:
     """While entered, `tell` is called with the name of each function that is about to be compiled, not of those that it calls."""
     teller = _Teller(tell)
     register("numba:compile", teller)

@@ -239,7 +239,7 @@ class Choices(Answer):
     def _delta(self, index: int, output: StepOutput, tokens: list[Told], first: bool) -> dict[str, Any]:
         """What a chunk adds to a choice."""
 
-    def _told(self, index: int, outputs: list[StepOutput]) -> list[Told]:
+    def _all_tokens(self, index: int, outputs: list[StepOutput]) -> list[Told]:
         reader = self.reader(index, outputs[0])
         return [token for output in outputs for token in reader.read(output)]
 
@@ -252,7 +252,7 @@ class Completion(Choices):
     def _choice(self, index: int, outputs: list[StepOutput]) -> dict[str, Any]:
         before = self.echo[index // self.n] if self.echo else ""
         text = before + "".join(output.text for output in outputs)
-        return {"index": index, "text": text, "logprobs": self._logprobs(self._told(index, outputs)), **ended(outputs[-1])}
+        return {"index": index, "text": text, "logprobs": self._logprobs(self._all_tokens(index, outputs)), **ended(outputs[-1])}
 
     def _delta(self, index: int, output: StepOutput, tokens: list[Told], first: bool) -> dict[str, Any]:
         before = self.echo[index // self.n] if self.echo and first else ""
@@ -301,7 +301,7 @@ class Chat(Choices):
         return {**end, "finish_reason": "tool_calls"} if called and end["finish_reason"] == "stop" else end
 
     def _choice(self, index: int, outputs: list[StepOutput]) -> dict[str, Any]:
-        logprobs = self._logprobs(self._told(index, outputs))
+        logprobs = self._logprobs(self._all_tokens(index, outputs))
         text = "".join(output.text for output in outputs)
         pieces = self._read(index, text, last=True, cut=is_cut(outputs[-1]))
         content, reasoning = ("".join(getattr(piece, name) for piece in pieces) for name in ("content", "reasoning"))

@@ -60,7 +60,9 @@ class Turn(Body):
         if isinstance(self.content, str):
             return [Message(role=self.role, content=self.content)]
         results = [
-            Message(role="tool", content=_told(b), tool_call_id=b.tool_use_id) for b in self.content if isinstance(b, ToolResult)
+            Message(role="tool", content=_tool_text(b), tool_call_id=b.tool_use_id)
+            for b in self.content
+            if isinstance(b, ToolResult)
         ]
         called = [(b.id, Called(name=b.name, arguments=json.dumps(b.input))) for b in self.content if isinstance(b, ToolUse)]
         calls = [Call(id=name, function=call) for name, call in called]
@@ -164,7 +166,7 @@ def _text(content: str | list[TextBlock] | None) -> str:
     return content or "" if isinstance(content, str | None) else "".join(block.text for block in content)
 
 
-def _told(result: ToolResult) -> str:
+def _tool_text(result: ToolResult) -> str:
     """What a tool gave; a failure says that it is one."""
     text = _text(result.content)
     return f"Error: {text}" if result.is_error and not text.lower().startswith("error") else text

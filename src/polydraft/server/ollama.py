@@ -235,10 +235,10 @@ async def _embedded(service: Service, request: Request, texts: Sequence[Any], tr
     return None if vectors is None else (vectors, sum(map(len, ids)))
 
 
-def _nothing(service: Service, body: OllamaBody, **said: Any) -> Response:
+def _nothing(service: Service, body: OllamaBody, **fields: Any) -> Response:
     """The answer to a request that only asks for the model to be there, or not to stay."""
     head = {"model": body.model or service.name, "created_at": _now()}
-    return JSONResponse({**head, **said, "done": True, "done_reason": body.loads})
+    return JSONResponse({**head, **fields, "done": True, "done_reason": body.loads})
 
 
 class ChatAnswer(Chat):
@@ -279,7 +279,7 @@ class ChatAnswer(Chat):
     def failed(self, error: ApiError) -> dict[str, Any]:
         return error.ollama
 
-    def said(self, content: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    def message(self, content: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
         """What a line adds."""
         more = ({"thinking": thinking} if thinking else {}) | ({"tool_calls": calls} if calls else {})
         return {"message": {"role": "assistant", "content": content, **more}}
@@ -301,7 +301,7 @@ class ChatAnswer(Chat):
         logprobs = self._logprobs(list(tokens)) if tokens else None
         logprobs_field = {"logprobs": logprobs["content"]} if logprobs else {}
         head = {"model": self.model, "created_at": _now()}
-        return {**head, **self.said(content, thinking, self._called(last)), "done": False, **logprobs_field}
+        return {**head, **self.message(content, thinking, self._called(last)), "done": False, **logprobs_field}
 
     def _end(self, output: StepOutput) -> dict[str, Any]:
         stats, usage = output.sample.stats, self.usage()
@@ -323,7 +323,7 @@ class ChatAnswer(Chat):
 class GenerateAnswer(ChatAnswer):
     """Of /api/generate."""
 
-    def said(self, content: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    def message(self, content: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
         return {"response": content} | ({"thinking": thinking} if thinking else {})
 
     def counted(self, output: StepOutput) -> dict[str, Any]:

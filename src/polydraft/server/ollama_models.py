@@ -50,7 +50,7 @@ def join(app: FastAPI, pool: ModelPool, reading: Callable[..., Any]) -> None:
         body = await reading(request, ShowRequest)
         name = served_name(pool, body.model or body.name) or next(iter(pool.models))
         service = pool.service(name)
-        return {"modelfile": f"FROM {name}", "modified_at": began, "details": _details(service), **_shown(service)}
+        return {"modelfile": f"FROM {name}", "modified_at": began, "details": _details(service), **_description(service)}
 
     app.get("/api/version")(version)
     app.get("/api/tags")(tags)
@@ -82,7 +82,7 @@ def _details(service: Service | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _shown(service: Service | None) -> dict[str, Any]:
+def _description(service: Service | None) -> dict[str, Any]:
     if service is None:
         return {"template": "", "parameters": "", "capabilities": ["completion"], "model_info": {}}
     engine, template = service.engine.engine, service.template(tools=True)

@@ -38,21 +38,21 @@ class ReasoningParser:
             self._content = not self._reasoning
             self._text, self._blank = (opening.removeprefix(BEGIN), True) if self._reasoning else (self._text, False)
         reasoning = self._take_reasoning(last) if self._reasoning else ""
-        return reasoning, self._taken(self._text) if self._content else ""
+        return reasoning, self._released(self._text) if self._content else ""
 
     def _take_reasoning(self, last: bool) -> str:
         before, mark, behind = self._text.partition(END)
         if mark:
-            reasoning = self._taken(before).rstrip()
+            reasoning = self._released(before).rstrip()
             self._text, self._reasoning, self._content, self._blank = behind, False, True, True
             return reasoning
         held = next((n for n in range(min(len(END) - 1, len(before)), 0, -1) if before.endswith(END[:n])), 0)
         ready = before if last else before[: len(before) - held].rstrip()  # blanks before the mark are none of it
-        reasoning = self._taken(ready)
+        reasoning = self._released(ready)
         self._text = before[len(ready) :]
         return reasoning
 
-    def _taken(self, text: str) -> str:
+    def _released(self, text: str) -> str:
         text = text.lstrip() if self._blank else text
         self._blank = self._blank and not text
         self._text = ""

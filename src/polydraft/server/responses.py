@@ -223,16 +223,16 @@ class Responses(Answer):
         events = list[dict[str, Any]]()
         for piece in pieces or [Piece()]:
             if piece.content or trace or not (self.tools or self._items):
-                events += self._said(piece.content, trace)
+                events += self._text_events(piece.content, trace)
                 trace = None
             if piece.call is not None:
                 events += self._called(piece)
         if output.finished:
-            events += [] if self._items else self._said("", None)
+            events += [] if self._items else self._text_events("", None)
             events += self._closed(_status(output))
         return events
 
-    def _said(self, text: str, trace: dict[str, Any] | None) -> list[dict[str, Any]]:
+    def _text_events(self, text: str, trace: dict[str, Any] | None) -> list[dict[str, Any]]:
         """Events of more text."""
         events = list[dict[str, Any]]()
         if not self._items or self._items[-1]["type"] != "message":

@@ -60,14 +60,14 @@ class EngineWorker:
         waiting = list[tuple[Row, Any]]()
         for number, row in rows:
             try:
-                waiting.append((row, self._asked(number, row)))
+                waiting.append((row, self._submit(number, row)))
             except (PolydraftError, TypeError, ValueError, KeyError) as error:
                 waiting.append((row, " ".join(str(error).split()) or repr(error)))
         while self._engine.has_unfinished_requests:
             self._engine.step()
-        return [dict(row) | _said(result) for row, result in waiting]
+        return [dict(row) | _as_row(result) for row, result in waiting]
 
-    def _asked(self, number: int, row: Row) -> Any:
+    def _submit(self, number: int, row: Row) -> Any:
         forms = [form for form in FORMS if row.get(form) is not None]
         if len(forms) != 1:
             raise InvalidInputError(f"the row has {forms or 'no prompt'}; expected one of {', '.join(FORMS)}.")
@@ -87,7 +87,7 @@ class EngineWorker:
             self._store.add(token_ids)
 
 
-def _said(result: Any) -> dict[str, Any]:
+def _as_row(result: Any) -> dict[str, Any]:
     if isinstance(result, str):
         return {"error": result}
     if result.samples[0].error:

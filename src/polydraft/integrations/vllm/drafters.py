@@ -103,7 +103,7 @@ class Proposer:
                 self._rows[b], before[b] = before[b], None
         for b in live:
             if self._rows[b] is None:
-                self._rows[b] = _taken(before, texts[b]) or self._begin(texts[b], len(sampled_token_ids[b]))
+                self._rows[b] = _followed(before, texts[b]) or self._begin(texts[b], len(sampled_token_ids[b]))
         for gone in filter(None, before):
             self._drafter.release([gone.state])
             teach_each([self._drafter], gone.tokens[gone.num_prompt_tokens :].tolist())
@@ -133,7 +133,7 @@ def _goes_on(row: Followed | None, text: np.ndarray) -> bool:
     return row is not None and len(row.tokens) <= len(text) and np.array_equal(row.tokens, text[: len(row.tokens)])
 
 
-def _taken(states: list[Followed | None], text: np.ndarray) -> Followed | None:
+def _followed(states: list[Followed | None], text: np.ndarray) -> Followed | None:
     """A state whose text goes on as this one, no longer another row's; of several the longest."""
     fitting = [b for b, row in enumerate(states) if row is not None and _alike(row, text)]
     if not fitting:

@@ -226,21 +226,20 @@ def _place(values: Tensor, out: np.ndarray, together: int) -> None:
     packed.copy_(values.view(-1, PANEL, inputs // together, together).transpose(1, 2))
 
 
-_HALF, _BYTE = np.uint16, np.uint8
 _RAW: dict[str, list[tuple]] = {
-    "Q4_0": [("d", _HALF), ("codes", "<u4", (4,))],
-    "Q4_1": [("d", _HALF), ("m", _HALF), ("codes", "<u4", (4,))],
-    "Q5_0": [("d", _HALF), ("high", _BYTE, (4,)), ("codes", "<u4", (4,))],
-    "Q5_1": [("d", _HALF), ("m", _HALF), ("high", _BYTE, (4,)), ("codes", "<u4", (4,))],
-    "Q8_0": [("d", _HALF), ("codes", "<u4", (8,))],
-    "Q2_K": [("scales", _BYTE, (16,)), ("codes", "<u4", (16,)), ("d", _HALF), ("dmin", _HALF)],
-    "Q3_K": [("high", "<u4", (8,)), ("codes", "<u4", (16,)), ("scales", _BYTE, (12,)), ("d", _HALF)],
-    "Q4_K": [("d", _HALF), ("dmin", _HALF), ("scales", _BYTE, (12,)), ("codes", "<u4", (32,))],
-    "Q5_K": [("d", _HALF), ("dmin", _HALF), ("scales", _BYTE, (12,)), ("high", "<u4", (8,)), ("codes", "<u4", (32,))],
-    "Q6_K": [("codes", "<u4", (32,)), ("high", "<u4", (16,)), ("scales", np.int8, (16,)), ("d", _HALF)],
-    "IQ4_NL": [("d", _HALF), ("indices", "<u4", (4,))],
-    "IQ4_XS": [("d", _HALF), ("scales_high", "<u2"), ("scales", _BYTE, (4,)), ("indices", "<u4", (32,))],
-    "MXFP4": [("exponent", _BYTE), ("indices", "<u4", (4,))],
+    "Q4_0": [("d", np.uint16), ("codes", "<u4", (4,))],
+    "Q4_1": [("d", np.uint16), ("m", np.uint16), ("codes", "<u4", (4,))],
+    "Q5_0": [("d", np.uint16), ("high", np.uint8, (4,)), ("codes", "<u4", (4,))],
+    "Q5_1": [("d", np.uint16), ("m", np.uint16), ("high", np.uint8, (4,)), ("codes", "<u4", (4,))],
+    "Q8_0": [("d", np.uint16), ("codes", "<u4", (8,))],
+    "Q2_K": [("scales", np.uint8, (16,)), ("codes", "<u4", (16,)), ("d", np.uint16), ("dmin", np.uint16)],
+    "Q3_K": [("high", "<u4", (8,)), ("codes", "<u4", (16,)), ("scales", np.uint8, (12,)), ("d", np.uint16)],
+    "Q4_K": [("d", np.uint16), ("dmin", np.uint16), ("scales", np.uint8, (12,)), ("codes", "<u4", (32,))],
+    "Q5_K": [("d", np.uint16), ("dmin", np.uint16), ("scales", np.uint8, (12,)), ("high", "<u4", (8,)), ("codes", "<u4", (32,))],
+    "Q6_K": [("codes", "<u4", (32,)), ("high", "<u4", (16,)), ("scales", np.int8, (16,)), ("d", np.uint16)],
+    "IQ4_NL": [("d", np.uint16), ("indices", "<u4", (4,))],
+    "IQ4_XS": [("d", np.uint16), ("scales_high", "<u2"), ("scales", np.uint8, (4,)), ("indices", "<u4", (32,))],
+    "MXFP4": [("exponent", np.uint8), ("indices", "<u4", (4,))],
 }
 """Blocks of one output as they lie in files; codes as words of four bytes."""
 
@@ -292,7 +291,7 @@ def small_integers(raw: np.ndarray, name: str) -> dict[str, np.ndarray]:
     if name == "IQ4_XS":
         low = np.stack([scales & 15, scales >> 4], -1).reshape(*scales.shape[:2], 8)
         high = raw["scales_high"][..., None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3
-        return {"scales": (low | high.astype(_BYTE) << 4).astype(np.int8) - np.int8(32)}
+        return {"scales": (low | high.astype(np.uint8) << 4).astype(np.int8) - np.int8(32)}
     first, second, third = scales[..., :4], scales[..., 4:8], scales[..., 8:]
     if name == "Q3_K":
         low = np.concatenate([first & 15, second & 15, first >> 4, second >> 4], -1)
@@ -319,7 +318,7 @@ def _pack_whole(raw: np.ndarray, out: np.ndarray) -> None:
     values: dict[str, np.ndarray] = {field: raw[field] for field in out.dtype.names or () if field in (raw.dtype.names or ())}
     if "scales" in values:
         values |= small_integers(raw, name)
-    if "high" in values and values["high"].dtype == _BYTE:
+    if "high" in values and values["high"].dtype == np.uint8:
         bits = values["high"]
         values["high"] = np.bitwise_or.reduce([FIFTH_BITS[j][bits[..., j]] for j in range(4)])[..., None]
     for field, value in values.items():
@@ -375,7 +374,9 @@ def _unpacked_blocks(panels: np.ndarray, block: BlockFormat) -> np.ndarray:
     def by_run(field: str) -> np.ndarray:
         """[outputs, K, runs, 1] of a number of each run, or of the block."""
         values = block_scales(panels)[:, :, None] if field == "d" else panels[field]
-        values = values.view(np.float16).astype(np.float32)[:, :, None] if values.dtype == _HALF else values.astype(np.float32)
+        values = (
+            values.view(np.float16).astype(np.float32)[:, :, None] if values.dtype == np.uint16 else values.astype(np.float32)
+        )
         return values.transpose(0, 3, 1, 2).reshape(P * LANES, K, -1, 1)
 
     scale = by_run("d") * by_run("scales") if block.scale is not None else by_run("d")

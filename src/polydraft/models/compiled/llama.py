@@ -308,7 +308,7 @@ class CompiledLlama(CompiledSlots):
         rows: list[tuple[Tensor, list[Tensor]]] = []
         for slot, ids in token_ids.items():
             self.reads(slot, ids)
-            self.begins([slot])
+            self.appending([slot])
             logits, chain = self.new_logits(1), TokenTree.chain(torch.tensor([ids]))
             states = self._run([slot], chain, 0, np.array([len(ids) - 1]), logits, hidden)
             rows.append((self._of_all_tokens([slot], logits[None])[0, 0], [torch.from_numpy(x) for x in states]))
@@ -365,7 +365,7 @@ class CompiledLlama(CompiledSlots):
         for b, ids in enumerate(pieces.values(), B):
             tokens[b, : len(ids)], parents[b, : len(ids)] = ids, np.arange(-1, len(ids) - 1)
         self.goes_on(slots)
-        self.begins(pieces)
+        self.appending(pieces)
         logits_from = np.array([0] * B + counts)
         buffer = self.new_logits(B * N)
         together = TokenTree(torch.from_numpy(tokens), torch.from_numpy(parents))

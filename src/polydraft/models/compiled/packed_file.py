@@ -78,7 +78,7 @@ class PackedFile:
                 if header["about"] != self._about or header["sizes"] != self._sizes:
                     return False
                 figures = {str(name): float(number) for name, number in header["figures"].items()}
-                whole = self._each(partial(_read, file.fileno())) == header["sums"]
+                whole = self._sums_of(partial(_read, file.fileno())) == header["sums"]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             whole, figures = False, dict[str, float]()
         if not whole:
@@ -90,7 +90,7 @@ class PackedFile:
             os.utime(self._path)
         return True
 
-    def _each(self, work: Callable[[np.ndarray, int], int]) -> list[int]:
+    def _sums_of(self, work: Callable[[np.ndarray, int], int]) -> list[int]:
         """What work(part, place in the file) gives for the parts of each array, added up, on all cores."""
         with ThreadPoolExecutor(usable_cores()) as pool:
             parts = [[(a[k : k + TOGETHER], begin + k) for k in range(0, len(a), TOGETHER)] for a, begin in self._pairs()]
@@ -110,7 +110,7 @@ class PackedFile:
             disk = shutil.disk_usage(self._path.parent)
             if self._starts[-1] > disk.free - disk.total // 10:
                 return
-            header = {"about": self._about, "sizes": self._sizes, "sums": self._each(_sum), "figures": figures}
+            header = {"about": self._about, "sizes": self._sizes, "sums": self._sums_of(_sum), "figures": figures}
             line = json.dumps(header).encode() + b"\n"
             if len(line) > HEADER:  # a model of a hundred files with long names
                 return

@@ -305,7 +305,9 @@ class CompiledProposals(SlotModel):
             assert not len(self.draft_ids)
             places, stops = with_leaves(places), ()
             raw = np.empty((*places.parents.shape, self.arrays.sizes.outputs), _f32)
-        requests, token_ids = self._asked(DRAW, slots, list(zip(*keys, strict=True)), pending, drafting, places.parents.shape[1])
+        requests, token_ids = self._request_arrays(
+            DRAW, slots, list(zip(*keys, strict=True)), pending, drafting, places.parents.shape[1]
+        )
         samplings, path_stops = draft_samplings(params, self.vocab_size, self.draft_ids), stops_asked(tuple(stops), len(slots))
         model = sync, self.arrays, self.vocab_size, self.output_tokens or OutputTokens.of(self.draft_ids)
         with self.pool:
@@ -335,7 +337,7 @@ class CompiledProposals(SlotModel):
         sizes = [(g.max_depth if g.max_nodes else 0, g.width, g.max_nodes) for g in budgets]
         depths = [depth for depth, *_ in sizes]
         most = 1 + max(min(width, nodes) * depth for depth, width, nodes in sizes)
-        requests, token_ids = self._asked(GROW, slots, sizes, pending, [depth > 0 for depth in depths], most)
+        requests, token_ids = self._request_arrays(GROW, slots, sizes, pending, [depth > 0 for depth in depths], most)
         samplings, bias = draft_samplings(params, self.vocab_size, self.draft_ids)
         samplings["least"] = [g.least for g in budgets]
         stops = stops_asked(tuple(g.stop for g in budgets), len(budgets))
@@ -348,7 +350,7 @@ class CompiledProposals(SlotModel):
         cached = [(scored[b, :n].tolist(), below[b, :n].tolist()) for b, n in enumerate(rows.tolist())]
         return TokenTree.of(tokens, parents), confidences, cached
 
-    def _asked(
+    def _request_arrays(
         self,
         kind: np.dtype,
         slots: Sequence[int],
@@ -388,7 +390,7 @@ class CompiledProposals(SlotModel):
         return torch.from_numpy(wide)
 
     def _committed(self, requests: np.ndarray, drafting: Sequence[bool], num_nodes: int, num_passes: int) -> None:
-        """What was pending is committed, and trees lie behind it. requests: as of `_asked`."""
+        """What was pending is committed, and trees lie behind it. requests: as of `_request_arrays`."""
         drafted = requests[np.array(drafting)]
         slots = drafted["slot"].tolist()
         self.appended(slots, drafted["num_pending"] - 1)

@@ -86,7 +86,7 @@ class CompiledSlots(CompiledProposals):
         """See `core.Target`."""
         return length if self._recurrent is None else self._recurrent.resumes(slot, length)
 
-    def begins(self, slots: Iterable[int]) -> None:
+    def appending(self, slots: Iterable[int]) -> None:
         """Tokens are appended to slots: where they end, other texts may go on, too."""
         self._begun.update(slots)
 

@@ -201,7 +201,7 @@ class Seq2SeqTarget(HFTarget):
 
     def _forward(self, inputs: Tensor, mask: np.ndarray, positions: np.ndarray, columns: np.ndarray, **options: Any) -> Any:
         self.passes += 1
-        slots, first_columns = self._cache.slots, self._cache.begins
+        slots, first_columns = self._cache.slots, self._cache.first_columns
         sources = self._cross(slots)
         cross = SimpleNamespace(layers=[SimpleNamespace(keys=k, values=v) for k, v in sources.layers])
         states = torch.zeros(1, 1, 1, dtype=self.dtype, device=self.device).expand(len(slots), sources.mask.shape[-1], -1)

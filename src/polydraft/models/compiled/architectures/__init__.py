@@ -11,7 +11,11 @@ from polydraft.models.compiled.architectures.qwen3 import QWEN3
 
 __all__ = ["ARCHITECTURES", "LLAMA", "LLAMA_FAMILY", "QWEN3", "Architecture", "Mixture", "ModelSpec", "Stored"]
 
-MODULES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
-ARCHITECTURES = {a.model_type: a for module in MODULES for a in vars(module).values() if isinstance(a, Architecture)}
+ARCHITECTURES = {
+    value.model_type: value
+    for module in iter_modules(__path__)
+    for value in vars(import_module(f"{__name__}.{module.name}")).values()
+    if isinstance(value, Architecture)
+}
 LLAMA_FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Those of Llama's own layers, up to biases and norms of heads."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 __all__ = ["BEHIND", "LAYER", "OF_QWEN", "Layout", "in_folder", "in_gguf"]
 
 LAYER = "model.layers.0."
-"""How names of the layer's own weights begin, among those of `Found.layer`."""
+"""How names of the layer's own weights begin, among those of `PredictorTensors.layer`."""
 
 
 class Layout(NamedTuple):
@@ -32,33 +32,35 @@ OF_QWEN = Layout("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm", "l
 BEHIND = Layout("eh_proj", "enorm", "hnorm", "shared_head.norm")
 
 
-class Found(NamedTuple):
+class PredictorTensors(NamedTuple):
     """Where tensors are. outer: of what is around the layer, by `Layout`'s fields.  layer: the file's name by the one in a model's first layer."""
 
     outer: dict[str, str]
     layer: dict[str, str]
 
 
-def in_folder(tensors: Collection[str], num_layers: int) -> Found | None:
+def in_folder(tensors: Collection[str], num_layers: int) -> PredictorTensors | None:
     """Where a folder has such a layer; None where there is none. num_layers: of the model.
 
     Example:
         >>> in_folder(["mtp.fc.weight"], 2) is None
         True
     """
-    return _found(tensors, "mtp.", OF_QWEN) or _found(tensors, f"model.layers.{num_layers}.", BEHIND)
+    return _located(tensors, "mtp.", OF_QWEN) or _located(tensors, f"model.layers.{num_layers}.", BEHIND)
 
 
-def in_gguf(tensors: Collection[str], num_layers: int) -> Found | None:
+def in_gguf(tensors: Collection[str], num_layers: int) -> PredictorTensors | None:
     """Likewise for a GGUF file."""
-    return _found(tensors, f"blk.{num_layers}.", Layout("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"))
+    return _located(
+        tensors, f"blk.{num_layers}.", Layout("nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm")
+    )
 
 
-def _found(tensors: Collection[str], prefix: str, layout: Layout) -> Found | None:
+def _located(tensors: Collection[str], prefix: str, layout: Layout) -> PredictorTensors | None:
     copies = ("embed_tokens.weight", "shared_head.head.weight", "nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
     names = {name.removeprefix(prefix): name for name in tensors if name.startswith(prefix) and not name.endswith(copies)}
     outer_names = {field: f"{getattr(layout, field)}.weight" for field in Layout._fields[:-1]}
     if not names.keys() >= {*outer_names.values()}:
         return None
     layer = {LAYER + name.removeprefix(layout.layer): names[name] for name in names.keys() - {*outer_names.values()}}
-    return Found({field: names[name] for field, name in outer_names.items()}, layer)
+    return PredictorTensors({field: names[name] for field, name in outer_names.items()}, layer)
