@@ -67,5 +67,5 @@ def test_every_kind_of_every_drafter_that_can_be_built_is_called_and_every_rule(
             drafter_options=options,
         )
         assert built.drafter is not None and built.drafter.info.name == kind
-    rules = {rule for kind in kinds for rule in compile_all._rules(compile_all._info(kind))}
+    rules = {rule for kind in kinds for rule in compile_all._verifiers(compile_all._info(kind))}
     assert rules == set(registry.names("verifier"))

@@ -93,10 +93,10 @@ def test_weights_are_packed_into_memory_and_kept_once_there_is_room(full, monkey
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         memory = (np.arange(70_000) % 251).astype(np.uint8)
-        PackedFile({"model": 1}, [memory]).keep(error=0.0)
+        PackedFile({"model": 1}, [memory]).write(error=0.0)
         assert not left(folder)
         enlarge()
-        PackedFile({"model": 1}, [memory]).keep(error=0.0)
+        PackedFile({"model": 1}, [memory]).write(error=0.0)
         again = np.zeros_like(memory)
         assert PackedFile({"model": 1}, [again]).read() and (again == memory).all()
 

@@ -29,6 +29,8 @@ from polydraft.models.windows import narrowed, text_config
 
 __all__ = ["OwnCacheTarget"]
 
+PENDING = 16
+"""Accepted tokens that a forward pass over drafts reads again; more are read for good before it."""
 UNLIMITED = 1 << 20
 """Context in tokens where the configuration names none: a recurrent state has the same size for any text."""
 
@@ -238,7 +240,7 @@ class OwnCacheTarget(SlotModel):
     ) -> tuple[Tensor, list[Tensor]]:
         state = self._committed(slot)
         pending = self._texts[slot][len(state.token_ids) : int(self.lengths[slot])]
-        if len(pending) > 16 and not self.reads_again:  # fewer are read again with each forward pass over drafts
+        if len(pending) > PENDING and not self.reads_again:
             state, pending = self._caught_up(slot), []
         texts = [pending + [tokens[n] for n in path] for path in paths]
         width = max(map(len, texts))
