@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ from polydraft.numerics.threads import sync
 from polydraft.sampling import noise
 from tests.support.tiny import GROUPED
 
-SMALL = GROUPED | {"max_position_embeddings": 256}
+SMALL: dict[str, Any] = GROUPED | {"max_position_embeddings": 256}
 FAMILY = {
     "llama": (LlamaForCausalLM, LlamaConfig(**SMALL, tie_word_embeddings=True)),
     "mistral": (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=None)),
@@ -109,7 +110,9 @@ def proposal(fast, sizes, distribution=(1.0, 0, 1.0, 0.0), seed=0):
     B = len(sizes)
     temperature, top_k, top_p, min_p = distribution
     params = [SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)] * B
-    return fast.propose_paths(list(range(B)), [[7]] * B, (list(range(seed, seed + B)), [0] * B, [5] * B), sizes, params)
+    proposed = fast.propose_paths(list(range(B)), [[7]] * B, (list(range(seed, seed + B)), [0] * B, [5] * B), sizes, params)
+    assert proposed is not None
+    return proposed
 
 
 def test_proposed_rows_are_the_models_distributions():
@@ -150,11 +153,10 @@ def test_equal_prefixes_share_one_row():
 def test_drawn_tokens_follow_the_reported_row():
     fast = CompiledLlama(model("llama"), max_num_seqs=1)
     fast.prefill([0], [[1, 2, 3, 4]])
-    seen = torch.zeros(61)
+    seen, q = torch.zeros(61), torch.zeros(61)
     for seed in range(1500):
         tree, _, probs, *_ = proposal(fast, [trees.paths(2, 1)], distribution=(0.5, 0, 0.8, 0.0), seed=seed)
-        seen += torch.bincount(tree.tokens[0, 1:], minlength=61)
-    q = probs[0, 0]
+        seen, q = seen + torch.bincount(tree.tokens[0, 1:], minlength=61), probs[0, 0]
     assert (seen[q == 0] == 0).all()
     big = q * 3000 > 5
     chi = ((seen - 3000 * q)[big] ** 2 / (3000 * q)[big]).sum()
@@ -190,7 +192,9 @@ def test_coupled_proposals_are_won_by_the_smallest_arrival(trunk):
     fast.prefill([0], [[1, 2, 3, 4]])
     key = NoiseKey.of([3], [1], [5])
     asked = [0], [[7]], ([3], [1], [5]), [trees.paths(2, 3, trunk)], [SamplingParams()]
-    tree, rows, probs, *_ = fast.propose_paths(*asked, draft_sampling=DraftSampling.COUPLED)
+    proposed = fast.propose_paths(*asked, draft_sampling=DraftSampling.COUPLED)
+    assert proposed is not None
+    tree, rows, probs, *_ = proposed
     for n in range(1, tree.num_nodes):
         depth = int(trees.depths(tree)[0, n]) - 1
         clocks = noise.clocks(NoiseKey(key.seed, key.sample, key.position + depth), 61)[0]
@@ -213,7 +217,9 @@ def test_a_proposal_reads_many_pending_tokens():
     fast.prefill([0], [text[:3]])
     fast.prefill([1], [text[:89]])
     asked = [text[3:], text[89:]], ([1, 1], [0, 0], [90, 90]), [trees.chain(4)] * 2, [SamplingParams()] * 2
-    tree, _, probs, *_ = fast.propose_paths([0, 1], *asked)
+    proposed = fast.propose_paths([0, 1], *asked)
+    assert proposed is not None
+    tree, _, probs, *_ = proposed
     assert torch.equal(probs[0], probs[1])
     assert torch.equal(tree.tokens[0], tree.tokens[1])
     assert fast.lengths.tolist() == [89, 89]

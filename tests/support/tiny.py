@@ -12,7 +12,7 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
-GROUPED = SIZES | {"num_key_value_heads": 2}
+GROUPED: dict[str, Any] = SIZES | {"num_key_value_heads": 2}
 
 
 def llama_config(**changed: Any) -> LlamaConfig:
