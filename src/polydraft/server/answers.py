@@ -264,8 +264,8 @@ class Completion(Choices):
         logprobs = [token.logprob for token in tokens if token.logprob is not None]
         return {
             "tokens": [token_text(self.tokenizer, t.token_id)[0] for t in logprobs],
-            "token_logprobs": [_finite(t.logprob) for t in logprobs],
-            "top_logprobs": [{token_text(self.tokenizer, k)[0]: _finite(v) for k, v in t.top.items()} for t in logprobs],
+            "token_logprobs": [finite(t.logprob) for t in logprobs],
+            "top_logprobs": [{token_text(self.tokenizer, k)[0]: finite(v) for k, v in t.top.items()} for t in logprobs],
             "text_offset": [token.offset for token in tokens],
         }
 
@@ -339,7 +339,7 @@ class Chat(Choices):
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         text, parts = token_text(self.tokenizer, token_id)
-        return {"token": text, "logprob": _finite(logprob), "bytes": parts}
+        return {"token": text, "logprob": finite(logprob), "bytes": parts}
 
 
 def in_one_line(body: Any) -> str:
@@ -381,7 +381,7 @@ def traced(tokenizer: Any, output: StepOutput, records: Seq[Told]) -> dict[str, 
     tree, tokens = output.tree, list[dict[str, Any]]()
     for depth, (token, origin, (text, _, logprob)) in enumerate(zip(output.token_ids, output.origins, records, strict=True), 1):
         entry = {"id": token, "text": text, "source": origin.source, "branch": origin.branch, "depth": depth}
-        tokens.append(entry | ({} if logprob is None else {"logprob": _finite(logprob.logprob)}))
+        tokens.append(entry | ({} if logprob is None else {"logprob": finite(logprob.logprob)}))
     if tree is None:
         return {"tokens": tokens, "tree": None}
     nodes = [n for n, parent in enumerate(tree.parents) if n == 0 or parent >= 0]
@@ -389,5 +389,6 @@ def traced(tokenizer: Any, output: StepOutput, records: Seq[Told]) -> dict[str, 
     return {"tokens": tokens, "tree": {"texts": texts, "parents": [tree.parents[n] for n in nodes], "path": tree.path}}
 
 
-def _finite(logprob: float) -> float:
-    return max(logprob, -9999.0)  # JSON does not have -inf
+def finite(logprob: float) -> float:
+    """As JSON can have it, which does not have -inf."""
+    return max(logprob, -9999.0)

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from polydraft.engine.output import StepOutput
 from polydraft.engine.structured import lark_of
 from polydraft.errors import InvalidInputError
-from polydraft.server.answers import Completion, Told, token_text
+from polydraft.server.answers import Completion, Told, finite, token_text
 from polydraft.server.bodies import Body, Requested, Seed, Stops, Unserved
 from polydraft.server.errors import ApiError
 from polydraft.server.protocol import MOST_LOGPROBS, ChatRequest, CompletionRequest
@@ -222,7 +222,7 @@ class LlamaCppAnswer(Completion):
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         text, parts = token_text(self.tokenizer, token_id)
-        return {"id": token_id, "token": text, "bytes": parts or [], "logprob": max(logprob, -9999.0)}
+        return {"id": token_id, "token": text, "bytes": parts or [], "logprob": finite(logprob)}
 
 
 def timings(num_prompt: int, output: StepOutput) -> dict[str, Any]:
