@@ -29,7 +29,7 @@ from polydraft.models.compiled.vectors import PANEL
 from polydraft.models.compiled.workspace import NONE, ONE, SPAN, Sizes, Workspace
 from polydraft.numerics.compile_time import inner, unowned
 from polydraft.numerics.compiled_code import njit
-from polydraft.numerics.exponential import exp, fma
+from polydraft.numerics.exponential import LOG2_E, exp, fma
 
 __all__ = ["Attention", "Heads", "Place", "attend", "attend_code", "place_code", "place_heads"]
 
