@@ -182,7 +182,7 @@ class LlamaCppAnswer(Completion):
         return []
 
     def _answer(self, index: int, outputs: Sequence[StepOutput]) -> dict[str, Any]:
-        told_tokens = self._told(index, list(outputs))
+        told_tokens = self._all_tokens(index, list(outputs))
         text, last = "".join(output.text for output in outputs), outputs[-1]
         ids = list(last.sample.token_ids) if self._tokens else []
         return {**self._ended(index, last), "content": text, "tokens": ids, **self._probabilities(told_tokens)}
