@@ -63,7 +63,7 @@ def fitting_tokens(
     fixed: bytes of what does not grow.
 
     Example:
-        >>> fitting_tokens(512, 4, 1, torch.device("cpu"), asked=False)
+        >>> fitting_tokens(512, 4, 1, torch.device("cpu"), is_given=False)
         2048
     """
     free, every = available_bytes(device) - fixed, columns * max_num_seqs

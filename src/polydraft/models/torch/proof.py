@@ -31,7 +31,7 @@ def tree_of(text: list[int], sibling_token: int) -> tuple[TokenTree, list[int]]:
     """A tree whose path is the text, and the nodes of it. sibling_token: token of the siblings and of their children, which lie between them.
 
     Example:
-        >>> tree, path = tree_of([5, 6, 7], other=9)
+        >>> tree, path = tree_of([5, 6, 7], sibling_token=9)
         >>> tree.tokens.tolist(), tree.parents.tolist(), path
         ([[5, 9, 9, 6, 9, 7]], [[-1, 0, 1, 0, 3, 3]], [0, 3, 5])
     """
