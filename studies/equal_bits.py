@@ -185,14 +185,14 @@ class AtEqualBits(Bench):
         rendered = (self.tokenizer.apply_chat_template(t, tokenize=False, add_generation_prompt=True) for t in turns)
         return [list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in rendered]
 
-    def check(self, measured: Measurement, prompts: Prompts, found: Sequence[Measurement]) -> dict[str, Any]:
+    def check(self, measured: Measurement, prompts: Prompts, measurements: Sequence[Measurement]) -> dict[str, Any]:
         name = measured.contender.name
         if name == "transformers" or name in self._judges:
             checked = check_distribution(
                 self._judges.get(name, self.judge), self.temperature, measured.texts(prompts, self.batch_size)
             )
             return checked | ({"to": " to its own weights'"} if name in self._judges else {})
-        plain = next((m.runs for m in found if m.contender.name == self._same_tokens.get(name)), None)
+        plain = next((m.runs for m in measurements if m.contender.name == self._same_tokens.get(name)), None)
         if plain is None or self.temperature:
             return {"passed": True, "kind": "own"}
         wrong = sum(a.outputs != b.outputs for a, b in zip(measured.runs, plain, strict=True))

@@ -70,7 +70,7 @@ class _Places(NamedTuple):
     worked: int = 7 * _LINE + 4
     code: int = 8 * _LINE
     arguments: int = 8 * _LINE + 1
-    count: int = 8 * _LINE + 2
+    size: int = 8 * _LINE + 2
     grain: int = 8 * _LINE + 3
     units: int = 8 * _LINE + 4
     threads: int = 8 * _LINE + 5
@@ -288,7 +288,7 @@ def _take(sync, thread, threads):
     """Do units until all are claimed; returns whether the phase then ended."""
     ended, unit = False, _claim(sync, thread, threads)
     while unit >= 0:
-        count, grain, units = _load(sync, _AT.count), _load(sync, _AT.grain), _load(sync, _AT.units)
+        count, grain, units = _load(sync, _AT.size), _load(sync, _AT.grain), _load(sync, _AT.units)
         _call(_load(sync, _AT.code), _load(sync, _AT.arguments), unit * grain, min(count, (unit + 1) * grain), thread)
         ended = _add(sync, _AT.done, 1) == units
         unit = _claim(sync, thread, threads)
@@ -425,7 +425,7 @@ def share(sync, threads, code, count, grain):
         return
     _store(sync, _AT.code, code[0])
     _store(sync, _AT.arguments, code[1])
-    _store(sync, _AT.count, count)
+    _store(sync, _AT.size, count)
     _store(sync, _AT.grain, grain)
     _store(sync, _AT.units, units)
     _store(sync, _AT.threads, team)
