@@ -40,7 +40,7 @@ def engine():
     return Engine.embedded(drafter="model:chain", depth=3)
 
 
-@pytest.mark.parametrize("ways", [{"drafter": "model", "depth": 2, "num_paths": 2}, {"drafter": "ngram"}], ids=str)
+@pytest.mark.parametrize("ways", [{"drafter": "model", "depth": 2, "num_paths": 2}, {"drafter": "ngram", "depth": 3}], ids=str)
 def test_right_rules_pass_with_rules_draws_and_texts(ways, judge):
     report = check(Engine.embedded(**ways), PROMPTS, PARAMS, judge=judge, rounds=500)
     assert report.passed, report.verdict

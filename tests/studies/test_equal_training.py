@@ -3,20 +3,12 @@
 import csv
 import json
 
-import numpy as np
 import pytest
 from typer import BadParameter
 
 from polydraft import Engine
-from polydraft.train.conversations import TrainingText, save_shard
 from polydraft.train.run import untrained
-from studies.equal_training import CSV, DEPTH, main, measure, page, questions
-
-
-def test_questions_end_where_answers_begin(tmp_path):
-    turns = [1, 8, 9, 1, 5, 6, 7, 7, 2], [1, 8, 9, 9, 2, 1, 5, 6, 4], [1, 8, 9]  # the last has no answer
-    save_shard(tmp_path / "a.npz", [TrainingText(np.array(turn), 1) for turn in turns])
-    assert questions(tmp_path / "a.npz", 5) == [[1, 8, 9, 1, 5, 6], [1, 8, 9, 9, 2, 1, 5, 6]]
+from studies.equal_training import CSV, DEPTH, main, measure, page
 
 
 def test_the_first_drafts_of_a_chain_give_shorter_chains_and_the_table_holds_every_head(tmp_path):

@@ -1,6 +1,5 @@
 """The study of the limits: the same numbers by the same seed, paths that a smaller budget would have drawn, files that can be read."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -54,13 +53,6 @@ def test_no_rule_for_iid_draws_is_above_the_optimum(found):
         assert row["acceptance"] <= best["acceptance"] + 1e-9, row
 
 
-def test_every_path_rule_is_measured_at_every_size(found):
-    for L in SMALL.depths:
-        rules = {r["rule"] for r in by(found.paths, depth=L, paths=2)}
-        assert rules >= {"traversal", "greedy_traversal", "multipath", "kseq", "race", "match", "greedy_traversal_wor"}
-        assert by(found.paths, rule="traversal", drafts="paths", depth=L)[0]["over_traversal"] == [1.0, 0.0]
-
-
 def test_restricted_draft_is_what_a_smaller_budget_draws(limits):
     drafter = ModelDrafter(limits.draft, "paths")
 
@@ -78,14 +70,6 @@ def test_restricted_draft_is_what_a_smaller_budget_draws(limits):
     assert cut.shape is TreeShape.PATHS
     assert trees.depths(cut.tree).tolist() == trees.depths(small.tree).tolist()
     assert restrict(large, p, 1, 3)[0].shape is TreeShape.CHAIN
-
-
-def test_report_is_written_and_read(found, tmp_path):
-    report = tables.as_dict(found)
-    files = tables.write(report, tmp_path / "limits.json")
-    assert {f.name for f in files} == {"limits.json", "limits.md"}
-    assert json.loads(files[0].read_text())["settings"]["contexts"] == 6
-    assert "| traversal | paths |" in files[1].read_text()
 
 
 def test_few_contexts_have_no_bound_that_rules_exceed_by_chance(found):
@@ -118,15 +102,6 @@ def test_settings_that_measure_nothing_are_refused():
         LimitSettings(contexts=1)
     with pytest.raises(InvalidInputError, match="temperature 0"):
         LimitSettings(temperature=0.0)
-
-
-def test_named_verifiers_alone_are_measured_beside_block_and_traversal_with_the_numbers_that_they_have_among_all(found):
-    few = Limits(replace(SMALL, rules=("greedy_traversal",), node_contexts=0)).run()
-    assert {r["rule"] for r in few.paths} == {"greedy_traversal", "traversal", "block"} and not few.nodes
-    assert "greedy_traversal" in tables.markdown(tables.as_dict(few))
-    for row in few.paths:
-        (same,) = by(found.paths, rule=row["rule"], drafts=row["drafts"], paths=row["paths"], depth=row["depth"])
-        assert same == row
 
 
 def test_unknown_path_rules_are_refused():

@@ -3,17 +3,13 @@
 import asyncio
 import csv
 import json
-import sys
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from polydraft.errors import InvalidInputError, PolydraftError
-from studies.load.__main__ import app, csv_of, page, questions, run
+from polydraft.errors import PolydraftError
+from studies.load.__main__ import app, csv_of, page, questions
 from studies.load.measurement import Load, load, stretches
-from studies.load.servers import serving
 from tests.server.conftest import serving as in_process
 from tests.server.conftest import small_engine
 
@@ -41,17 +37,6 @@ def test_the_page_has_some_numbers_of_streams_and_the_table_beside_it_all():
     text = page(loads, "load.csv", "command", 2)
     assert [line.split(" ")[1] for line in text.splitlines() if "| ours |" in line] == ["1", "16"] and "(load.csv)" in text
     assert [row["streams"] for row in csv.DictReader(csv_of(loads).splitlines())] == ["1", "4", "16", "64"]
-
-
-def test_a_server_that_does_not_start_is_told():
-    with pytest.raises(PolydraftError, match="not-a-model"), serving("--model", "not-a-model"):
-        pass
-
-
-@pytest.mark.skipif(find_spec("vllm") is not None, reason="this interpreter has vLLM")
-def test_an_interpreter_without_vllm_is_told_before_anything_is_measured():
-    with pytest.raises(InvalidInputError, match="make vllm"):
-        run("embedded", vllm=Path(sys.executable))
 
 
 @pytest.mark.slow

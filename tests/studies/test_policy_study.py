@@ -1,7 +1,6 @@
 """The comparison of a policy with the best of several fixed shapes, by raw figures and on recorded contexts."""
 
 import numpy as np
-import pytest
 import torch
 
 from polydraft.core import Draft, DraftSampling, TokenTree, TreeShape
@@ -10,7 +9,6 @@ from polydraft.policy.profile import Profile
 from polydraft.verifiers.block import block
 from studies.policy.comparison import compare
 from studies.policy.contexts import Context, Recorder, Simulation, num_accepted, policy_run
-from studies.policy.report import Row, read_raw, table, write_raw
 
 
 def test_the_best_shape_of_the_very_prompts_is_partly_luck_and_that_of_other_prompts_is_not():
@@ -23,22 +21,6 @@ def test_the_best_shape_of_the_very_prompts_is_partly_luck_and_that_of_other_pro
     fair, lucky = (np.array([getattr(c, name) for c in comparisons]) for name in ("ratio", "hindsight"))
     assert abs(fair.mean() - 1.0) < 0.02 and lucky.mean() < 0.95
     assert np.mean([low < 1.0 < high for low, high in (c.interval for c in comparisons)]) > 0.8
-
-
-def test_a_policy_that_is_slower_than_one_shape_on_all_prompts_is_seen_to_be_so():
-    rng = np.random.default_rng(1)
-    length = rng.random((1, 30)) + 0.5
-    seconds = length * np.array([[1.25], [1.0], [1.6]])
-    comparison = compare(np.stack([length[0], seconds[0]], -1), np.stack([np.repeat(length, 2, 0), seconds[1:]], -1))
-    assert comparison.ratio == pytest.approx(0.8) == comparison.hindsight and comparison.interval == pytest.approx((0.8, 0.8))
-
-
-def test_raw_figures_are_read_as_they_were_written_and_appended(tmp_path):
-    file = tmp_path / "raw.csv"
-    rows = [Row("a pair", "1", name, p, "chat", 10 + p, 0.5, 4) for name in ("adaptive", "plain", "chain 2") for p in range(3)]
-    write_raw(rows[:4], file)
-    write_raw(rows[4:], file)
-    assert read_raw(file) == rows and "| a pair | 1 | 3 |" in table(rows)
 
 
 def test_a_recorded_chain_is_accepted_as_block_verification_accepts_it_whatever_it_is_cut_to():

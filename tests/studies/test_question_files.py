@@ -6,7 +6,7 @@ import json
 import pytest
 
 from polydraft.errors import InvalidInputError, UnknownNameError
-from studies.question_files import QUESTIONS, questions
+from studies.question_files import questions
 
 
 @pytest.fixture
@@ -35,7 +35,3 @@ def test_a_line_without_a_question_is_refused_by_its_number(files):
     files[0].write_text("")
     with pytest.raises(InvalidInputError, match="no question"):
         questions(files[:1], 1)
-
-
-def test_the_packages_own_are_of_two_categories():
-    assert {q.category for q in QUESTIONS} == {"chat", "code"}

@@ -1,11 +1,10 @@
 """The study of repeats of the text, on the embedded pair, and its arithmetic."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from studies.repeats import WITH, WITHOUT, Answer, edits, main, markdown, ratio
+from studies.repeats import WITH, WITHOUT, Answer, main, ratio
 
 
 def _answer(mode: str, number: int, tokens: int, cpu: float) -> Answer:
@@ -25,18 +24,6 @@ def test_a_ratio_of_speeds_is_paired_by_prompt_and_has_its_interval():
     slower = [*ANSWERS, _answer(WITH, 3, 80, 8.0), _answer(WITHOUT, 3, 80, 4.0)]
     of_totals, low, high = ratio(slower)
     assert of_totals == pytest.approx(11 / (7 / 1.1 + 8)) and low < of_totals < high
-
-
-def test_prompts_that_one_mode_has_not_answered_are_left_out():
-    alone = [_answer(WITH, 9, 80, 50.0), replace(_answer(WITH, 0, 80, 1.0), text="edits")]
-    assert markdown([*ANSWERS, *alone], "pair") == markdown(ANSWERS, "pair")
-
-
-def test_edits_ask_for_different_pieces_of_code():
-    prompts = list(edits(20))
-    assert len(set(prompts)) == 20 and all(
-        "Answer with all of the code." in prompt and prompt.count("\n") > 30 for prompt in prompts
-    )
 
 
 def test_a_quick_run_writes_the_page_and_goes_on_where_it_was_cut_off(tmp_path: Path):

@@ -1,6 +1,6 @@
 import pytest
 
-from studies.replicas import ACCEPTANCES, CONTEXTS, MODELLED, Measured, dollars, gpu, modelled, picture
+from studies.replicas import ACCEPTANCES, CONTEXTS, MODELLED, Measured, gpu, modelled, picture
 
 
 def test_drafts_pay_less_in_larger_batches_and_more_there_with_long_contexts():
@@ -9,10 +9,6 @@ def test_drafts_pay_less_in_larger_batches_and_more_there_with_long_contexts():
         short = [gains[acceptance, CONTEXTS[0], size] for size in (1, 64, 256, 512)]
         assert short == sorted(short, reverse=True) and short[0] > 1.4 and short[-1] < 1.1
     assert gains[0.8, 4096, 64] > gains[0.8, 512, 256]
-
-
-def test_a_million_tokens_cost_an_hour_by_the_tokens_in_it():
-    assert dollars(3.6, 1000) == 1.0
 
 
 def test_replicas_bring_what_they_are_until_what_is_before_them_is_full():

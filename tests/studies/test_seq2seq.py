@@ -1,7 +1,5 @@
 """The study of encoder-decoders: texts of catalogues, batches, and its figures on a model that has learnt nothing yet."""
 
-import itertools
-
 import torch
 
 from studies.seq2seq import corpus, measure, teacher
@@ -37,13 +35,6 @@ def test_messages_of_catalogues_are_pairs_without_fuzzy_ones_and_no_source_is_on
     assert found["tr Germany"] == "Deutschland"
     trained, kept = corpus.split([*pairs, *pairs], 40)
     assert len(kept) == 40 and not {p.source for p in trained} & {p.source for p in kept}
-
-
-def test_batches_are_padded_pairs_of_one_length_or_nearly():
-    pairs = [(list(range(2, 2 + n)), list(range(2, 3 + n))) for n in range(1, 9)]
-    for source, reference in itertools.islice(teacher.batches(pairs, 4, 0), 5):
-        assert source.shape[0] == reference.shape[0] == 4
-        assert ((reference != teacher.PAD).sum(1) == (source != teacher.PAD).sum(1) + 1).all()
 
 
 def test_contenders_take_turns_and_lossless_ones_write_what_plain_decoding_does(monkeypatch):

@@ -8,19 +8,15 @@ from rich.console import Console
 
 from polydraft.core import TokenTree
 from polydraft.models import load, pair
-from studies import threads
 from studies.threads import (
-    Sample,
     behind_a_pass,
     between_threads,
-    busy_neighbours,
     measure,
     named_parts,
     on_threads,
     only,
     part_seconds,
     parts_table,
-    table,
     tasks,
 )
 
@@ -61,27 +57,3 @@ def test_parts_of_a_pass_are_counted_by_kind_and_those_of_one_unit_are_what_one_
     lines = console.export_text().splitlines()
     assert lines[-1].split()[:3] == ["waiting,", "joins,", "memory"]
     assert [line.split()[:3] for line in lines].index(["on", "one", "thread"]) == len(lines) - 1 - len(others[1])
-
-
-def test_a_gain_is_the_median_of_ratios_within_a_turn():
-    one = [Sample({"1 row": seconds}, 1.0, 0.5) for seconds in (4.0, 8.0, 6.0)]
-    two = [Sample({"1 row": seconds}, 1.9, 0.0) for seconds in (2.0, 8.0, 4.0)]
-    console = Console(width=120, file=StringIO(), record=True)
-    console.print(table("a model", {("int4", 1): one, ("int4", 2): two}))
-    lines = console.export_text().splitlines()
-    assert lines[-2].split() == ["int4", "1", "6000.00", "1.00", "(1.00)", "1.00", "0.50"]
-    assert lines[-1].split() == ["int4", "2", "4000.00", "1.50", "(2.00)", "1.90", "0.00"]
-
-
-def test_busy_neighbours_end_with_the_measurement(monkeypatch):
-    started = []
-
-    class Noted(threads.Popen):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            started.append(self)
-
-    monkeypatch.setattr(threads, "Popen", Noted)
-    with busy_neighbours(2):
-        assert [process.poll() for process in started] == [None, None]
-    assert all(process.poll() is not None for process in started)

@@ -36,17 +36,6 @@ def test_every_way_is_measured_on_the_same_questions_and_greedy_texts_are_compar
     assert (tmp_path / "yardstick.png").stat().st_size > 5000
 
 
-def test_heads_and_models_draft_together(tmp_path):
-    target = Yardstick(str(pair.target_folder()), [], ["ngram"], max_model_len=256).plain.target
-    head, model = untrained("eagle", target, tmp_path / "head"), pair.draft_folder()
-    ways = [f"several:head,{model.name}+importance@2x2", "mixture:ngram,head"]
-    report = Yardstick(str(pair.target_folder()), [head, model], ways, max_model_len=256).run(
-        [Question("a", "def f(x):")], [0.0], max_tokens=12
-    )
-    rows = {r["way"]: r for r in report["rows"]}
-    assert all(rows[way]["equal"] for way in ways) and rows[ways[0]]["tokens_per_step"] > 1
-
-
 def test_a_way_that_there_is_not_is_refused():
     with pytest.raises(UnknownNameError, match="ngram"):
         Yardstick(str(pair.target_folder()), [], ["ngrm"], max_model_len=64)
