@@ -20,6 +20,7 @@ from polydraft.models.load import load_model
 from polydraft.models.loading import checkpoint
 from polydraft.models.loading.folder import load_module
 from tests.models.tree_rounds import ARCHITECTURES, small_model
+from tests.support.tiny import GROUPED
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 ROPES = {
@@ -150,15 +151,7 @@ def test_loading_a_folder_imports_no_modelling_code():
     assert done.stdout.split() == []
 
 
-SMALL_PHI3 = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-}
+SMALL_PHI3 = GROUPED | {"vocab_size": 64, "pad_token_id": 0}
 
 
 def test_matrices_below_one_another_are_taken_apart_from_folders_and_modules(tmp_path):

@@ -34,10 +34,10 @@ from polydraft.models.loading.gguf_module import module_of_file
 from tests.models.gguf_files import logits, read_by_transformers, write
 from tests.support.closeness import assert_close
 from tests.support.damage import cut, flipped, read_apart
+from tests.support.tiny import BLOCKED
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
-SIZES = {"vocab_size": 64, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
-SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 128, "tie_word_embeddings": False}
+SIZES = BLOCKED | {"max_position_embeddings": 128}
 WIDE = {**SIZES, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 256, "tie_word_embeddings": True}
 FAMILIES = {
     "llama": hf.LlamaConfig(**SIZES, attention_bias=False),

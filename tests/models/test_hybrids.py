@@ -4,7 +4,6 @@ import json
 import random
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,8 +22,9 @@ from polydraft.models.slots import Slots
 from polydraft.policy.fixed import FixedPolicy
 from tests.models.tree_rounds import V, branch, fresh, outcome, small_model
 from tests.support.closeness import assert_close
+from tests.support.tiny import GROUPED
 
-SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES = {name: size for name, size in GROUPED.items() if name not in ("vocab_size", "num_hidden_layers")}
 HYBRIDS = {
     "lfm2": lambda vocab: hf.Lfm2Config(
         vocab_size=vocab,

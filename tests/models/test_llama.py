@@ -237,7 +237,7 @@ def test_weights_that_fit_bfloat16_are_stored_so_with_the_same_bits(monkeypatch)
     assert torch.equal(halved.prefill([0], texts).logits, whole.prefill([0], texts).logits)
 
 
-_PREFILL = """
+_PREFILL = f"""
 import hashlib, torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from polydraft.models.compiled.llama import CompiledLlama
@@ -245,8 +245,7 @@ from polydraft.models.compiled.forward import compiled_forward
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
-sizes = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
-made = Qwen2ForCausalLM(Qwen2Config(**sizes)).eval()
+made = Qwen2ForCausalLM(Qwen2Config(**{GROUPED})).eval()
 for parameter in made.parameters():
     parameter.data.normal_(std=0.2)
 logits = CompiledLlama(made, max_num_seqs=1).prefill([0], [list(range(40))]).logits

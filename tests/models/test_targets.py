@@ -10,7 +10,7 @@ from polydraft.models.compiled.architectures import ARCHITECTURES as COMPILED
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.torch.hf import HFTarget
 from tests.models.small_types import small_config
-from tests.models.tree_rounds import ARCHITECTURES, Play, V, fresh, outcome, small_model
+from tests.models.tree_rounds import ARCHITECTURES, Play, fresh, outcome, small_model
 from tests.support import tiny
 from tests.support.closeness import assert_close
 
@@ -201,6 +201,5 @@ def test_embeddings_and_head_are_the_first_and_the_last_step_of_a_pass(kind):
 
 
 def test_a_head_that_is_more_than_a_matrix_is_not_offered():
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
-    scaled = small_model(hf.CohereConfig(vocab_size=V, max_position_embeddings=64, pad_token_id=0, logit_scale=0.25, **sizes))
+    scaled = small_model(hf.CohereConfig(max_position_embeddings=64, pad_token_id=0, logit_scale=0.25, head_dim=8, **tiny.SIZES))
     assert not HFTarget(scaled, max_num_seqs=1).offers.head

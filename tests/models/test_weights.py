@@ -17,6 +17,7 @@ from polydraft.models.loading import checkpoint
 from polydraft.models.loading.gguf import GgufFile
 from tests.models.gguf_files import logits, read_by_transformers, write
 from tests.support.closeness import assert_close
+from tests.support.tiny import BLOCKED
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 MIXED = {"attn_v": "Q6_K", "attn_k": "Q5_0", "ffn_down": "Q3_K", "ffn_up": "F16", "token_embd": "Q5_K", "output": "Q8_0"}
@@ -24,11 +25,8 @@ MIXED = {"attn_v": "Q6_K", "attn_k": "Q5_0", "ffn_down": "Q3_K", "ffn_up": "F16"
 
 def mixed_file(path, **changed):
     """A file whose tensors have different formats, by layer, too."""
-    sizes = {"vocab_size": 96, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(0)
-    config = hf.Qwen2Config(
-        **sizes | {"num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": False} | changed
-    )
+    config = hf.Qwen2Config(**BLOCKED | {"vocab_size": 96, "max_position_embeddings": 64} | changed)
     module = hf.AutoModelForCausalLM.from_config(config).eval()
     for weight in module.parameters():
         torch.nn.init.normal_(weight, 0.0, 0.08) if weight.ndim > 1 else torch.nn.init.normal_(weight, 1.0, 0.1)
