@@ -17,13 +17,23 @@ from tests.engine.tables import distribution, plain_greedy
 
 KINDS = kinds()
 INFO = {info.name: info for name in registry.names("drafter") for info in registry.drafter(name).methods} | {"head": Head.info}
-PAIRS = [(kind, rule) for kind in KINDS for rule in pairing.fitting(INFO[kind])]
-DISTRIBUTION_PAIRS = [
-    (kind, rule) for kind, rule in PAIRS if not kind.startswith("model") or rule == pairing.best_for(INFO[kind])
-]
-"""The slow draws of a model meet one rule here; tests/exactness enumerates the others."""
 PROMPTS = [[1, 2, 3, 1, 2], [4], [0, 0, 1, 0, 0]]
 WIDE = Budget.grown(12, 4, width=3)
+
+
+def pairs():
+    """Every drafter with the verifier of `auto`, and one of each way of drawing with every verifier, but no slow model:
+    tests/exactness enumerates these."""
+    first = dict[tuple, str]()
+    for kind in KINDS:
+        for rule in pairing.fitting(INFO[kind]):
+            drawing = INFO[kind].draft_sampling, INFO[kind].shapes, rule
+            is_first = not kind.startswith("model") and first.setdefault(drawing, kind) == kind
+            if is_first or rule == pairing.best_for(INFO[kind]):
+                yield kind, rule
+
+
+PAIRS = [*pairs()]
 
 
 def engine(kind, folder, verifier="auto", depth=3, num_paths=2, seqs=4, eos=(), **options):
@@ -44,14 +54,20 @@ def played(kind, folder, prompts=PROMPTS, rounds=12, verifier="match", **options
     return drafter, states, texts, target
 
 
-@pytest.mark.parametrize(("kind", "rule"), PAIRS)
-def test_greedy_text_is_the_targets_with_every_verifier(kind, rule, tmp_path):
-    results = engine(kind, tmp_path, rule).generate(PROMPTS, SamplingParams(temperature=0, max_tokens=24))
+@pytest.fixture(scope="module", params=KINDS)
+def after_rounds(request, tmp_path_factory):
+    """What `played` gives, for tests that only propose: that changes no state."""
+    return played(request.param, tmp_path_factory.mktemp("drafter"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_text_is_the_targets_with_every_drafter(kind, tmp_path):
+    results = engine(kind, tmp_path).generate(PROMPTS, SamplingParams(temperature=0, max_tokens=24))
     assert [r.token_ids for r in results] == [plain_greedy(models()[0], p, 24) for p in PROMPTS]
     assert [r.stats.drafter_error for r in results] == [None] * 3
 
 
-@pytest.mark.parametrize(("kind", "rule"), DISTRIBUTION_PAIRS)
+@pytest.mark.parametrize(("kind", "rule"), PAIRS)
 def test_distribution_of_the_text_is_the_targets_with_every_verifier(kind, rule, tmp_path):
     """Chi-square of two tokens in the middle of a text, so that what was learnt from earlier rounds is in play."""
     fast = engine(kind, tmp_path, rule, seqs=128, V=3)
@@ -65,31 +81,26 @@ def test_distribution_of_the_text_is_the_targets_with_every_verifier(kind, rule,
     assert chi2.sf(float(((observed - expected) ** 2 / expected).sum()), 8) > 1e-4
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_budget_of_nothing_gives_bare_roots(kind, tmp_path):
-    drafter, states, texts, _ = played(kind, tmp_path)
+def test_a_budget_of_nothing_gives_bare_roots(after_rounds):
+    drafter, states, texts, _ = after_rounds
     for budget in (Budget.grown(0, 3, 2), Budget.grown(5, 0, 2)):
         draft = drafter.propose(states, [budget] * 3)
         assert draft.tree.tokens.tolist() == [[text[-1]] for text in texts]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "budget", [Budget.grown(1, 4, 1), Budget.grown(4, 4, 1), Budget.grown(7, 3, 2), Budget.grown(6, 2, 3), Budget.grown(40, 8, 8)]
-)
-def test_the_budget_holds_at_every_depth(kind, budget, tmp_path):
-    drafter, states, *_ = played(kind, tmp_path)
-    tree = drafter.propose(states, [budget] * 3).tree
-    depth = trees.depths(tree)
-    assert int(tree.is_node.sum(1).max()) - 1 <= budget.max_nodes
-    assert int(depth.max()) <= budget.max_depth
-    if not drafter.info.ranked:  # there the width bounds what is expanded, not what is kept
-        assert all(int((row == d).sum()) <= budget.width for row in depth for d in range(1, budget.max_depth + 1))
+def test_the_budget_holds_at_every_depth(after_rounds):
+    drafter, states, *_ = after_rounds
+    for budget in (Budget.grown(*sizes) for sizes in ((1, 4, 1), (4, 4, 1), (7, 3, 2), (6, 2, 3), (40, 8, 8))):
+        tree = drafter.propose(states, [budget] * 3).tree
+        depth = trees.depths(tree)
+        assert int(tree.is_node.sum(1).max()) - 1 <= budget.max_nodes
+        assert int(depth.max()) <= budget.max_depth
+        if not drafter.info.ranked:  # there the width bounds what is expanded, not what is kept
+            assert all(int((row == d).sum()) <= budget.width for row in depth for d in range(1, budget.max_depth + 1))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_drafts_are_of_the_declared_distribution_rooted_at_the_last_token_and_repeatable(kind, tmp_path):
-    drafter, states, texts, _ = played(kind, tmp_path)
+def test_drafts_are_of_the_declared_distribution_rooted_at_the_last_token_and_repeatable(after_rounds):
+    drafter, states, texts, _ = after_rounds
     draft, again = (drafter.propose(states, [WIDE] * 3) for _ in range(2))
     trees.check(draft.tree, V)
     assert draft.tree.tokens[:, 0].tolist() == [text[-1] for text in texts]
@@ -113,9 +124,8 @@ def test_a_drafter_drafts_something_once_the_text_repeats_itself(kind, tmp_path)
     assert drafter.propose(states, [WIDE]).tree.num_nodes > 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_a_batch_draft_as_they_do_alone(kind, tmp_path):
-    drafter, states, *_ = played(kind, tmp_path)
+def test_rows_of_a_batch_draft_as_they_do_alone(after_rounds):
+    drafter, states, *_ = after_rounds
     together = drafter.propose(states, [WIDE, Budget.grown(2, 2, 1), Budget.grown(0, 0)])
     for b, budget in enumerate([WIDE, Budget.grown(2, 2, 1), Budget.grown(0, 0)]):
         alone, row = drafter.propose([states[b]], [budget]).tree, trees.subtree(together.tree, b)

@@ -11,7 +11,7 @@ from polydraft.config import EngineConfig
 from polydraft.policy import profile
 from polydraft.policy.profile import MOST_FILES, Profile
 
-PARAMS = SamplingParams(temperature=0, max_tokens=192, ignore_eos=True)
+PARAMS = SamplingParams(temperature=0, max_tokens=96, ignore_eos=True)
 SEEDED = PARAMS.with_(temperature=1.0, seed=3)
 
 
@@ -86,7 +86,7 @@ def test_a_seeded_request_waits_until_what_runs_has_finished_and_loses_nobodys_w
     while built.has_unfinished_requests:
         built.step()
     assert asked == [0]
-    assert [len(r.samples[0].token_ids) for r in (running, seeded)] == [192, 192]
+    assert [len(r.samples[0].token_ids) for r in (running, seeded)] == [96, 96]
 
 
 def test_a_request_that_comes_ends_the_measuring_before_its_next_pass(folder):

@@ -201,8 +201,9 @@ def test_drafts_that_know_nothing_of_the_form_keep_the_distribution():
 
 
 @pytest.mark.filterwarnings("error::polydraft.errors.DrafterWarning")
-@pytest.mark.parametrize("num_paths", [1, 2])
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "chain"])
+@pytest.mark.parametrize(
+    ("kind", "num_paths"), [*((kind, 2) for kind in KINDS if kind != "chain"), ("coupled", 1), ("listed", 1)]
+)
 def test_a_draft_model_of_some_tokens_drafts_what_it_may_and_nothing_where_it_may_not(kind, num_paths):
     made = engine(kind, num_paths=num_paths)
     made.drafter.model.logits[..., [1, 3, END]] = -torch.inf  # "a", "ab" and "aa" are left, so that behind "aa" there is nothing

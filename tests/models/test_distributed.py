@@ -176,6 +176,15 @@ def test_a_second_target_is_refused_while_one_runs(two, tmp_path):
         ShardedTarget(tmp_path, num_ranks=2)
 
 
+def test_a_rank_that_fails_says_why_and_its_target_has_ended(two):
+    target = two[1]
+    with pytest.raises(RankError, match="rank 1 says MemoryError: no room for a part"):
+        target.stumble()
+    with pytest.raises(RankError, match="no room for a part"):
+        target.prefill([0], [[1]])
+    target.close()
+
+
 @pytest.fixture
 def alone(started):
     """No ranks run."""
@@ -199,15 +208,6 @@ def test_greedy_text_is_that_of_one_process_and_a_killed_rank_ends_it_in_bounded
         engine.generate(prompts, params)
     assert perf_counter() - start < 30
     assert not distributed.is_initialized()
-
-
-def test_a_rank_that_fails_says_why_and_its_target_has_ended(two):
-    target = two[1]
-    with pytest.raises(RankError, match="rank 1 says MemoryError: no room for a part"):
-        target.stumble()
-    with pytest.raises(RankError, match="no room for a part"):
-        target.prefill([0], [[1]])
-    target.close()
 
 
 @pytest.mark.slow
