@@ -10,7 +10,7 @@ from polydraft.train.run import TrainingOptions, train_drafter
 @pytest.mark.parametrize(
     ("kind", "enough"),
     [
-        ("early-exit", 60),
+        ("early-exit", 120),
         pytest.param("hidden-transfer", 120, marks=pytest.mark.slow),
         pytest.param("block", 60, marks=pytest.mark.slow),
     ],
@@ -49,7 +49,7 @@ def test_an_exit_behind_the_last_layer_is_refused(engine, written, tmp_path):
 
 def test_a_trained_head_foretells_more_drafts_losslessly_and_its_confidence_is_calibrated(engine, written, tmp_path):
     cards = {}
-    for name, steps in (("fresh", 1), ("trained", 28)):
+    for name, steps in (("fresh", 1), ("trained", 40)):
         small = {"sizes": {"layers": 1, "block": 2, "rank": 8}, "minutes": 5, "draft_vocab": 256, "batch": 8, "window": 48}
         options = TrainingOptions.of("dspark", **small, loss="lk", max_steps=steps)
         cards[name] = train_drafter(engine, "dspark", tmp_path / name, options, data=[written], report=lambda _: None)

@@ -27,7 +27,7 @@ QUICK = {"minutes": 5, "unroll": 2, "draft_vocab": 512, "batch": 8, "window": 64
 @pytest.mark.parametrize("kind", ["eagle", "medusa", pytest.param("mtp", marks=pytest.mark.slow)])
 def test_what_was_trained_foretells_more_than_what_was_not(engine, written, tmp_path, kind):
     options, short, said = QUICK, {}, list[str]()
-    for name, steps in (("fresh", 1), ("trained", 28)):
+    for name, steps in (("fresh", 1), ("trained", 40)):
         chosen = TrainingOptions.of(kind, **options, max_steps=steps)
         short[name] = train_drafter(engine, kind, tmp_path / name, chosen, data=[written], report=said.append)
     fresh, trained = (short[name]["acceptance"] for name in ("fresh", "trained"))
@@ -37,7 +37,7 @@ def test_what_was_trained_foretells_more_than_what_was_not(engine, written, tmp_
     assert card["tokens"] == 16 * 97
     assert card["kind"] == kind
     assert any("MB" in line for line in said)
-    again = train_drafter(engine, kind, tmp_path / "trained", TrainingOptions.of(kind, **options, max_steps=29), data=[written])
+    again = train_drafter(engine, kind, tmp_path / "trained", TrainingOptions.of(kind, **options, max_steps=41), data=[written])
     assert abs(again["acceptance"][0] - trained[0]) < 0.1, "it goes on from its checkpoint"
     begun = TrainingOptions.of(kind, **options, max_steps=1)
     started = train_drafter(engine, kind, tmp_path / "more", begun, data=[written], start=tmp_path / "trained")
