@@ -16,7 +16,7 @@ def options(steps, **sizes):
 def test_a_distilled_model_drafts_more_than_a_fresh_one(engine, written, tmp_path):
     cards = {
         name: train_drafter(engine, "model", tmp_path / name, options(steps), data=[written], report=lambda _: None)
-        for name, steps in (("fresh", 1), ("trained", 40))
+        for name, steps in (("fresh", 1), ("trained", 120))
     }
     fresh, trained = (cards[name]["acceptance"][0] for name in ("fresh", "trained"))
     assert trained > fresh + 0.02, (fresh, trained)
