@@ -121,7 +121,7 @@ def begun(drafter, target, ids):
 def test_costs_of_a_heads_steps_are_measured_and_a_longer_text_adds_nothing_to_its_drafts(form, folder, target):
     drafter = drafter_of(folder, target, form=form)
     costs = measured(target, drafter).costs
-    assert costs.draft_step > 0 and costs.draft_token == 0
+    assert costs.drafting(2) > 0 and costs.draft_token == 0
     assert not any(target.lengths) and not any(drafter.model.lengths)
 
 

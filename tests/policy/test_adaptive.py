@@ -387,7 +387,7 @@ def test_a_request_with_a_seed_begins_from_what_a_rehearsal_shows_of_its_pair(se
     shown = rehearsed(target, Speculation(ModelDrafter(small), verifier("block"), PLAIN.policy), [[1, 2], [3, 4]])
     policies = [AdaptivePolicy(Profile.of(costs(0.1, 0.2), {}, rates)) for rates in (UNKNOWN_SAMPLED, shown.rates)]
     assert [policy.budgets(sequences(seed=1))[0].max_depth > 0 for policy in policies] == [True, drafts]
-    assert shown.drafting > shown.overhead > 0
+    assert shown.drafting > 0 and shown.overhead > 0
 
 
 def test_requests_without_a_seed_follow_the_live_costs():
