@@ -150,12 +150,13 @@ def profile(shape: dict[str, Any], *, depth: int = 4, num_rounds: int = 40) -> d
     found = {name: 1e3 * seconds / num_rounds for name, seconds in probe.seconds.items()}
     found["drafting"] = 1e3 * (after["drafting"] - before["drafting"]) / num_rounds
     draw = 1e3 * _seconds_of_a_draw()
+    found["Python"] = 1e3 * total / num_rounds - sum(found.values())
     for part, count in (("drafting", depth), ("verification", 2)):
-        found[part] -= count * draw
-        found["noise"] += count * draw
+        noise = min(count * draw, found[part])
+        found[part] -= noise
+        found["noise"] += noise
     found["projections"], found["head"] = 1e3 * layers, 1e3 * head
     found["attention"] = max(found.pop("pass") - found["projections"] - found["head"], 0.0)
-    found["Python"] = 1e3 * total / num_rounds - sum(found.values())
     return {part: found[part] for part in PARTS}
 
 

@@ -231,21 +231,42 @@ def form(**asked) -> SamplingParams:
     return SamplingParams(seed=1, max_tokens=9, structured_outputs=StructuredOutputs(**asked))
 
 
-def heavy(number: int) -> SamplingParams:
-    """A grammar that is compiled for more than a second, and refused."""
-    return form(regex=f"{'b' * number}(((a{{100}}){{100}}){{100}}){{100}}")
+@pytest.fixture
+def release(monkeypatch):
+    """Until it is set, regular expressions are not compiled, as one may take a second."""
+    release, compile_grammar = threading.Event(), EngineClass.compile_grammar
+
+    def held(self, wanted):
+        if wanted.regex:
+            release.wait()
+        return compile_grammar(self, wanted)
+
+    monkeypatch.setattr(EngineClass, "compile_grammar", held)
+    yield release
+    release.set()
 
 
-def test_a_grammar_is_compiled_beside_requests_with_other_grammars_and_without():
+def test_a_grammar_is_compiled_beside_requests_with_other_grammars_and_without(release):
     async def main():
         async with AsyncEngine(constrained()) as engine:
-            slow = asyncio.create_task(tokens_of(engine, [5, 5], heavy(0)))
-            ticks = 0
+            slow = asyncio.create_task(tokens_of(engine, [5, 5], form(regex="[ab]+")))
             while engine._compiling == 0:
                 await asyncio.sleep(0)
             assert await tokens_of(engine, [5, 5], form(choice=["ab", "c"]))
             assert await tokens_of(engine, [5, 5], SamplingParams(max_tokens=3))
             assert not slow.done()
+            release.set()
+            return await slow
+
+    assert asyncio.run(main())
+
+
+def test_the_loop_goes_on_while_a_grammar_is_compiled():
+    """This one takes a second, and is refused."""
+
+    async def main():
+        async with AsyncEngine(constrained()) as engine:
+            slow, ticks = asyncio.create_task(tokens_of(engine, [5, 5], form(regex="(((a{100}){100}){100}){100}"))), 0
             while not slow.done():
                 ticks += 1
                 await asyncio.sleep(0.01)
@@ -253,37 +274,40 @@ def test_a_grammar_is_compiled_beside_requests_with_other_grammars_and_without()
                 await slow
             return ticks
 
-    assert asyncio.run(main()) > 5  # the loop went on while it was compiled
+    assert asyncio.run(main()) > 5
 
 
-def test_a_grammar_whose_client_leaves_before_its_turn_is_never_compiled():
+def test_a_grammar_whose_client_leaves_before_its_turn_is_never_compiled(release):
     async def main():
         async with AsyncEngine(constrained()) as engine:
             grammars = engine.engine._admission.grammars()
-            before = [asyncio.create_task(tokens_of(engine, [5, 5], heavy(number))) for number in range(COMPILERS)]
-            await asyncio.sleep(0.05)
+            before = [asyncio.create_task(tokens_of(engine, [5, 5], form(regex=c))) for c in "abc"[:COMPILERS]]
             left, stays = (asyncio.create_task(tokens_of(engine, [5, 5], form(choice=[text]))) for text in ("ab", "c"))
-            await asyncio.sleep(0.05)
-            assert not any(task.done() for task in before)
+            while engine._compiling < COMPILERS + 2:
+                await asyncio.sleep(0)
             left.cancel()
+            await asyncio.wait({left})
+            release.set()
             assert await stays
-            await asyncio.gather(*before, return_exceptions=True)
+            await asyncio.gather(*before)
             return list(grammars._cached), engine._compiling
 
     cached, compiling = asyncio.run(main())
-    assert len(cached) == 1 and "ab" not in cached[0] and compiling == 0
+    assert len(cached) == 1 + COMPILERS and not any("ab" in key for key in cached) and compiling == 0
 
 
-def test_so_many_grammars_wait_and_no_more(monkeypatch):
+def test_so_many_grammars_wait_and_no_more(monkeypatch, release):
     monkeypatch.setattr(asynchronous, "MOST_COMPILING", COMPILERS)
 
     async def main():
         async with AsyncEngine(constrained()) as engine:
-            before = [asyncio.create_task(tokens_of(engine, [5, 5], heavy(number))) for number in range(COMPILERS)]
-            await asyncio.sleep(0.05)
+            before = [asyncio.create_task(tokens_of(engine, [5, 5], form(regex=c))) for c in "abc"[:COMPILERS]]
+            while engine._compiling < COMPILERS:
+                await asyncio.sleep(0)
             with pytest.raises(BusyError, match="grammars are being compiled"):
                 await tokens_of(engine, [5, 5], form(choice=["ab"]))
-            await asyncio.gather(*before, return_exceptions=True)
+            release.set()
+            await asyncio.gather(*before)
             assert await tokens_of(engine, [5, 5], form(choice=["ab"]))
 
     asyncio.run(main())

@@ -121,12 +121,26 @@ def test_steps_behind_a_long_text_are_no_news_about_short_ones():
     assert live.costs.behind(3000).step(1, 0) == pytest.approx(long.step(1, 0), rel=0.02)
 
 
-def test_what_a_token_of_the_context_costs_is_measured_and_the_cache_left_as_it_was():
-    """Behind 4,096 columns, of which none was written: attention is what passes take more."""
-    config = llama_config(num_hidden_layers=4, max_position_embeddings=5000)
+def test_what_a_token_of_the_context_costs_is_measured_and_the_cache_left_as_it_was(monkeypatch):
+    """Behind 4,096 columns, of which none was written: here a pass takes as long as its rows attend to columns."""
+    config = llama_config(num_hidden_layers=1, max_position_embeddings=5000)
     target, draft = (CompiledLlama(LlamaForCausalLM(config).eval(), max_num_seqs=2, cache_dtype="bfloat16") for _ in range(2))
+    attended = list[int]()
+
+    def counting(model):
+        score = model.score
+
+        def scored(slots, tree, **options):
+            attended.append(int(model.lengths[slots[0]]) * tree.num_nodes)
+            return score(slots, tree, **options)
+
+        monkeypatch.setattr(model, "score", scored)
+
+    counting(target)
+    counting(draft)
+    monkeypatch.setattr(module, "clock", lambda _: lambda: float(sum(attended)))
     costs = measured(target, ModelDrafter(draft)).costs
-    assert min(costs.first_row_token, costs.row_token, costs.draft_token) > 0
+    assert (costs.first_row_token, costs.row_token, costs.draft_token) == pytest.approx((1.0, 1.0, 1.0))
     assert not any(target.lengths) and max(*target.written, *draft.written) < 100
 
 

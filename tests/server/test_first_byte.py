@@ -48,7 +48,7 @@ def test_a_stream_has_its_head_and_comments_before_the_first_token(served, monke
 
 
 def test_the_first_comment_comes_with_the_head(served, monkeypatch):
-    with held(served, monkeypatch, pause=60.0) as gate, raw_request(served, LONG) as raw:
+    with held(served, monkeypatch, pause=600.0) as gate, raw_request(served, LONG) as raw:
         assert received(raw, [b": waiting for a slot\n\n"])  # else the socket's own time runs out
         gate.open.set()
         received(raw, [b"[DONE]"])

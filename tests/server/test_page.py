@@ -169,7 +169,7 @@ def test_it_connects_again_after_the_server_went_away(window):
         window.locator("#model", has_text="drafts").wait_for()
         assert window.locator("#error").is_hidden()
         server.force_exit = server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         if name == "one":
             window.click("#tab-text")
             window.click("#go")

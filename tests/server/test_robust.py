@@ -128,11 +128,11 @@ def test_a_client_that_does_not_read_stalls_nobody_and_finds_it_all_later():
 
 
 def test_a_head_that_does_not_end_is_not_waited_for(served, monkeypatch):
-    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.5)
     host, port = served.url.removeprefix("http://").split(":")
     whole = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
     for before, sent in ((b"", b""), (b"", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"), (whole, b"GET /heal")):
-        with socket.create_connection((host, int(port)), timeout=10) as raw:
+        with socket.create_connection((host, int(port)), timeout=60) as raw:
             raw.sendall(before)
             found = b"" if before else b"{}"
             while not found.endswith(b"}"):
@@ -149,7 +149,7 @@ def test_bytes_that_are_no_http_leave_it_alive(served):
     good = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 40\r\n\r\n{"
     for number in range(40):
         raw = rng.randbytes(rng.randrange(1, 300)) if number % 2 else bytes(b ^ (rng.random() < 0.05) for b in good)
-        with socket.create_connection((host, int(port)), timeout=5) as raw_socket:
+        with socket.create_connection((host, int(port)), timeout=60) as raw_socket:
             raw_socket.sendall(raw)
     assert lives(served)
 
@@ -167,8 +167,8 @@ def test_a_request_id_is_kept_where_it_is_sound_and_made_where_not(served):
     assert len(served.http.get("/health", headers={"x-request-id": "a b\tc"}).headers["x-request-id"]) == 32
 
 
-def wait_for(holds, seconds=10.0):
-    until = time.monotonic() + seconds
+def wait_for(holds):
+    until = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < until
         time.sleep(0.005)
@@ -180,7 +180,7 @@ def raw_request(served, body, received=1 << 16):
     host, port = served.url.removeprefix("http://").split(":")
     raw = socket.socket()
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, received)
-    raw.settimeout(20)
+    raw.settimeout(60)
     raw.connect((host, int(port)))
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     raw.sendall(head.encode() + content)
@@ -233,7 +233,7 @@ def test_clients_that_leave_are_told_to_the_log_at_debug_level_alone(served, cap
     host, port = served.url.removeprefix("http://").split(":")
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 400\r\n\r\n{"
     for leave in (reset, socket.socket.close):
-        raw = socket.create_connection((host, int(port)), timeout=5)
+        raw = socket.create_connection((host, int(port)), timeout=60)
         raw.sendall(head)
         time.sleep(0.05)
         leave(raw)
@@ -272,8 +272,8 @@ def test_a_full_queue_says_when_to_come_again(monkeypatch):
         time.sleep(1.1)
         gate.open.set()  # the time of all five is up
         for thread in threads:
-            thread.join(10)
-        assert busy.post("/v1/completions", **ASK).status_code == 200
+            thread.join(60)
+        wait_for(lambda: busy.post("/v1/completions", **ASK).status_code == 200)  # a slow machine may need more than its second
 
 
 @pytest.mark.filterwarnings("ignore::polydraft.errors.RequestWarning")
