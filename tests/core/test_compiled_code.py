@@ -1,7 +1,9 @@
 """Compiled code is kept where this user may write, and what is damaged or does not fit is compiled anew."""
 
 import importlib
+import os
 import re
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -18,6 +20,31 @@ FUNCTION = """from polydraft.numerics.compiled_code import njit
 @njit(cache=True)
 def double(x):
     return x + x
+"""
+
+LINE = "        x = (x * 3 + number) & 4095 ^ x >> 7\n"
+CODES = f"""import sys
+from numba import types
+from polydraft.numerics.compiled_code import cfunc, njit
+
+def long(number):
+    @njit
+    def run(x):  # too long to be inlined: it is called by its symbol
+{100 * LINE}        return x
+    return run
+
+LONG = (0, long(10)), (1, long(20))
+
+def code(place):
+    def call(x):
+        _, run = LONG[place]
+        return run(x)
+    return cfunc(types.int64(types.int64))(call)
+
+places = [int(place) for place in sys.argv[1:]]
+codes = [code(place) for place in places]
+right = [compiled.ctypes(1) == LONG[place][1].py_func(1) for place, compiled in zip(places, codes)]
+print(right, sum(compiled.cache_hits for compiled in codes))
 """
 
 
@@ -91,6 +118,20 @@ def test_two_processes_that_save_at_once_never_find_the_code_of_other_types(tmp_
     files[0].save("a", "code of a")
     reader = _Files(str(tmp_path), "f", "stamp")
     assert (reader.load("a"), reader.load("b")) == ("code of a", None)
+
+
+def test_functions_of_one_name_that_two_processes_compiled_are_two_for_a_third(tmp_path):
+    """Each process numbered its only function 1, and both had one symbol: the second was called as the first."""
+    (tmp_path / "codes.py").write_text(CODES, encoding="utf-8")
+
+    def process(*numbers: int) -> str:
+        command = [sys.executable, tmp_path / "codes.py", *map(str, numbers)]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+        ).stdout
+
+    assert [process(0), process(1)] == ["[True] 0\n"] * 2
+    assert process(0, 1) == "[True, True] 2\n"
 
 
 def place_where(monkeypatch, *writable: Path) -> Place:

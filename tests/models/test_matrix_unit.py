@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from polydraft.models.compiled.matrix_unit import has_matrix_unit, matrix_product
-from polydraft.models.compiled.products import _FLOAT, _compiled_product, call_product, number_product
+from polydraft.models.compiled.products import call_product, number_product
 from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.numerics.compiled_code import njit
 
@@ -44,9 +44,3 @@ def test_a_rows_product_with_bfloat16_is_its_own_and_that_of_the_rounded_numbers
         for r in range(ROWS):
             _call(address, taken[r:], w, alone[r:], 1)
         assert np.array_equal(y, alone)
-
-
-def test_products_share_no_symbol_whatever_processes_compiled_them():
-    """Numba counts functions of a name by process: the second of one process was called in place of the second of another."""
-    kinds = [_compiled_product(np.dtype(stored), _FLOAT, of) for stored in (np.uint16, np.float32) for of in ("cache", "sums")]
-    assert len({kind._pyfunc.__qualname__ for kind in kinds}) == 4

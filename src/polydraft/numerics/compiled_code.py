@@ -5,7 +5,8 @@ a temporary one. Outside of the package a folder is for one state of its sources
 
 Numba writes an index first and the code later, under a number: another process that compiles meanwhile, or a full disk, leave an index that leads to
 the code of other types. Here code is named by its checksum and written before the index. What cannot be read is compiled anew, and what cannot
-be written is done without.
+be written is done without. Numba also numbers functions of one name from one in each process: of two that two processes compiled, a third would
+call one in place of the other, as linked code is found by this name. Here the numbers are random.
 """
 
 import hashlib
@@ -18,10 +19,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from secrets import randbits
 from typing import Any, NamedTuple
 
 import numba
 from numba.core import config as numba_config
+from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import CacheImpl, CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
 from numba.core.ccallback import CFunc
 from numba.core.registry import cpu_target
@@ -33,6 +36,8 @@ from polydraft.numerics import stale_code
 __all__ = ["EVERYTHING", "WALKS", "cfunc", "is_marked", "mark", "njit"]
 
 config: Any = numba_config
+numbered: Any = FunctionIdentity
+numbered._unique_ids = iter(lambda: randbits(48), None)
 WALKS = "walks without drafts"
 """For `mark`: how a token is taken from logits, which every first answer needs."""
 EVERYTHING = "everything"

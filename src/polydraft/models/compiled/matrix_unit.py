@@ -127,7 +127,6 @@ def matrix_product(*, adds: bool = False) -> int:
         _release()
         return rows
 
-    code.__qualname__ += f"adds{adds}"  # a symbol of its own, see `products._name`
     address = cfunc(NUMBERS, error_model="numpy")(code).address
     assert address is not None
     return address

@@ -9,8 +9,7 @@ compiled once, all formats are one type.
 
 from collections.abc import Iterable, Sequence
 from functools import cache
-from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -118,11 +117,6 @@ def call_product(typingctx, address, x, xs, w, stride, panels, n, y, ys, width, 
     return types.int64(address, x, xs, w, stride, panels, n, y, ys, width, rows), emit
 
 
-def _name(function: Any, *kinds: object) -> None:
-    """A symbol of its own for each kind: linked code finds by its symbol what another process has compiled, which counts alike from one on."""
-    function.__qualname__ += sha256(repr(kinds).encode()).hexdigest()[:12]
-
-
 @cache
 def _compiled_product(stored: np.dtype, taken: np.dtype, of: str = "weights"):
     """`product` for these dtypes, with numbers for arguments; it lives as long as the process. of: "weights", "cache" or "sums", which go on."""
@@ -135,7 +129,6 @@ def _compiled_product(stored: np.dtype, taken: np.dtype, of: str = "weights"):
     if of == "weights" and stored.names:
         of = "runs" if taken == ROUNDED and BLOCKS[format_name(stored)].run < BLOCK else "blocks"
     place = _TILES.index(of)
-    _name(code, stored, taken, of)
     return cfunc(NUMBERS, error_model="numpy")(code)
 
 
@@ -158,7 +151,6 @@ def _compiled_output(stored: np.dtype):
         weights_of_output(w, lane, n, out, stored)
         return n
 
-    _name(run, stored)
     return cfunc(types.int64(*[types.int64] * 4), error_model="numpy")(run)
 
 
