@@ -52,7 +52,7 @@ def test_the_page_has_ours_plain_and_fastest_and_the_fastest_of_each_format_of_l
 def test_columns_that_the_page_leaves_out_are_in_the_table_beside_it(found, tmp_path):
     equal_bits.write(as_dict(found[2]), tmp_path / "figures.json")
     page, table = ((tmp_path / f"figures.{kind}").read_text() for kind in ("md", "csv"))
-    assert "| int4 ngram@1x3 | 4." in page and "[Every contender and column](figures.csv)" in page
+    assert "| int4 plain | 4." in page and "[Every contender and column](figures.csv)" in page
     assert "memory MiB" in table.splitlines()[0] and "memory MiB" not in page
 
 
