@@ -53,7 +53,7 @@ class LinearHead:
         return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(tree.tokens, -1))
 
     def observe(self, states, outcome, scores):
-        last = [path[-1] if path else 0 for path in outcome.lists[0]]  # the node whose row gave the extra token
+        last = [path[-1] if path else 0 for path in outcome.lists.paths]  # the node whose row gave the extra token
         hidden = scores.hidden[self.needs.hidden[0]]
         return [(token, hidden[b, last[b]]) for b, token in enumerate(outcome.lists[1])]
 

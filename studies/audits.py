@@ -1,6 +1,6 @@
 """Servers tested from outside by `polydraft check --url`: llama.cpp's with and without its speculation, ours, and ours made wrong on purpose.
 
-    python -m studies.audits [--rounds 960] [--only PART OF A NAME]
+    python -m studies.audits [--steps 960] [--only PART OF A NAME]
 
 Each row is one server and one temperature; the command's own JSON is in docs/results/audits.csv. llama.cpp's server is that of the `xllamacpp` wheel.
 """
@@ -78,18 +78,18 @@ SERVERS: dict[str, Any] = {
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(prog="python -m studies.audits")
-    parser.add_argument("--rounds", type=int, default=960)
+    parser.add_argument("--steps", type=int, default=960)
     parser.add_argument("--only", default="", help="part of a server's name: the figures are printed alone")
     parser.add_argument("--seed", type=int, default=0)
     chosen, rows = parser.parse_args(), list[dict[str, Any]]()
-    rounds = chosen.rounds
+    steps = chosen.steps
     for name, serving in SERVERS.items():
         if chosen.only not in name:
             continue
         model = "embedded" if "embedded pair" in name else MODEL
         with serving() as url:
             for temperature in (0, 1):
-                verdict = audited(url, temperature, rounds, model=model, seed=chosen.seed)
+                verdict = audited(url, temperature, steps, model=model, seed=chosen.seed)
                 rows.append({"server": name, "temperature": temperature, **verdict})
                 print(rows[-1], flush=True)
     if chosen.only:
@@ -98,14 +98,14 @@ def main() -> None:
         writer = csv.DictWriter(file, FIELDS, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
-    (RESULTS / "audits.md").write_text(page(rows, rounds))
+    (RESULTS / "audits.md").write_text(page(rows, steps))
 
 
-def audited(url: str, temperature: float, rounds: int, *, model: str = MODEL, seed: int = 0) -> dict[str, Any]:
+def audited(url: str, temperature: float, steps: int, *, model: str = MODEL, seed: int = 0) -> dict[str, Any]:
     """What the command says of a server."""
     command = [sys.executable, "-m", "polydraft", "check", "--url", url, "--model", model, "--temperature", str(temperature)]
     done = subprocess.run(
-        [*command, "--rounds", str(rounds), "--seed", str(seed), "--json"], capture_output=True, text=True, check=False
+        [*command, "--steps", str(steps), "--seed", str(seed), "--json"], capture_output=True, text=True, check=False
     )
     if not done.stdout:
         raise RuntimeError(done.stderr)
@@ -115,12 +115,12 @@ def audited(url: str, temperature: float, rounds: int, *, model: str = MODEL, se
     return {**found, **verdicts, "first_difference_token": first["position"], "first_difference_margin": first["margin"]}
 
 
-def page(rows: Sequence[dict[str, Any]], rounds: int) -> str:
+def page(rows: Sequence[dict[str, Any]], steps: int) -> str:
     """docs/results/audits.md: a line for each server."""
     lines = [
         "# Servers tested from outside",
         "",
-        f"`python -m studies.audits --rounds {rounds}`: `polydraft check --url` on servers of {MODEL}, 4-bit weights, and of the embedded pair in float32, against a forward",
+        f"`python -m studies.audits --steps {steps}`: `polydraft check --url` on servers of {MODEL}, 4-bit weights, and of the embedded pair in float32, against a forward",
         f"pass of transformers in float32 over the same weights. llama.cpp is that of xllamacpp {version('xllamacpp')}. Eight prompts of Python code, 32 tokens a text.",
         "",
         "Are the sampled tokens lossless at each temperature? *Would have seen*: the total variation distance that so many tokens show with probability 0.9.",
@@ -137,7 +137,7 @@ def page(rows: Sequence[dict[str, Any]], rounds: int) -> str:
         lines.append(f"| {' | '.join(map(str, (*tested, hot['logprobs_status'], noise)))} |")
     lines += [
         "",
-        "*Inconclusive*: nothing was found, and fewer tokens than a deviation of 0.1 needs were asked for; `--rounds 1600` is enough. Drafts that are looked up in the text are",
+        "*Inconclusive*: nothing was found, and fewer tokens than a deviation of 0.1 needs were asked for; `--steps 1600` is enough. Drafts that are looked up in the text are",
         "seldom accepted, so a wrong acceptance changes few tokens. With a draft model 1,600 tokens find typical acceptance (`tests/check/test_audit.py`). At temperature 0 it is",
         "exact matching, and passes.",
         "",

@@ -33,7 +33,9 @@ from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.program import FIXED, ROWS, RUNS, Part, Program, new_program
 from polydraft.numerics.compile_time import unowned
 from polydraft.numerics.compiled_code import njit
-from polydraft.numerics.threads import Pool, num_pieces, share, shared_code, sync, usable_cores
+from polydraft.numerics.processor import usable_cores
+from polydraft.numerics.shared_code import shared_code
+from polydraft.numerics.threads import Pool, num_pieces, share, sync
 from polydraft.sampling.processing import samplings_of
 from polydraft.sampling.truncation import soften_rows
 from studies.options import Quick

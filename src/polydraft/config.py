@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from os import environ
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from polydraft.errors import InvalidInputError, unknown_name
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from polydraft.core import Decoding, Drafter, Verifier
 
 C = TypeVar("C", bound="Config")
+Panel = Literal["Models", "Speculation", "Decoding", "Sampling", "Server", "Replicas", "Output"]
+"""Of the help."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Setting:
     objects: str = ""
     flag: str | None = None
     value: Any = None
-    panel: str | None = None
+    panel: Panel | None = None
     variable: str = ""
     advice: str = ""
     items: type = str
@@ -76,9 +78,9 @@ class Setting:
         return f"{text} Default: {self.unset}." if self.unset and default in (None, ()) else text
 
 
-def setting(text: str, kind: type, default: Any = None, unit: str = "", **more: Any) -> Any:
+def setting(text: str, kind: type, default: Any = None, unit: str = "", *, panel: Panel | None = None, **more: Any) -> Any:
     """A field of a configuration; arguments as of `Setting`."""
-    return field(default=default, metadata={"setting": Setting(text, kind, default, unit, **more)})
+    return field(default=default, metadata={"setting": Setting(text, kind, default, unit, panel=panel, **more)})
 
 
 def settings(config: "type[Config] | Config") -> dict[str, Setting]:
@@ -143,8 +145,6 @@ class Config:
 
 
 # fmt: off
-MODELS, SPECULATION, DECODING, SAMPLING = "Models", "Speculation", "Decoding", "Sampling"
-SERVER, REPLICAS, OUTPUT = "Server", "Replicas", "Output"
 QUANTIZATIONS = ("int8", "int4", "bfloat16", "bfloat16-dot")
 
 
@@ -152,8 +152,8 @@ QUANTIZATIONS = ("int8", "int4", "bfloat16", "bfloat16-dot")
 class PairConfig(Config):
     """Which models."""
 
-    model: str | None = setting("Target model: a folder, FILE.gguf, a name of `polydraft models list`, OWNER/NAME, OWNER/NAME:Q4_K_M, or embedded, the pair inside the package", str, objects="Path", unset="the embedded pair", panel=MODELS)
-    draft_model: str | None = setting("Draft model: a smaller model with the same vocabulary, named like --model", str, objects="Path", unset="the one listed with the target, if any", panel=MODELS)
+    model: str | None = setting("Target model: a folder, FILE.gguf, a name of `polydraft models list`, OWNER/NAME, OWNER/NAME:Q4_K_M, or embedded, the pair inside the package", str, objects="Path", unset="the embedded pair", panel="Models")
+    draft_model: str | None = setting("Draft model: a smaller model with the same vocabulary, named like --model", str, objects="Path", unset="the one listed with the target, if any", panel="Models")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -166,41 +166,41 @@ class PairConfig(Config):
 class ModelConfig(Config):
     """How a model is loaded."""
 
-    dtype: Any = setting("Data type of the weights and activations, such as float32 or bfloat16", str, objects="torch.dtype", unset="float32 on a CPU, the checkpoint's own on a GPU", panel=MODELS)
-    device: Any = setting("Device, such as cpu or cuda", str, objects="torch.device", unset="the first GPU, else the CPU", panel=MODELS)
-    backend: str = setting("Backend: compiled (Llama family on a CPU), transformers (any model and device)", str, "auto", choices=("auto", "compiled", "transformers"), panel=MODELS, advice="Use backend='transformers' for any model and device.")
-    quantization: str | None = setting("Weight quantization of the target model, compiled backend; changes the output distribution", str, choices=QUANTIZATIONS, unset="the format of the checkpoint", panel=MODELS)
-    activations: str | None = setting("Float32 activations with quantized weights of a GGUF file; slower", str, flag="--exact", value="float32", choices=("int8", "float32"), unset="8 bits a block", panel=MODELS)
-    cache_dtype: str | None = setting("Data type of the target's KV cache, compiled backend; q8_0 takes a quarter of float32", str, choices=("bfloat16", "float32", "q8_0"), unset="bfloat16, with --exact float32", panel=MODELS)
-    threads: int | None = setting("Number of CPU threads of the compiled backend", int, low=1, unset="idle physical cores, one for small models", panel=MODELS)
-    tensor_parallel: int | None = setting("Number of processes that share the target's weights", int, low=1, unset="one process", panel=MODELS)
+    dtype: Any = setting("Data type of the weights and activations, such as float32 or bfloat16", str, objects="torch.dtype", unset="float32 on a CPU, the checkpoint's own on a GPU", panel="Models")
+    device: Any = setting("Device, such as cpu or cuda", str, objects="torch.device", unset="the first GPU, else the CPU", panel="Models")
+    backend: str = setting("Backend: compiled (Llama family on a CPU), transformers (any model and device)", str, "auto", choices=("auto", "compiled", "transformers"), panel="Models", advice="Use backend='transformers' for any model and device.")
+    quantization: str | None = setting("Weight quantization of the target model, compiled backend; changes the output distribution", str, choices=QUANTIZATIONS, unset="the format of the checkpoint", panel="Models")
+    activations: str | None = setting("Float32 activations with quantized weights of a GGUF file; slower", str, flag="--exact", value="float32", choices=("int8", "float32"), unset="8 bits a block", panel="Models")
+    cache_dtype: str | None = setting("Data type of the target's KV cache, compiled backend; q8_0 takes a quarter of float32", str, choices=("bfloat16", "float32", "q8_0"), unset="bfloat16, with --exact float32", panel="Models")
+    threads: int | None = setting("Number of CPU threads of the compiled backend", int, low=1, unset="idle physical cores, one for small models", panel="Models")
+    tensor_parallel: int | None = setting("Number of processes that share the target's weights", int, low=1, unset="one process", panel="Models")
     device_map: Any = setting("Devices of the target's modules, as in transformers", dict, objects="str", flag="", unset="one device")
-    max_model_len: int | None = setting("Maximum length of prompt plus output", int, unit="tokens", low=1, unset="the context of the model", panel=MODELS)
-    max_num_seqs: int = setting("Maximum number of sequences in a batch", int, 8, low=1, panel=MODELS)
+    max_model_len: int | None = setting("Maximum length of prompt plus output", int, unit="tokens", low=1, unset="the context of the model", panel="Models")
+    max_num_seqs: int = setting("Maximum number of sequences in a batch", int, 8, low=1, panel="Models")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationConfig(Config):
     """How tokens are drafted and verified, and what is sampled."""
 
-    drafter: "str | Drafter | None" = setting("Drafter: a name of `polydraft methods`, none, or auto", str, "auto", objects="Drafter | None", panel=SPECULATION)
-    verifier: "str | Verifier" = setting("Verification method: a name of `polydraft methods`, or auto", str, "auto", objects="Verifier", panel=SPECULATION, variable="POLYDRAFT_VERIFIER")
-    depth: int | None = setting("Speculation length: drafted tokens along a path", int, unit="tokens", low=1, unset="chosen by the speculation policy", panel=SPECULATION, advice="For plain decoding use drafter=None.")
-    num_paths: int | None = setting("Number of drafted paths a step", int, low=1, unset="chosen by the speculation policy", panel=SPECULATION, advice="For plain decoding use drafter=None.")
-    head: Any = setting("Folder of a draft head, or OWNER/NAME of the hub; see `polydraft train`", Path, panel=SPECULATION)
-    index: Any = setting("File of `polydraft index build` for retrieval-based drafting", Path, panel=SPECULATION)
+    drafter: "str | Drafter | None" = setting("Drafter: a name of `polydraft methods`, none, or auto", str, "auto", objects="Drafter | None", panel="Speculation")
+    verifier: "str | Verifier" = setting("Verification method: a name of `polydraft methods`, or auto", str, "auto", objects="Verifier", panel="Speculation", variable="POLYDRAFT_VERIFIER")
+    depth: int | None = setting("Speculation length: drafted tokens along a path", int, unit="tokens", low=1, unset="chosen by the speculation policy", panel="Speculation", advice="For plain decoding use drafter=None.")
+    num_paths: int | None = setting("Number of drafted paths a step", int, low=1, unset="chosen by the speculation policy", panel="Speculation", advice="For plain decoding use drafter=None.")
+    head: Any = setting("Folder of a draft head, or OWNER/NAME of the hub; see `polydraft train`", Path, panel="Speculation")
+    index: Any = setting("File of `polydraft index build` for retrieval-based drafting", Path, panel="Speculation")
     drafter_options: "Mapping[str, Any] | None" = setting("Further options of the drafter", dict, flag="", variable="POLYDRAFT_DRAFTER_OPTIONS")
-    offered: "Sequence[str]" = setting("Further drafter that requests may name; may be repeated", list, (), flag="--offer", panel=SPECULATION)
+    offered: "Sequence[str]" = setting("Further drafter that requests may name; may be repeated", list, (), flag="--offer", panel="Speculation")
     policy: Any = setting("Speculation policy: adaptive, fixed, or an object", str, flag="", objects="Policy", unset="adaptive, fixed with a draft shape")
-    profile: Any = setting("File of `polydraft tune --save`: costs and acceptance rates for the speculation policy", str, objects="Path | Profile", unset="measured after the first answer", panel=SPECULATION)
-    max_step_ms: float | None = setting("Maximum time of a step, to which drafts and the pieces of joining prompts are cut", float, unit="ms", low=0.01, unset="what makes the most tokens a second", panel=SPECULATION)
-    asynchronous: bool = setting("Asynchronous drafting: the draft model runs ahead on another core or device", bool, False, flag="--asynchronous", panel=SPECULATION)
-    lead_cap: int | None = setting("Maximum lead of the draft model with --asynchronous", int, unit="tokens", unset="the drafter's own", panel=SPECULATION)
-    decoding: "str | Decoding | None" = setting("Decoding method: a name of `polydraft methods`, sampled exactly in place of the target distribution", str, objects="Decoding", unset="the target distribution", panel=DECODING)
-    amateur: Any = setting("Weaker model of contrastive decoding, named like --model", str, objects="Target", unset="the draft model", panel=DECODING)
-    alpha: float | None = setting("Plausibility threshold of contrastive decoding, relative to the most likely token, 0 to 1", float, unset="the method's own", panel=DECODING)
-    beta: float | None = setting("Weight of the amateur in contrastive decoding, >= 0", float, unset="the method's own", panel=DECODING)
-    decoding_options: "Mapping[str, Any] | None" = setting("Further option of the decoding method, NAME=VALUE; may be repeated", dict, flag="--decoding-option", panel=DECODING)
+    profile: Any = setting("File of `polydraft tune --save`: costs and acceptance rates for the speculation policy", str, objects="Path | Profile", unset="measured after the first answer", panel="Speculation")
+    max_step_ms: float | None = setting("Maximum time of a step, to which drafts and the pieces of joining prompts are cut", float, unit="ms", low=0.01, unset="what makes the most tokens a second", panel="Speculation")
+    asynchronous: bool = setting("Asynchronous drafting: the draft model runs ahead on another core or device", bool, False, flag="--asynchronous", panel="Speculation")
+    lead_cap: int | None = setting("Maximum lead of the draft model with --asynchronous", int, unit="tokens", unset="the drafter's own", panel="Speculation")
+    decoding: "str | Decoding | None" = setting("Decoding method: a name of `polydraft methods`, sampled exactly in place of the target distribution", str, objects="Decoding", unset="the target distribution", panel="Decoding")
+    amateur: Any = setting("Weaker model of contrastive decoding, named like --model", str, objects="Target", unset="the draft model", panel="Decoding")
+    alpha: float | None = setting("Plausibility threshold of contrastive decoding, relative to the most likely token, 0 to 1", float, unset="the method's own", panel="Decoding")
+    beta: float | None = setting("Weight of the amateur in contrastive decoding, >= 0", float, unset="the method's own", panel="Decoding")
+    decoding_options: "Mapping[str, Any] | None" = setting("Further option of the decoding method, NAME=VALUE; may be repeated", dict, flag="--decoding-option", panel="Decoding")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -224,77 +224,77 @@ class SpeculationConfig(Config):
 class EngineConfig(SpeculationConfig, ModelConfig, PairConfig):
     """An engine on models by name: the models, how they are loaded, and how tokens are drafted."""
 
-    draft_quantization: str | None = setting("Weight quantization of the draft model; does not change the output distribution", str, choices=(*QUANTIZATIONS, "file"), unset="int4 for a GGUF file of more bits, else the format of the checkpoint", panel=MODELS)
-    draft_vocabulary: int | None = setting("First tokens that the draft model drafts, beside special tokens and those of the text, 0 for all; does not change the output distribution", int, unit="tokens", low=0, unset="32,768, compiled backend, where that is at most half of the vocabulary", panel=MODELS)
-    prefix_cache_bytes: int | None = setting("Maximum memory of the prefix cache beside the slots", int, unit="bytes", low=0, unset="an eighth of the free memory, at most 8 GiB", panel=MODELS)
-    prefix_cache_file: Any = setting("File that keeps the prefix cache across restarts: read at the start, written now and then and when the server ends", Path, objects="Path", unset="none", panel=MODELS)
-    tie_margin: float | None = setting("Low precision: margin below which greedy near ties are decided by a forward pass of their own", float, unit="logits", unset="off", panel=MODELS)
+    draft_quantization: str | None = setting("Weight quantization of the draft model; does not change the output distribution", str, choices=(*QUANTIZATIONS, "file"), unset="int4 for a GGUF file of more bits, else the format of the checkpoint", panel="Models")
+    draft_vocabulary: int | None = setting("First tokens that the draft model drafts, beside special tokens and those of the text, 0 for all; does not change the output distribution", int, unit="tokens", low=0, unset="32,768, compiled backend, where that is at most half of the vocabulary", panel="Models")
+    prefix_cache_bytes: int | None = setting("Maximum memory of the prefix cache beside the slots", int, unit="bytes", low=0, unset="an eighth of the free memory, at most 8 GiB", panel="Models")
+    prefix_cache_file: Any = setting("File that keeps the prefix cache across restarts: read at the start, written now and then and when the server ends", Path, objects="Path", unset="none", panel="Models")
+    tie_margin: float | None = setting("Low precision: margin below which greedy near ties are decided by a forward pass of their own", float, unit="logits", unset="off", panel="Models")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig(Config):
     """Sampling parameters on the command line; `SamplingParams` checks them."""
 
-    max_tokens: int | None = setting("Maximum number of new tokens", int, unset="512", panel=SAMPLING)
-    temperature: float | None = setting("Sampling temperature; 0 is greedy", float, unset="the model's own, else 1, or 0.7 for chats", panel=SAMPLING)
-    top_p: float | None = setting("Top-p threshold, above 0, at most 1", float, unset="the model's own, else 1, or 0.95 for chats", panel=SAMPLING)
-    top_k: int | None = setting("Top-k; 0 and -1 switch it off", int, unset="the model's own, else 0", panel=SAMPLING)
-    min_p: float | None = setting("Min-p threshold, 0 to 1", float, unset="the model's own, else 0", panel=SAMPLING)
-    repetition_penalty: float | None = setting("Repetition penalty; 1 switches it off", float, unset="the model's own, else 1", panel=SAMPLING)
-    presence_penalty: float = setting("Presence penalty; 0 switches it off", float, 0.0, panel=SAMPLING)
-    frequency_penalty: float = setting("Frequency penalty; 0 switches it off", float, 0.0, panel=SAMPLING)
-    seed: int | None = setting("Random seed; it repeats a text at temperature 0, with a fixed draft shape or profile, or with the verifier race", int, unset="drawn and reported", panel=SAMPLING)
-    stop: "Sequence[str]" = setting("Text that ends the output; may be repeated", list, (), panel=SAMPLING)
-    ignore_eos: bool = setting("Generation beyond the end-of-text token", bool, False, flag="--ignore-eos", panel=SAMPLING)
-    n: int = setting("Number of independent samples", int, 1, flag="--n -n", panel=SAMPLING)
-    logprobs: int | None = setting("Number of alternatives with log-probabilities beside each token, with --json", int, panel=OUTPUT)
+    max_tokens: int | None = setting("Maximum number of new tokens", int, unset="512", panel="Sampling")
+    temperature: float | None = setting("Sampling temperature; 0 is greedy", float, unset="the model's own, else 1, or 0.7 for chats", panel="Sampling")
+    top_p: float | None = setting("Top-p threshold, above 0, at most 1", float, unset="the model's own, else 1, or 0.95 for chats", panel="Sampling")
+    top_k: int | None = setting("Top-k; 0 and -1 switch it off", int, unset="the model's own, else 0", panel="Sampling")
+    min_p: float | None = setting("Min-p threshold, 0 to 1", float, unset="the model's own, else 0", panel="Sampling")
+    repetition_penalty: float | None = setting("Repetition penalty; 1 switches it off", float, unset="the model's own, else 1", panel="Sampling")
+    presence_penalty: float = setting("Presence penalty; 0 switches it off", float, 0.0, panel="Sampling")
+    frequency_penalty: float = setting("Frequency penalty; 0 switches it off", float, 0.0, panel="Sampling")
+    seed: int | None = setting("Random seed; it repeats a text at temperature 0, with a fixed draft shape or profile, or with the verifier race", int, unset="drawn and reported", panel="Sampling")
+    stop: "Sequence[str]" = setting("Text that ends the output; may be repeated", list, (), panel="Sampling")
+    ignore_eos: bool = setting("Generation beyond the end-of-text token", bool, False, flag="--ignore-eos", panel="Sampling")
+    n: int = setting("Number of independent samples", int, 1, flag="--n -n", panel="Sampling")
+    logprobs: int | None = setting("Number of alternatives with log-probabilities beside each token, with --json", int, panel="Output")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig(Config):
     """The server around an engine."""
 
-    host: str = setting("Address to listen on; 0.0.0.0 is every address of this machine", str, "127.0.0.1", panel=SERVER)
-    port: int = setting("Port; 0 takes a free one", int, 8000, low=0, high=65535, panel=SERVER)
-    served_model_name: str | None = setting("Model name in requests", str, unset="the model's own", panel=SERVER)
-    api_key_file: Any = setting("File of API keys, one a line, beside POLYDRAFT_API_KEY", Path, unset="no key needed", panel=SERVER)
-    cors: "Sequence[str]" = setting("Origin whose pages may send requests, or *; may be repeated", list, (), panel=SERVER)
-    allowed_hosts: "Sequence[str]" = setting("Name by which a server without a key on this machine alone may be asked, beside localhost and addresses; may be repeated", list, (), flag="--allowed-host", panel=SERVER)
-    max_waiting: int = setting("Maximum number of waiting samples; more are refused with status 429", int, 256, low=1, panel=SERVER)
-    max_body: int = setting("Maximum size of a request", int, 4 << 20, unit="bytes", low=1, panel=SERVER)
-    max_choices: int = setting("Maximum number of prompts times n of a request", int, 64, low=1, panel=SERVER)
-    timeout: float = setting("Maximum duration of a request", float, 600.0, unit="seconds", low=0.1, panel=SERVER)
-    reasoning: bool = setting("Separate reasoning_content of chats: what models write between <think> and </think>", bool, True, panel=SERVER)
-    otlp_endpoint: str | None = setting("Collector of OpenTelemetry spans, such as http://localhost:4318/v1/traces; needs the extra tracing", str, panel=SERVER)
-    drain: float = setting("Time for running requests when the server is told to stop", float, 30.0, unit="seconds", low=0, panel=SERVER)
+    host: str = setting("Address to listen on; 0.0.0.0 is every address of this machine", str, "127.0.0.1", panel="Server")
+    port: int = setting("Port; 0 takes a free one", int, 8000, low=0, high=65535, panel="Server")
+    served_model_name: str | None = setting("Model name in requests", str, unset="the model's own", panel="Server")
+    api_key_file: Any = setting("File of API keys, one a line, beside POLYDRAFT_API_KEY", Path, unset="no key needed", panel="Server")
+    cors: "Sequence[str]" = setting("Origin whose pages may send requests, or *; may be repeated", list, (), panel="Server")
+    allowed_hosts: "Sequence[str]" = setting("Name by which a server without a key on this machine alone may be asked, beside localhost and addresses; may be repeated", list, (), flag="--allowed-host", panel="Server")
+    max_waiting: int = setting("Maximum number of waiting samples; more are refused with status 429", int, 256, low=1, panel="Server")
+    max_body: int = setting("Maximum size of a request", int, 4 << 20, unit="bytes", low=1, panel="Server")
+    max_choices: int = setting("Maximum number of prompts times n of a request", int, 64, low=1, panel="Server")
+    timeout: float = setting("Maximum duration of a request", float, 600.0, unit="seconds", low=0.1, panel="Server")
+    reasoning: bool = setting("Separate reasoning_content of chats: what models write between <think> and </think>", bool, True, panel="Server")
+    otlp_endpoint: str | None = setting("Collector of OpenTelemetry spans, such as http://localhost:4318/v1/traces; needs the extra tracing", str, panel="Server")
+    drain: float = setting("Time for running requests when the server is told to stop", float, 30.0, unit="seconds", low=0, panel="Server")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig(Config):
     """Where Ray runs engines, and on what."""
 
-    cpus: float | None = setting("CPUs of each engine, fractions too", float, low=0, unset="an equal share", panel=REPLICAS)
-    gpus: float = setting("GPUs of each engine, fractions too", float, 0.0, low=0, panel=REPLICAS)
-    address: str | None = setting("Address of a Ray cluster", str, unset="a cluster on this machine that ends with the command", panel=REPLICAS)
+    cpus: float | None = setting("CPUs of each engine, fractions too", float, low=0, unset="an equal share", panel="Replicas")
+    gpus: float = setting("GPUs of each engine, fractions too", float, 0.0, low=0, panel="Replicas")
+    address: str | None = setting("Address of a Ray cluster", str, unset="a cluster on this machine that ends with the command", panel="Replicas")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaConfig(ClusterConfig):
     """Several engines behind one address, through Ray Serve."""
 
-    replicas: int | None = setting("Number of engines behind one address, through Ray Serve", int, low=1, unset="one engine in this process", panel=REPLICAS)
-    max_replicas: int | None = setting("Maximum number of engines under load", int, low=1, unset="--replicas", panel=REPLICAS)
+    replicas: int | None = setting("Number of engines behind one address, through Ray Serve", int, low=1, unset="one engine in this process", panel="Replicas")
+    max_replicas: int | None = setting("Maximum number of engines under load", int, low=1, unset="--replicas", panel="Replicas")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchConfig(ClusterConfig):
     """Many prompts of a file, through Ray."""
 
-    workers: int = setting("Number of engines, each in a process of its own", int, 1, low=1, panel=REPLICAS)
-    rows_a_part: int = setting("Number of rows in a batch, which a failing worker loses at most", int, 16, low=1, flag="--rows", panel=REPLICAS)
-    seed: int = setting("Random seed; the row's number is added", int, 0, panel=SAMPLING)
-    resume: bool = setting("Continuation of an earlier run", bool, False, flag="--resume", panel=REPLICAS)
-    share: bool = setting("Suffix decoding from the outputs of all workers", bool, False, flag="--share", panel=REPLICAS)
+    workers: int = setting("Number of engines, each in a process of its own", int, 1, low=1, panel="Replicas")
+    rows_a_part: int = setting("Number of rows in a batch, which a failing worker loses at most", int, 16, low=1, flag="--rows", panel="Replicas")
+    seed: int = setting("Random seed; the row's number is added", int, 0, panel="Sampling")
+    resume: bool = setting("Continuation of an earlier run", bool, False, flag="--resume", panel="Replicas")
+    share: bool = setting("Suffix decoding from the outputs of all workers", bool, False, flag="--share", panel="Replicas")
 
 
 # fmt: on

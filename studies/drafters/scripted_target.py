@@ -36,7 +36,7 @@ class ScriptedTarget(Target):
 
     @property
     def offers(self) -> Needs:
-        return Needs(logits=True, aux=True, every_round=True)
+        return Needs(logits=True, aux=True, every_step=True)
 
     def prefill(self, slots: Sequence[int], token_ids: Sequence[Sequence[int]], *, hidden: Sequence[int] = ()) -> Scores:
         self._lengths[0] += len(token_ids[0])

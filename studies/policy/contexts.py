@@ -150,7 +150,7 @@ class Simulation:
 def length_by(stop: Stop, context: Context, most: int) -> int:
     """Tokens of a chain that ends by its own path."""
     depth, reach = 1, acceptance_at(context.confidence[0], np.array(stop.acceptance))
-    while depth < most and reach >= stop.least[min(depth, len(stop.least)) - 1]:
+    while depth < most and reach >= stop.min_reach[min(depth, len(stop.min_reach)) - 1]:
         reach *= acceptance_at(context.confidence[depth], np.array(stop.acceptance))
         depth += 1
     return depth
@@ -209,7 +209,7 @@ def rule_run(simulation: Simulation) -> Float[np.ndarray, "P 2"]:
         tokens, seconds = figures.sum(0)
         least = min_reaches(tokens / seconds, following[0] / following[1], 1, 1, simulation.costs)
         stop = Stop(least or (1.0,), rates)
-        figures = simulation.run(lambda context, stop=stop: length_by(stop, context, min(len(stop.least), simulation.depth)))
+        figures = simulation.run(lambda context, stop=stop: length_by(stop, context, min(len(stop.min_reach), simulation.depth)))
     return figures
 
 

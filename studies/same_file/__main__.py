@@ -9,7 +9,7 @@ from polydraft.bench.record import write_texts
 from polydraft.cli.files import check_output, say_written
 from polydraft.cli.progress import bars
 from polydraft.errors import unknown_name
-from polydraft.numerics.threads import usable_cores
+from polydraft.numerics.processor import usable_cores
 from studies.question_files import QUESTIONS, questions
 from studies.same_file.comparison import FileComparison
 from studies.same_file.page import page

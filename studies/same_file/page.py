@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polydraft.bench.record import command_line, csv_table, markdown_table, processor
-from polydraft.numerics.threads import usable_cores
+from polydraft.numerics.processor import usable_cores
 from studies.peers import flags
 from studies.same_file.comparison import FileComparison
 from studies.same_file.records import CONTEXT, DRAFT_LENGTH, OURS, PEER, PROGRAM, Continuation

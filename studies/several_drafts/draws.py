@@ -14,7 +14,7 @@ from jaxtyping import Float
 from polydraft.core import Budget, Request, SamplingParams
 from polydraft.core.geometry import chain
 from polydraft.drafters.text.ngram import NgramDrafter
-from polydraft.sampling import noise
+from polydraft.sampling import categorical
 from studies.several_drafts.rows import Prefix, RowStore
 
 __all__ = ["MAX_DEPTH", "MAX_PATHS", "WIDTHS", "DraftTree", "draw_trees", "lookup", "side_by_side", "with_spares"]
@@ -81,7 +81,7 @@ class Noise:
 def systematic(q: Float[np.ndarray, " V"], u: float, count: int) -> list[int]:
     """Draws at equal steps of one uniform; a single one is an ordinary draw."""
     drawn = np.zeros(count, np.int64)
-    noise.choose_systematic(np.ascontiguousarray(q), u, drawn)
+    categorical.choose_systematic(np.ascontiguousarray(q), u, drawn)
     return drawn.tolist()
 
 

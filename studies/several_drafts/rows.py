@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 
 from polydraft.core import TokenTree
-from polydraft.models.slots import TREE_ROOM, common_length
+from polydraft.models.slot_pool import common_length
+from polydraft.models.slots import TREE_ROOM
 
 __all__ = ["KEPT_TOKENS", "RowStore", "joined"]
 

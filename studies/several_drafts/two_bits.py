@@ -14,7 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.models.compiled.formats import raw_blocks, rounded_blocks
-from polydraft.models.loading.checkpoint import EMBEDDING, Checkpoint, head_width
+from polydraft.models.loading.checkpoint import EMBEDDING, Checkpoint
+from polydraft.models.rotary import head_width
 
 __all__ = ["in_two_bits", "two_bit_blocks", "zero_padded"]
 

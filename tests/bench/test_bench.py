@@ -41,7 +41,7 @@ def contender(name, order, temperature=0.0, fails_at=None):
     return Contender(name, None, None, temperature, generate)
 
 
-def test_everyone_runs_each_round_and_the_first_one_changes():
+def test_everyone_runs_each_step_and_the_first_one_changes():
     order = []
     found = measure([contender(n, order) for n in "abc"], PROMPTS, max_tokens=2, repetitions=2)
     rounds = ["".join(order[i : i + 3]) for i in range(0, len(order), 3)]

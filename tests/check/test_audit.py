@@ -76,7 +76,7 @@ def test_log_probabilities_of_something_else_fail_alone_where_the_tokens_are_the
 
 
 def test_the_command_tells_and_ends_with_its_status():
-    given = ["check", "--model", FOLDER, "--rounds", "60", "--max-tokens", "8", "--temperature", "0"]
+    given = ["check", "--model", FOLDER, "--steps", "60", "--max-tokens", "8", "--temperature", "0"]
     with serving(engine("match", drafter="ngram")) as served:
         found = CliRunner().invoke(app, [*given, "--url", f"{served.url}/v1", "--json"])
         shown = CliRunner().invoke(app, [*given, "--url", served.url])

@@ -9,7 +9,7 @@ from scipy import stats
 
 from polydraft.core import NoiseKey
 from polydraft.errors import InvalidInputError
-from polydraft.sampling import noise
+from polydraft.sampling import categorical, noise
 from polydraft.sampling.noise import Stream
 
 LAST_BELOW_ONE = math.nextafter(1.0, 0.0)
@@ -127,7 +127,7 @@ def test_choose_has_exactly_the_distribution_when_u_is_scanned(dtype, vocab_size
     counts = torch.from_numpy(np.random.default_rng(vocab_size).integers(0, 4, vocab_size)) + (vocab_size == 1)
     total = int(counts.sum())
     u = (torch.arange(total) + 0.5).double() / total
-    ids = noise.choose(counts.to(dtype).expand(total, -1), u)
+    ids = categorical.choose(counts.to(dtype).expand(total, -1), u)
     assert torch.equal(torch.bincount(ids, minlength=vocab_size), counts)
 
 
@@ -138,33 +138,33 @@ weights = st.lists(st.sampled_from([0.0, 5e-324, 1e-300, 1e-9, 0.1, 1 / 3, 1.0, 
 @given(weights.filter(any), st.one_of(st.sampled_from([0.0, LAST_BELOW_ONE, 1.0]), st.floats(0, 1)))
 def test_choose_never_takes_a_token_that_cannot_be(probs, u):
     row, draw = torch.tensor([probs], dtype=torch.float64), torch.tensor([u], dtype=torch.float64)
-    assert probs[noise.choose(row, draw)] > 0
-    assert probs[noise.try_choose(row, draw)] > 0
+    assert probs[categorical.choose(row, draw)] > 0
+    assert probs[categorical.try_choose(row, draw)] > 0
 
 
 def test_choose_takes_the_first_and_last_possible_token_at_the_ends():
     p = torch.tensor([0.0] * 200 + [0.3, 0.3, 0.1] + [0.0] * 200).expand(3, -1)
-    assert noise.choose(p, torch.tensor([0.0, LAST_BELOW_ONE, 1.0], dtype=torch.float64)).tolist() == [200, 202, 202]
+    assert categorical.choose(p, torch.tensor([0.0, LAST_BELOW_ONE, 1.0], dtype=torch.float64)).tolist() == [200, 202, 202]
 
 
 def test_choose_agrees_with_its_torch_version():
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(500, 777, generator=generator).pow(8).softmax(-1)
     u = torch.rand(500, generator=generator, dtype=torch.float64)
-    assert torch.equal(noise.choose(p, u), noise.try_choose(p, u))
+    assert torch.equal(categorical.choose(p, u), categorical.try_choose(p, u))
 
 
 def test_choose_keeps_leading_dimensions():
     p = torch.tensor([0.0, 1.0])
-    assert noise.choose(p.expand(3, 4, 2), torch.zeros(3, 4)).tolist() == [[1] * 4] * 3
-    assert noise.choose(p, torch.tensor(0.5)).item() == 1
+    assert categorical.choose(p.expand(3, 4, 2), torch.zeros(3, 4)).tolist() == [[1] * 4] * 3
+    assert categorical.choose(p, torch.tensor(0.5)).item() == 1
 
 
 @pytest.mark.parametrize("row", [[0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]])
 def test_choose_refuses_a_row_that_is_no_distribution(row):
     with pytest.raises(InvalidInputError, match="row 1"):
-        noise.choose(torch.tensor([[0.5, 0.5], row]), torch.tensor([0.5, 0.5]))
-    assert noise.try_choose(torch.tensor([row]), torch.tensor([0.5])).item() == -1
+        categorical.choose(torch.tensor([[0.5, 0.5], row]), torch.tensor([0.5, 0.5]))
+    assert categorical.try_choose(torch.tensor([row]), torch.tensor([0.5])).item() == -1
 
 
 @pytest.mark.parametrize("start", [0, 3, 6])

@@ -13,7 +13,7 @@ from polydraft.core import geometry as trees
 from polydraft.core.params import SamplingParams
 from polydraft.errors import InvalidInputError
 from polydraft.numerics.threads import sync
-from polydraft.sampling import noise, truncation
+from polydraft.sampling import categorical, noise, truncation
 from polydraft.sampling import processing as sampling
 
 V = 40
@@ -236,7 +236,7 @@ def test_ids_outside_the_vocabulary_are_refused(params):
 def test_tokens_chosen_with_the_noise_follow_the_distribution():
     p, rounds = distribution_of(random_logits(5, V), SamplingParams(top_k=12, temperature=1.5)), 20_000
     u = noise.uniforms(NoiseKey.of([1] * rounds, [0] * rounds, range(rounds)), noise.Stream.EXTRA, 1)[:, 0]
-    counts = noise.choose(p.expand(rounds, -1), u).bincount(minlength=V)
+    counts = categorical.choose(p.expand(rounds, -1), u).bincount(minlength=V)
     possible = p > 0
     assert int(counts[~possible].sum()) == 0
     assert stats.chisquare(counts[possible], rounds * p[possible]).pvalue > 1e-4

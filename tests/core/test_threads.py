@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from numba import njit, types
 
-from polydraft.numerics import threads
-from polydraft.numerics.threads import MAX_THREADS, Pool, default_threads, put_arguments, share, shared_code, sync
+from polydraft.numerics import processor, threads
+from polydraft.numerics.shared_code import put_arguments, shared_code
+from polydraft.numerics.threads import MAX_THREADS, Pool, default_threads, share, sync
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="helpers need POSIX threads")
 MOST_TURNS = 20_000_000
@@ -176,8 +177,8 @@ def test_a_large_model_takes_the_physical_cores_that_it_may_use(monkeypatch, fil
         text = next((text for name, text in files.items() if name in path), "")
         return text.format(pair="0-1" if "cpu0" in path or "cpu1" in path else "2-3")
 
-    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
-    monkeypatch.setattr(threads, "_content", content)
+    monkeypatch.setattr(processor.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(processor, "_content", content)
     assert default_threads(1 << 30) == cores
     assert default_threads(1 << 20) == 1
 

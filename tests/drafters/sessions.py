@@ -134,7 +134,7 @@ class Head:
         return Draft(tree, DraftSampling.POINT_MASS, TreeShape.CHAIN, None, torch.full_like(tree.tokens, -1))
 
     def observe(self, states, outcome, scores):
-        last = [path[-1] if path else 0 for path in outcome.lists[0]]
+        last = [path[-1] if path else 0 for path in outcome.lists.paths]
         emitted = zip(states, outcome.emitted(scores.tree), strict=True)
         return [((*text, *new), scores.hidden[1][b, last[b]]) for b, ((text, _), new) in enumerate(emitted)]
 

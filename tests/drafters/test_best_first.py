@@ -12,7 +12,7 @@ from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.methods.registry import verifier
 from polydraft.models import load, pair
-from polydraft.models.slots import Slots
+from polydraft.models.slot_pool import Slots
 from polydraft.testing import Grown, Tables, measure
 from tests.drafters.sessions import models, requests
 from tests.engine.tables import TableModel
@@ -27,7 +27,7 @@ def reference(model, text, budget, temperature=1.0):
         before, last = [*text, *path][-2:] if len(text) + len(path) > 1 else (0, text[-1])
         return (model.logits[before, last] / temperature).softmax(-1).numpy()
 
-    given = {"max_nodes": budget.max_nodes, "max_depth": budget.max_depth, "least": budget.least}
+    given = {"max_nodes": budget.max_nodes, "max_depth": budget.max_depth, "min_path_prob": budget.min_path_prob}
     tokens, parents, _ = grow_by_probability(row, **given)
     return [text[-1], *tokens[1:]], parents
 
@@ -47,11 +47,11 @@ def without_padding(tokens, parents):
     return tokens[:size], parents[:size]
 
 
-@pytest.mark.parametrize("least", [0.0, 0.02, 0.1, 1.0])
+@pytest.mark.parametrize("min_path_prob", [0.0, 0.02, 0.1, 1.0])
 @pytest.mark.parametrize(("nodes", "depth"), [(1, 1), (6, 3), (20, 4), (40, 2)])
-def test_the_tree_is_the_references_where_the_beam_does_not_bind(nodes, depth, least):
+def test_the_tree_is_the_references_where_the_beam_does_not_bind(nodes, depth, min_path_prob):
     prompts = [[1, 2, 3], [4], [0, 0]]
-    budget = Budget.grown(nodes, depth, nodes, least=least)
+    budget = Budget.grown(nodes, depth, nodes, min_path_prob=min_path_prob)
     small, (tokens, parents) = drafted([budget] * 3, prompts)
     for b, prompt in enumerate(prompts):
         assert without_padding(tokens[b], parents[b]) == reference(small, prompt, budget)
@@ -67,7 +67,7 @@ def test_the_distribution_is_the_requests_and_tempered_for_a_greedy_one(temperat
 def test_rows_of_a_batch_grow_as_they_would_alone_in_one_pass_a_depth():
     prompts, budgets = (
         [[1, 2, 3], [4], [0, 0], [5]],
-        [Budget.grown(9, 3, 2), Budget.grown(4, 4, 1), Budget.grown(0, 0), Budget.grown(16, 2, 8, least=0.05)],
+        [Budget.grown(9, 3, 2), Budget.grown(4, 4, 1), Budget.grown(0, 0), Budget.grown(16, 2, 8, min_path_prob=0.05)],
     )
     small, (tokens, parents) = drafted(budgets, prompts)
     assert small.passes == 2 * 4
@@ -87,10 +87,10 @@ def test_what_is_pruned_or_truncated_away_is_not_drafted():
     assert len(drafted([Budget.grown(30, 2, 8)], [[1, 2]], repetition_penalty=1.5)[1][0][0]) == 31
 
 
-@pytest.mark.parametrize("least", [-0.1, 1.5, float("nan")])
-def test_an_impossible_least_probability_is_refused(least):
+@pytest.mark.parametrize("min_path_prob", [-0.1, 1.5, float("nan")])
+def test_an_impossible_path_probability_is_refused(min_path_prob):
     with pytest.raises(InvalidInputError, match="a probability in"):
-        Budget.grown(4, 2, least=least)
+        Budget.grown(4, 2, min_path_prob=min_path_prob)
 
 
 def test_a_scored_row_is_not_fed_again_even_where_none_of_its_children_was_kept():
@@ -98,7 +98,7 @@ def test_a_scored_row_is_not_fed_again_even_where_none_of_its_children_was_kept(
     drafter = ModelDrafter(small, "top_k")
     (state,) = drafter.start(requests([1, 2]))
     tree = drafter.propose([state], [Budget.grown(1, 2)]).tree
-    top = tree.lists[0][0][1]
+    top = tree.lists.tokens[0][1]
     outcome = Outcome(torch.tensor([[1]]), torch.tensor([1]), torch.tensor([0]))
     (state,) = drafter.observe([state], outcome, Scores(tree, torch.zeros(1, 2, 5)))
     assert state.pending == (0,) and small.texts[state.slot] == [1, 2, top]
@@ -158,7 +158,7 @@ def test_the_compiled_tree_is_the_one_grown_depth_by_depth(params):
     model = load.load_model(str(pair.draft_folder()), device="cpu", max_num_seqs=8)
     tokenizer = load.load_tokenizer(str(pair.draft_folder()))
     texts = [load.encode(tokenizer, p.text) for p in pair.prompts()[:4]]
-    budgets = [Budget.grown(12, 5, 3), Budget.grown(5, 2, 5), Budget.grown(0, 4), Budget.grown(30, 6, 2, least=0.02)]
+    budgets = [Budget.grown(12, 5, 3), Budget.grown(5, 2, 5), Budget.grown(0, 4), Budget.grown(30, 6, 2, min_path_prob=0.02)]
     compiled = ModelDrafter(model, "top_k").start(requests(*texts, **params))
     drafter = ModelDrafter(model, "top_k")
     drafter.slots = Slots(model, [4, 5, 6, 7])

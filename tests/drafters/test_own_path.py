@@ -14,12 +14,14 @@ from polydraft.drafters.model import best_first
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
 from polydraft.models import load, pair
-from polydraft.models.slots import Slots
+from polydraft.models.slot_pool import Slots
 from polydraft.policy.fixed import FixedPolicy
 from tests.drafters.sessions import models, play, requests
 
 UNSURE = Stop((0.12, 0.08))
-SPARES = Stop((0.3, 0.4), tuple(0.9 * a for a in IDENTITY), spare_least=(0.02, 0.02, 0.06, 0.06, 0.1, 0.2), spare_acceptance=0.5)
+SPARES = Stop(
+    (0.3, 0.4), tuple(0.9 * a for a in IDENTITY), min_spare_chance=(0.02, 0.02, 0.06, 0.06, 0.1, 0.2), spare_acceptance=0.5
+)
 SHAPES = [Budget.fixed(chain(6)), Budget.fixed(paths(3, 4)), Budget.fixed(paths(2, 4, 2))]
 CHAINS = [Budget.fixed(chain(5)).ending(SPARES), Budget.fixed(chain(3)).ending(SPARES), Budget.fixed(chain(4)).ending(UNSURE)]
 
@@ -67,7 +69,7 @@ def test_a_sampled_chain_goes_on_behind_an_unlikely_token_as_its_bin_is_accepted
     for length in range(20, 76, 8):
         states = drafter.start(requests(*(text[:length] for text in texts), temperature=1.0))
         draft = drafter.propose(states, [Budget.fixed(chain(4)).ending(stop)] * len(states))
-        assert draft.tree.lists[1] == [[-1, 0, 1]] * len(states)
+        assert draft.tree.lists.parents == [[-1, 0, 1]] * len(states)
         confidences += draft.confidence[:, 1].tolist()
         drafter.release(states)
     assert min(confidences) < 0.005
@@ -90,7 +92,7 @@ def test_a_node_goes_on_where_the_product_of_acceptances_along_its_path_is_large
                 reach = np.prod([acceptance_at(drawn[path[: d + 1]][0], np.array(IDENTITY)) for d in range(len(path))])
                 assert confidence == pytest.approx(every[path][0], abs=1e-5)  # what is drawn is what the whole tree has there
                 if every[path][1]:
-                    assert goes_on == (reach >= UNSURE.least[min(len(path), 2) - 1])
+                    assert goes_on == (reach >= UNSURE.min_reach[min(len(path), 2) - 1])
                     inner, ends = inner + goes_on, ends + (not goes_on)
     assert inner > 2 and ends > 2
 
@@ -105,7 +107,7 @@ def test_rounds_of_drafts_that_end_early_leave_the_cache_of_a_fresh_start(compil
     states = drafter.start(requests(*texts))
     for accepted in (2, 0, 4, 1):
         draft = drafter.propose(states, [budget] * 3)
-        depth, parents = trees.depths(draft.tree), draft.tree.lists[1]
+        depth, parents = trees.depths(draft.tree), draft.tree.lists.parents
         paths_taken = []
         for b in range(3):
             node = int((depth[b] == min(accepted, int(depth[b].max()))).nonzero()[-1])  # of a chain the spare sibling there
@@ -141,7 +143,7 @@ def test_twenty_rounds_leave_exactly_the_committed_tokens_in_the_cache():
 def test_the_compiled_tree_with_calibrated_probabilities_is_the_one_grown_depth_by_depth(temperature):
     model, texts = embedded()
     wary = Stop((0.6, 0.5), tuple(0.8 * a for a in IDENTITY))
-    budgets = [Budget.grown(n, 5, w, least=0.03).ending(wary) for n, w in ((12, 3), (20, 2), (6, 1))]
+    budgets = [Budget.grown(n, 5, w, min_path_prob=0.03).ending(wary) for n, w in ((12, 3), (20, 2), (6, 1))]
     one, two = ModelDrafter(model, "top_k"), ModelDrafter(model, "top_k")
     two.slots = Slots(model, [4, 5, 6])
     states, others = (d.start(requests(*texts, temperature=temperature)) for d in (one, two))
@@ -152,9 +154,9 @@ def test_the_compiled_tree_with_calibrated_probabilities_is_the_one_grown_depth_
     for b, g in enumerate(budgets):
         reach = {0: 1.0}
         for n in range(1, trees.subtree(tree, b).num_nodes):
-            parent = tree.lists[1][b][n]
+            parent = tree.lists.parents[b][n]
             reach[n] = reach[parent] * ranked_acceptance_at(float(confidence[b, n]), np.array(wary.acceptance))
-            assert reach[n] >= g.least
+            assert reach[n] >= g.min_path_prob
     assert trees.depths(tree).max() < 5
 
 
@@ -179,7 +181,7 @@ def two_drafters():
 
 def parts_of(draft, b):
     """Length of the chain, and the parents of the spare siblings behind it."""
-    parents = [p for p in draft.tree.lists[1][b][1:] if p >= 0]
+    parents = [p for p in draft.tree.lists.parents[b][1:] if p >= 0]
     length = next((n for n, p in enumerate(parents) if p != n), len(parents))
     return length, parents[length:]
 
@@ -199,26 +201,26 @@ def test_spare_siblings_follow_the_chain_best_first_and_are_the_same_compiled_an
         torch.testing.assert_close(compiled.confidence.double(), grown.confidence.double(), rtol=0, atol=1e-4)
         plain = drafters[0].propose(states, [g.without_spares() for g in CHAINS])
         for b in range(3):
-            tokens, (length, spares) = compiled.tree.lists[0][b], parts_of(compiled, b)
-            assert tokens[1 : length + 1] == plain.tree.lists[0][b][1 : length + 1]  # the chain is drawn as without them
+            tokens, (length, spares) = compiled.tree.lists.tokens[b], parts_of(compiled, b)
+            assert tokens[1 : length + 1] == plain.tree.lists.tokens[b][1 : length + 1]  # the chain is drawn as without them
             assert len({*spares}) == len(spares) and all(tokens[1 + length + i] != tokens[p + 1] for i, p in enumerate(spares))
             acceptance = [acceptance_at(float(c), np.array(SPARES.acceptance)) for c in compiled.confidence[b, 1 : length + 1]]
             chances = {n: np.prod(acceptance[:n]) * (1 - acceptance[n]) * 0.5 for n in range(length)}
             if CHAINS[b].has_spares:
                 best = sorted(chances, key=chances.get, reverse=True)
                 assert spares == best[: len(spares)] and all(
-                    chances[n] >= SPARES.spare_least[length - 1 + i] for i, n in enumerate(spares)
+                    chances[n] >= SPARES.min_spare_chance[length - 1 + i] for i, n in enumerate(spares)
                 )
                 drawn = length + len(spares)
                 assert (
                     len(spares) == length
-                    or drawn > len(SPARES.spare_least)
-                    or chances[best[len(spares)]] < SPARES.spare_least[drawn - 1]
+                    or drawn > len(SPARES.min_spare_chance)
+                    or chances[best[len(spares)]] < SPARES.min_spare_chance[drawn - 1]
                 )
             else:
                 assert not spares
             for n in range(1, length + len(spares) + 1):
-                parent = compiled.tree.lists[1][b][n]
+                parent = compiled.tree.lists.parents[b][n]
                 assert (
                     compiled.rows[b, n] == compiled.rows[b, parent + 1] and compiled.probs[b, compiled.rows[b, n], tokens[n]] > 0
                 )

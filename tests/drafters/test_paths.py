@@ -14,7 +14,7 @@ from polydraft.drafters.model.kinds import KINDS
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import CapacityError, InvalidInputError, UnknownNameError
 from polydraft.models import load, pair
-from polydraft.models.slots import Slots
+from polydraft.models.slot_pool import Slots
 from polydraft.sampling import noise
 from polydraft.verifiers.inputs import check_draft
 from tests.drafters.sessions import distributions, models, play, requests

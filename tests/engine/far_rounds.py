@@ -12,7 +12,7 @@ import torch
 from polydraft.core import DraftSampling, SamplingParams
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.engine.api import Engine
-from polydraft.sampling.noise import choose_systematic
+from polydraft.sampling.categorical import choose_systematic
 from polydraft.verifiers import flow
 from polydraft.verifiers.lift.contexts import Contexts
 from tests.engine.tables import TableModel

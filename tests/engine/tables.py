@@ -37,7 +37,7 @@ class TableModel(Target):
     def copy(self, source, slot, length):
         self.texts[slot] = self.texts[source][:length]
 
-    offers = Needs(hidden=(0, 1), embeddings=True, head=True, logits=True, aux=True, every_round=True)
+    offers = Needs(hidden=(0, 1), embeddings=True, head=True, logits=True, aux=True, every_step=True)
     """State 0 of a token says which it is, the last state is its row of logits; both with zeros behind, up to a width of eights."""
 
     def embed(self, token_ids):

@@ -44,7 +44,7 @@ def test_greedy_rows_are_trees_without_rows_beside_chains_that_were_drawn(monkey
     fast.generate(PROMPTS, params_of_all())
     first = drafts[0]
     assert first.sampling is DraftSampling.IID and first.shape is TreeShape.CHAIN
-    parents = first.tree.lists[1]
+    parents = first.tree.lists.parents
     assert max(map(parents[0].count, parents[0][1:])) > 1 and parents[1][:4] == [-1, 0, 1, 2]
     assert (first.rows[0] == -1).all() and (first.rows[1, 1:4] >= 0).all()
     assert first.confidence is not None

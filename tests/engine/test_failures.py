@@ -17,7 +17,7 @@ from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine.filling import Filling
 from polydraft.engine.step import Stepper
 from polydraft.errors import DrafterWarning, GrammarError, InvalidInputError, RequestWarning
-from polydraft.models.slots import Slots
+from polydraft.models.slot_pool import Slots
 from tests.engine.tables import TableModel, plain_greedy, table_engine
 from tests.exactness.runs import every_run
 

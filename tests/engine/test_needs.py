@@ -61,7 +61,7 @@ class Collector(NgramDrafter):
         self.told += 1
         if self.told in self.fail:
             raise RuntimeError("told once too often")
-        emitted, paths = outcome.emitted(scores.tree), outcome.lists[0]
+        emitted, paths = outcome.emitted(scores.tree), outcome.lists.paths
         mine = [state.mine for state in states]
         new = super().observe(states, outcome, scores)
         for b, (state, (rows, text)) in enumerate(zip(new, mine, strict=True)):

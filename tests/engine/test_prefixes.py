@@ -5,7 +5,7 @@ import pytest
 from polydraft.core import Request, SamplingParams
 from polydraft.engine.api import Engine
 from polydraft.models import load, pair
-from polydraft.models.slots import Slots
+from polydraft.models.slot_pool import Slots
 
 TEXT = pair.prompts()[0].text
 GREEDY = SamplingParams(temperature=0, max_tokens=12)

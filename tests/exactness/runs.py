@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from polydraft.core import DraftSampling
-from polydraft.sampling import noise
+from polydraft.sampling import categorical
 from polydraft.testing import sibling_draws
 
 
@@ -22,12 +22,12 @@ class Draws:
         self.at, self.probability = 0, 1.0
 
     def choose(self, probs: torch.Tensor, *_: Any) -> torch.Tensor:
-        """In the place of `noise.choose` and `noise.draw`."""
+        """In the place of `categorical.choose` and `categorical.draw`."""
         rows = probs.double().reshape(-1, probs.shape[-1])
         return torch.tensor([self._draw(row / row.sum()) for row in rows]).reshape(probs.shape[:-1])
 
     def choose_systematic(self, probs: np.ndarray, u: float, drawn: np.ndarray) -> None:
-        """In the place of `noise.choose_systematic`: one draw of a tuple."""
+        """In the place of `categorical.choose_systematic`: one draw of a tuple."""
         every = list(sibling_draws(DraftSampling.SYSTEMATIC, [probs.astype(float)], len(drawn)))
         drawn[:] = every[self._draw(torch.tensor([p for p, _ in every], dtype=torch.float64))][1]
 
@@ -50,11 +50,11 @@ class Draws:
 
 
 def every_run(program: Callable[[], Any], monkeypatch: Any) -> Iterator[tuple[float, Any]]:
-    """(probability, result) of every run of a program whose only randomness is `noise.choose`, `noise.choose_systematic` and `noise.draw`."""
+    """(probability, result) of every run of a program whose only randomness is `categorical.choose`, `categorical.choose_systematic` and `categorical.draw`."""
     draws, more = Draws(), True
-    monkeypatch.setattr(noise, "choose", draws.choose)
-    monkeypatch.setattr(noise, "draw", draws.choose)
-    monkeypatch.setattr(noise, "choose_systematic", draws.choose_systematic)
+    monkeypatch.setattr(categorical, "choose", draws.choose)
+    monkeypatch.setattr(categorical, "draw", draws.choose)
+    monkeypatch.setattr(categorical, "choose_systematic", draws.choose_systematic)
     while more:
         draws.begin()
         result = program()

@@ -15,7 +15,7 @@ from polydraft.core import geometry as trees
 from polydraft.methods import registry
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.vectors import PANEL
-from polydraft.sampling import noise
+from polydraft.sampling import categorical, noise
 from polydraft.testing import enumerate_drafts, measure
 from tests.exactness.harness import SHAPES, by_depth
 from tests.models.test_draft_vocabulary import VOCABULARY, model
@@ -67,7 +67,7 @@ def drafted():
         tokens, key = proposal.tree.tokens[0].tolist(), NoiseKey.of([seed], [0], [3])
         for n in (1, 2, 3):
             row = proposal.probs[0, proposal.rows[0, n]]
-            assert tokens[n] == int(noise.choose(row[None], noise.uniforms(key, noise.Stream.DRAFT, 4)[:, n]))
+            assert tokens[n] == int(categorical.choose(row[None], noise.uniforms(key, noise.Stream.DRAFT, 4)[:, n]))
             path = tuple(ALLOWED.index(token) for token in tokens[1:n])
             assert np.array_equal(found.setdefault(path, row.numpy()), row.numpy())
     return {path: four(row) for path, row in found.items()}

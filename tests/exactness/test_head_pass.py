@@ -17,7 +17,8 @@ from polydraft.heads.block import BlockDrafter
 from polydraft.heads.depth_compiled import DepthDistributions
 from polydraft.heads.markov import KINDS, confidence_logits, markov, markov_shapes, place
 from polydraft.methods import registry
-from polydraft.sampling.noise import Stream, choose_row, uniform_at
+from polydraft.sampling.categorical import choose_row
+from polydraft.sampling.noise import Stream, uniform_at
 from polydraft.testing import Tables, enumerate_drafts, measure
 from tests.engine.tables import TableModel
 from tests.exactness.harness import SHAPES, by_depth
@@ -239,7 +240,7 @@ def test_the_drafters_confidence_keeps_or_drops_all_siblings(drawn):
             return all(model.sure(path[:d]) >= least for d in range(len(path)))
 
         every = [path_of(a, n) for n in range(1, a.tree.num_nodes)]
-        kept = [path_of(b, n) for n in range(1, b.tree.num_nodes) if b.tree.lists[1][0][n] >= 0]
+        kept = [path_of(b, n) for n in range(1, b.tree.num_nodes) if b.tree.lists.parents[0][n] >= 0]
         assert kept == [path for path in every if goes_on(path)]
         for n in range(1, len(kept) + 1):
             np.testing.assert_allclose(b.probs[0, int(b.rows[0, n])], model.row(path_of(b, n)[:-1]), atol=1e-6)

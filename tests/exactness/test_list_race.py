@@ -7,7 +7,7 @@ from scipy.stats import chi2
 from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape
 from polydraft.errors import InvalidInputError
 from polydraft.methods.registry import verifier
-from polydraft.sampling import noise
+from polydraft.sampling import categorical, noise
 from tests.theory import closed_forms as reference
 
 V, DEPTH, SEEDS = 4, 2, 6000
@@ -44,7 +44,9 @@ def test_distribution_of_two_tokens_is_the_targets(K):
     first = torch.tensor([t[0] for t in texts])
     assert p_value(first, P[0], V) > 1e-3
     fresh = torch.rand(SEEDS, generator=torch.Generator().manual_seed(K), dtype=torch.float64)
-    second = torch.tensor([t[1] if len(t) > 1 else int(noise.choose(P[t[0]], u)) for t, u in zip(texts, fresh, strict=True)])
+    second = torch.tensor(
+        [t[1] if len(t) > 1 else int(categorical.choose(P[t[0]], u)) for t, u in zip(texts, fresh, strict=True)]
+    )
     assert len(long) > SEEDS / 4
     assert p_value(first * V + second, (P[0][:, None] * P).flatten(), V * V) > 1e-3
 

@@ -156,7 +156,7 @@ def test_which_verifiers_take_spare_siblings():
     assert {"traversal", "recursive_wor", "single_with_spares", "match"} <= {*TAKES_SPARES}
     for name in ("greedy_traversal_wor", "greedy_plus_one"):
         assert name not in TAKES_SPARES and worst_of_spares(name, [by_whole_chain]) > 0.05
-    assert Budget.fixed((-1, 0, 1)).ending(Stop((0.3,), spare_least=(0.1,))).shape is TreeShape.GROWN
+    assert Budget.fixed((-1, 0, 1)).ending(Stop((0.3,), min_spare_chance=(0.1,))).shape is TreeShape.GROWN
 
 
 @pytest.mark.parametrize("name", ["traversal", "recursive_wor"])
@@ -167,4 +167,4 @@ def test_spare_siblings_that_are_dropped_after_a_look_at_them_or_drawn_with_the_
 
 def test_spare_siblings_of_a_fixed_tree_that_is_no_chain_are_refused():
     with pytest.raises(InvalidInputError, match="expected a chain"):
-        Budget.fixed((-1, 0, 0)).ending(Stop((0.3,), spare_least=(0.1,)))
+        Budget.fixed((-1, 0, 0)).ending(Stop((0.3,), min_spare_chance=(0.1,)))

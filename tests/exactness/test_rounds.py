@@ -14,7 +14,7 @@ from scipy.stats import chi2
 from polydraft.core import Draft, DraftSampling, NoiseKey, TokenTree, TreeShape
 from polydraft.core import geometry as trees
 from polydraft.methods.registry import verifier
-from polydraft.sampling import noise
+from polydraft.sampling import categorical, noise
 from tests.fast_equals_slow.walk_rounds import at_equal_steps
 from tests.support import wrong_rules
 
@@ -47,7 +47,7 @@ def drafted(last, key, shape, parents, own_position, distribution):
     for n in range(len(tokens), len(parents)):
         at = replace(key, position=key.position + depth[n] - 1) if own_position else key
         u = noise.uniforms(at, noise.Stream.DRAFT, 1, start=depth[:n].count(depth[n]) if own_position else n)[:, 0]
-        tokens.append(noise.choose(Q[tokens[parents[n]]], u))
+        tokens.append(categorical.choose(Q[tokens[parents[n]]], u))
     tree = TokenTree(torch.stack(tokens, 1), torch.tensor(parents).expand(len(last), -1).contiguous())
     rows = torch.where(tree.parents >= 0, trees.first_copies(tree).gather(1, tree.parents.clamp(min=0)), -1)
     return Draft(tree, distribution, shape, Q[tree.tokens], rows, key)

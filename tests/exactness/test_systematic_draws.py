@@ -20,7 +20,7 @@ TREES = [paths(3, 2), paths(3, 3, trunk=1), product(2, 2), ragged(3, 2, 1), (-1,
 def every_draft(drafter, parents, monkeypatch):
     (state,) = drafter.start([Request("r", (1, 2), SamplingParams(), 0)])
     for probability, draft in every_run(lambda: drafter.propose([state], [Budget.fixed(parents)]), monkeypatch):
-        tokens, above = draft.tree.lists[0][0], draft.tree.lists[1][0]
+        tokens, above = draft.tree.lists.tokens[0], draft.tree.lists.parents[0]
         found = [()]
         for n in range(1, len(tokens)):
             found.append((*found[above[n]], tokens[n]))

@@ -6,7 +6,7 @@ import torch
 from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome, SamplingParams, TokenTree, TreeShape
 from polydraft.core import geometry as trees
 from polydraft.sampling import processing as sampling
-from polydraft.sampling.noise import choose_systematic
+from polydraft.sampling.categorical import choose_systematic
 
 V, B = 37, 400
 DISTINCT = DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.GREEDY_PLUS_ONE

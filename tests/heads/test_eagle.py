@@ -187,7 +187,7 @@ def tree_path(draft, accepted):
     """The first path of a tree as deep as that, and token 7."""
     from polydraft.core import Outcome
 
-    parents, path = draft.tree.lists[1][0], [0]
+    parents, path = draft.tree.lists.parents[0], [0]
     while len(path) <= accepted and path[-1] in parents:
         path.append(parents.index(path[-1]))
     path = path[1:]

@@ -96,7 +96,7 @@ def test_after_a_round_the_heads_read_the_state_of_what_was_kept(folder, target,
         draft = drafter.propose([state], [budget])
         assert torch.equal(draft.tree.tokens, drafter.propose([state], [budget]).tree.tokens)
         scores = target.score([1], draft.tree, hidden=drafter.needs.hidden)
-        parents, path = draft.tree.lists[1][0], [0]
+        parents, path = draft.tree.lists.parents[0], [0]
         while len(path) <= accepted and path[-1] in parents:
             path.append(parents.index(path[-1]))
         outcome = Outcome.of(np.array([path[1:]], np.int64).reshape(1, -1), np.array([len(path) - 1]), np.array([7]))

@@ -58,7 +58,7 @@ def grown(row, sure, budget, draw, wrong=""):
 
     def go_on(n, end):
         while len(tokens) < end and len(paths[n]) < budget.max_depth:
-            if n and reach[n] < stop.least[min(len(paths[n]), len(stop.least)) - 1]:
+            if n and reach[n] < stop.min_reach[min(len(paths[n]), len(stop.min_reach)) - 1]:
                 break
             add(n)
             n, above = len(tokens) - 1, n
@@ -69,9 +69,9 @@ def grown(row, sure, budget, draw, wrong=""):
     length = len(tokens)
     chances = [reach[n] * (1.0 - likely(paths[n + 1])) * stop.spare_acceptance for n in range(length - 1)]
     beside = [0] * len(chances)
-    while len(tokens) < room and len(tokens) - 2 < len(stop.spare_least):
+    while len(tokens) < room and len(tokens) - 2 < len(stop.min_spare_chance):
         parent = int(np.argmax(chances))
-        if chances[parent] < stop.spare_least[len(tokens) - 2]:
+        if chances[parent] < stop.min_spare_chance[len(tokens) - 2]:
             break
         if add(parent):
             reach.append(chances[parent])

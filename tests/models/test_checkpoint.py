@@ -17,8 +17,9 @@ from polydraft.errors import ModelLoadError
 from polydraft.models import pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.load import load_model
-from polydraft.models.loading import checkpoint
+from polydraft.models.loading import checkpoint, tensor_files
 from polydraft.models.loading.folder import load_module
+from polydraft.models.rotary import rotary
 from tests.models.tree_rounds import ARCHITECTURES, small_model
 from tests.support.tiny import GROUPED
 
@@ -57,12 +58,12 @@ def test_a_folder_gives_the_same_bits_as_its_module(tmp_path, name, dtype):
     told = ("name", "vocab_size", "max_model_len", "eos_token_ids", "bos_token_id", "weight_format", "quantization_error")
     assert [getattr(ours, x) for x in told] == [getattr(theirs, x) for x in told]
     cos, sin = module.model.rotary_emb(torch.zeros(1), torch.arange(640)[None])
-    for mine, whole in zip(checkpoint.rotary(module.config, 640), (cos, sin), strict=True):
+    for mine, whole in zip(rotary(module.config, 640), (cos, sin), strict=True):
         assert torch.equal(torch.cat([mine, mine], 1), whole[0])
 
 
 def test_no_more_than_one_matrix_is_held_while_a_folder_is_packed(monkeypatch):
-    live, most, read = set(), [0], checkpoint._read
+    live, most, read = set(), [0], tensor_files._read
 
     def watched(file, name):
         gc.collect(0)
@@ -72,7 +73,7 @@ def test_no_more_than_one_matrix_is_held_while_a_folder_is_packed(monkeypatch):
         most[0] = max(most[0], sum(size for _, size in live))
         return tensor
 
-    monkeypatch.setattr(checkpoint, "_read", watched)
+    monkeypatch.setattr(tensor_files, "_read", watched)
     files = checkpoint.of_folder(str(pair.target_folder()))
     assert files is not None
     CompiledLlama(files, max_num_seqs=1)

@@ -6,6 +6,7 @@ import transformers as hf
 
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
+from polydraft.errors import ModelLoadError
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.load import load_model
 from polydraft.models.torch.hf import HFTarget
@@ -120,3 +121,10 @@ def test_the_language_model_of_a_composite_folder_runs_compiled_and_is_the_one_o
     assert isinstance(target, CompiledLlama)
     logits = target.prefill([0], [token_ids[0].tolist()]).logits[0, 0]
     assert (logits - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def test_a_composite_folder_with_a_damaged_index_is_refused(tmp_path):
+    gemma3().save_pretrained(tmp_path, max_shard_size="50KB")
+    (tmp_path / "model.safetensors.index.json").write_text("{")
+    with pytest.raises(ModelLoadError, match="could not be loaded"):
+        load_model(str(tmp_path), max_num_seqs=1)

@@ -48,7 +48,7 @@ class Probe(ShardedTarget):
     def _forget(self, slots, outcome) -> None:
         """A commit that rank 1 makes without rolling back: it keeps the first columns of a tree, whichever path was accepted."""
         if distributed.get_rank():
-            self.appended(slots, outcome.host[1] + 1)
+            self.appended(slots, outcome.host.num_accepted + 1)
         else:
             self.commit(slots, outcome)
 

@@ -18,7 +18,7 @@ from polydraft.models.load import load_model
 from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.loading.gguf_module import module_of_file
 from polydraft.models.prefix_cache import PrefixCache
-from polydraft.models.slots import Slots
+from polydraft.models.slot_pool import Slots
 from polydraft.policy.fixed import FixedPolicy
 from tests.models.tree_rounds import V, branch, fresh, outcome, small_model
 from tests.support.closeness import assert_close

@@ -6,7 +6,7 @@ import torch
 from polydraft.errors import InvalidInputError
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.prefix_cache import PrefixCache
-from polydraft.models.slots import Slots
+from polydraft.models.slot_pool import Slots
 from polydraft.models.torch.hf import HFTarget
 from tests.models.test_slots import after, made
 

@@ -15,7 +15,7 @@ from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.prefix_file import load_prefixes, prefix_contents, save_prefixes
-from polydraft.models.slots import Slots
+from polydraft.models.slot_pool import Slots
 from polydraft.models.torch.hf import HFTarget
 from tests.models.test_prefix_cache import ENDS, SHARED, stored
 from tests.models.test_slots import after, made

@@ -10,10 +10,10 @@ import transformers as hf
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from polydraft.models.compiled.weights import packed_weights
-from polydraft.models.loading.checkpoint import head_width, of_file, of_folder, of_module
+from polydraft.models.loading.checkpoint import of_file, of_folder, of_module
 from polydraft.models.loading.folder import load_module
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.rotary import frequencies
+from polydraft.models.rotary import frequencies, head_width
 from tests.models.gguf_files import write
 
 LENGTH = 20_001

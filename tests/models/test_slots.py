@@ -15,7 +15,8 @@ from polydraft.engine.api import Engine
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.loading import checkpoint
-from polydraft.models.slots import TREE_ROOM, Slots, special_ids
+from polydraft.models.slot_pool import Slots
+from polydraft.models.slots import TREE_ROOM, special_ids
 from polydraft.models.torch.hf import HFTarget
 from polydraft.models.torch.own_cache import OwnCacheTarget
 from tests.engine.tables import TableModel

@@ -134,8 +134,10 @@ def test_spare_siblings_are_asked_for_by_the_price_of_their_rows():
         (s,) = sequences(temperature=temperature, seed=seed)
         (budgets[name],) = policy.budgets([s])
     speed, stop = policy_speed(prices, 0.6), budgets["auto"].stop
-    assert stop.spare_least == pytest.approx([speed * prices.row(1 + k) for k in range(1, 5)]) and stop.spare_acceptance == 0.6
-    assert speed * prices.row(6) > 0.4 * 0.6 > stop.spare_least[-1]
+    assert (
+        stop.min_spare_chance == pytest.approx([speed * prices.row(1 + k) for k in range(1, 5)]) and stop.spare_acceptance == 0.6
+    )
+    assert speed * prices.row(6) > 0.4 * 0.6 > stop.min_spare_chance[-1]
     assert not any(budgets[name].has_spares for name in ("block", "greedy", "seeded"))
 
 
@@ -255,7 +257,7 @@ def test_a_draft_is_cut_to_the_time_of_a_step(shape):
         policy = AdaptivePolicy(known(prices, 0.9), max_step=max_step)
         policy._ranked, policy._spares = shape == "tree", shape == "chain with spares"
         (budget,) = policy.budgets(sequences())
-        rows = len(budget.stop.spare_least) + 2 if budget.has_spares else 1 + budget.max_nodes
+        rows = len(budget.stop.min_spare_chance) + 2 if budget.has_spares else 1 + budget.max_nodes
         assert (budget.max_depth > 0) is fits and prices.step(rows, budget.max_depth) <= max_step
         if shape == "chain" and fits:
             assert (prices.step(rows + 1, budget.max_depth + 1) > max_step) is (max_step < 9.0)
@@ -309,7 +311,7 @@ def test_a_batch_shares_the_price_of_rows_and_of_draft_steps():
     flat = made(costs(0.0, 0.3))
     alone, together = flat.budgets(sequences())[0], made(costs(0.0, 0.3)).budgets(sequences(4))[0]
     assert (
-        together.stop.least[0] < 1.0 and together.max_depth <= alone.max_depth
+        together.stop.min_reach[0] < 1.0 and together.max_depth <= alone.max_depth
     )  # four bring more tokens a second, of which each is worth less
     rows = [made(costs(0.3, 0.01)).budgets(sequences(n))[0].max_depth for n in (1, 8)]
     assert rows[1] <= rows[0]
@@ -335,7 +337,7 @@ def adaptive(prices, **options):
 def test_the_distribution_of_several_steps_is_kept_by_the_fused_walks(prices, rule):
     walked = adaptive(prices, seqs=8, V=3, dtype=torch.float32, verifier=rule)
     walked.menu.default = replace(walked.menu.default, verifier=OnlyWalks(walked.verifier))
-    asked, stop = walked.policy.budgets, Stop((0.1,), spare_least=(0.02,) * 6, spare_acceptance=0.5)
+    asked, stop = walked.policy.budgets, Stop((0.1,), min_spare_chance=(0.02,) * 6, spare_acceptance=0.5)
     if rule == "traversal":  # with spare siblings, which the policy leaves out where there is a seed
         walked.policy.budgets = lambda batch: [Budget.fixed(chain(3)).ending(stop) if g.max_depth else g for g in asked(batch)]
     assert p_value(walked, [1, 2], 2, 400) > 1e-3

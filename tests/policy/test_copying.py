@@ -112,7 +112,7 @@ def test_a_head_catches_up_with_the_states_of_copied_tokens(tmp_path):
 
     def checked(states, outcome, scores):
         for b, emitted in enumerate(outcome.emitted(scores.tree)):
-            nodes = [0, *outcome.lists[0][b]]
+            nodes = [0, *outcome.lists.paths[b]]
             shown = scores.hidden[0][b, nodes].argmax(-1).tolist()  # state 0 of a token says which it is
             assert shown == [states[b].context[-1], *emitted[:-1]]
             read.append(len(emitted))

@@ -133,9 +133,9 @@ def test_what_it_then_drafts_is_what_a_fresh_reader_of_the_text_drafts(kind):
     assert torch.equal(again.tree.tokens, draft.tree.tokens) and torch.equal(again.tree.parents, draft.tree.parents)
 
 
-def test_one_that_needs_every_round_is_told_of_each():
+def test_one_that_needs_every_step_is_told_of_each():
     spy = Spy(NgramDrafter())
-    spy.needs = Needs(every_round=True)
+    spy.needs = Needs(every_step=True)
     run(spy, 2, *[0] * 8, 2)
     assert [len(e[0]) for e in spy.told[1:9]] == [1] * 8
 

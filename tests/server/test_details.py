@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from polydraft.config import ServerConfig
-from polydraft.server import service
+from polydraft.server import model_tokens
 from polydraft.server.tools import FORMATS, CallParser
 from tests.server.conftest import serving, small_engine
 from tests.server.test_robust import ASK
@@ -141,9 +141,9 @@ def test_many_ids_of_a_tokenizer_without_bytes_are_decoded_beside_others(served,
     words.decoder = decoders.WordPiece()
     tokenizer, threads = PreTrainedTokenizerFast(tokenizer_object=words), set()
     monkeypatch.setattr(served.engine, "tokenizer", tokenizer)
-    decoded = service._decoded_beside
+    decoded = model_tokens._decoded_beside
     monkeypatch.setattr(
-        service, "_decoded_beside", lambda *given: (threads.add(threading.current_thread().name), decoded(*given))[1]
+        model_tokens, "_decoded_beside", lambda *given: (threads.add(threading.current_thread().name), decoded(*given))[1]
     )
     assert served.post("/detokenize", tokens=[2, 0, 1] * 20_000).json()["prompt"] == " ".join(["the unaffable"] * 20_000)
     assert [name.startswith("asyncio") for name in threads] == [True]

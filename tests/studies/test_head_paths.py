@@ -74,7 +74,7 @@ def test_rows_behind_a_context_are_those_that_the_drafter_draws_from(target, tex
         target.release([0])
         (state,) = drafter.read([state], scores)
         draft = drafter.propose([state], [Budget.fixed(tree.chain(3))])
-        tokens = draft.tree.lists[0][0]
+        tokens = draft.tree.lists.tokens[0]
         for prefixes in ([()], [tuple(tokens[1:2]), tuple(tokens[1:3])]):  # in one tree, and grown
             rows.fill(prefixes)
             for prefix in prefixes:

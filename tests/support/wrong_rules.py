@@ -11,7 +11,7 @@ from torch import Tensor
 from polydraft.core import Draft, DraftSampling, Method, NoiseKey, Outcome, TokenTree, TreeShape, Verdict
 from polydraft.core import geometry as trees
 from polydraft.methods.registry import verifier
-from polydraft.sampling import noise
+from polydraft.sampling import categorical, noise
 from polydraft.verifiers import recursive, speculative
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise, normalise_or, positive_part
@@ -188,7 +188,7 @@ class _OwnPositionVerdict:
             u = noise.uniforms(replace(key, position=key.position + i - 1), noise.Stream.STOP, 1)[:, 0]
             node = torch.where((node == 0) & (u < h), i, node)
             behind = behind + stop[:, i]
-        token = noise.draw(self.after(node), key, noise.Stream.EXTRA)
+        token = categorical.draw(self.after(node), key, noise.Stream.EXTRA)
         path, length = trees.path_to(self.tree, node)
         return Outcome(path, length, token)
 

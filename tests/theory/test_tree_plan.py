@@ -213,7 +213,8 @@ def test_growth_by_probability_is_the_largest_sum_and_lossless_as_point_masses(s
 def test_growth_stops_where_a_node_is_worth_less_than_it_costs():
     tables = Tables(3, 0)
     grown = [
-        grow_by_probability(lambda path: tables.row("q", path), max_nodes=30, max_depth=3, least=x) for x in (0.0, 0.05, 0.3, 2.0)
+        grow_by_probability(lambda path: tables.row("q", path), max_nodes=30, max_depth=3, min_path_prob=x)
+        for x in (0.0, 0.05, 0.3, 2.0)
     ]
     sizes = [len(tokens) for tokens, _, _ in grown]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[2] and sizes[-1] == 1

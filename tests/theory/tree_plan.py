@@ -130,12 +130,12 @@ def fastest_by_position(
 
 
 def grow_by_probability(
-    row: Callable[[tuple[int, ...]], np.ndarray], *, max_nodes: int, max_depth: int, least: float = 0.0
+    row: Callable[[tuple[int, ...]], np.ndarray], *, max_nodes: int, max_depth: int, min_path_prob: float = 0.0
 ) -> tuple[list[int], list[int], float]:
     """The most probable tree of the draft: (tokens, parents, sum of path probabilities), the root first as token -1.
 
     row(path): draft distribution after the tokens of a path.  max_nodes: below the root.
-    least: stop when the best node left has a smaller path probability, such as the cost of a node times the speed so far.
+    min_path_prob: stop when the best node left has a smaller path probability, such as the cost of a node times the speed so far.
     Parents come before children and siblings by falling probability. Verify as point masses.
 
     Example:
@@ -164,7 +164,7 @@ def grow_by_probability(
         offer(node, 0, weight)
 
     expand(0, 1.0)
-    while waiting and len(tokens) <= max_nodes and -waiting[0][0] >= least:
+    while waiting and len(tokens) <= max_nodes and -waiting[0][0] >= min_path_prob:
         value, node, rank, weight = heapq.heappop(waiting)
         token = int(ranked[node][rank])
         tokens.append(token)

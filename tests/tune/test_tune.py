@@ -13,7 +13,7 @@ from polydraft.core.geometry import chain, paths
 from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
 from polydraft.models import pair
-from polydraft.numerics.threads import usable_cores
+from polydraft.numerics.processor import usable_cores
 from polydraft.policy.acceptance import FIRST, NEXT
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.policy.fixed import FixedPolicy

@@ -26,7 +26,7 @@ from polydraft.check.check import DOUBTFUL, IMPLAUSIBLE, SMALLEST
 from polydraft.check.finding import POWER, Finding
 from polydraft.check.p_values import two_sided
 from polydraft.check.remote import Completions, RemoteText
-from polydraft.check.rounds import FEWEST_ROUNDS
+from polydraft.check.steps import FEWEST_STEPS
 from polydraft.errors import InvalidInputError
 
 __all__ = ["Audit", "Difference", "audit"]
@@ -96,7 +96,7 @@ class Audit:
         if self.p_value <= IMPLAUSIBLE:
             return "failed", f"sampled tokens do not follow the model's distribution, p = {self.p_value:.2g}"
         if self.p_value <= DOUBTFUL:
-            return "inconclusive", f"the worst p-value is between {IMPLAUSIBLE:g} and {DOUBTFUL:g}: more rounds decide"
+            return "inconclusive", f"the worst p-value is between {IMPLAUSIBLE:g} and {DOUBTFUL:g}: more steps decide"
         if not self.greedy and self.detectable > SMALLEST:
             enough = 100 * math.ceil(
                 self.tokens * ((self.detectable - self.allowed) / max(SMALLEST - self.allowed, 0.01)) ** 2 / 100
@@ -184,7 +184,7 @@ def audit(
     Raises:
         InvalidInputError: too few tokens for a test, or no prompt; what the server refuses.
     """
-    if not prompts or max_tokens < 2 or tokens < FEWEST_ROUNDS * max_tokens / 4:
+    if not prompts or max_tokens < 2 or tokens < FEWEST_STEPS * max_tokens / 4:
         raise InvalidInputError(
             f"{len(prompts)} prompts, max_tokens={max_tokens} and {tokens} tokens were given; expected a prompt, at least 2 tokens of each text and some texts."
         )
@@ -256,7 +256,7 @@ def _findings(values: Sequence[Float[np.ndarray, "S _"]], allowed: float) -> lis
         places += [(f"position {j + 1}", [v[s, j : j + 1] for v in values if v.shape[1] > j]) for j in range(longest)]
         for where, parts in places:
             x = np.concatenate(parts)
-            if len(x) >= FEWEST_ROUNDS:
+            if len(x) >= FEWEST_STEPS:
                 findings.append(_mean(f"{where}, {name}", x, allowed))
     return findings
 

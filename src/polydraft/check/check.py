@@ -34,7 +34,7 @@ from torch import Tensor
 
 from polydraft.check.finding import POWER, Finding
 from polydraft.check.mutants import mistakes
-from polydraft.check.rounds import FEWEST_ROUNDS, Recorder
+from polydraft.check.steps import FEWEST_STEPS, Recorder
 from polydraft.check.texts import text_findings
 from polydraft.check.wrong_drafters import FEW, Reversed
 from polydraft.core import Budget, Draft, DraftSampling, NoiseKey, Outcome, SamplingParams, Target
@@ -64,12 +64,12 @@ SELF_TEST = 3
 class Report:
     """All tests of a check and what they come to.
 
-    rounds: steps with a draft, or without where the engine drafts nothing.  drafting: whether the engine has a drafter.
+    steps: steps with a draft, or without where the engine drafts nothing.  drafting: whether the engine has a drafter.
     spares: steps whose chain had spare siblings, see `budget.Stop`.  failures: what the drafter failed with, each once.  differing: outcomes that are not the verdict's on the same noise, in words.
     """
 
     findings: list[Finding]
-    rounds: int
+    steps: int
     tokens: int
     drafting: bool = True
     failures: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class Report:
     @property
     def detectable(self) -> float:
         """Bias of the verifier at the first position, in each of its statistics, that so many steps find with probability `POWER`; 1 without any."""
-        look = "verifier, position 1," if self.drafting else "rounds without drafts, position 1,"
+        look = "verifier, position 1," if self.drafting else "steps without drafts, position 1,"
         return max((f.detectable(self.level) for f in self.findings if f.what.startswith(look)), default=1.0)
 
     @property
@@ -104,24 +104,24 @@ class Report:
     @property
     def verdict(self) -> tuple[str, str]:
         """The status, and why in one sentence."""
-        if self.drafting and not self.rounds:
-            return "failed", "no round had a draft, so neither drafter nor verifier was tested"
+        if self.drafting and not self.steps:
+            return "failed", "no step had a draft, so neither drafter nor verifier was tested"
         if self.p_value <= IMPLAUSIBLE:
             return "failed", "the output does not follow the target's distribution"
         if self.p_value <= DOUBTFUL:
-            return "inconclusive", f"the worst p-value is between {IMPLAUSIBLE:g} and {DOUBTFUL:g}: more rounds decide"
+            return "inconclusive", f"the worst p-value is between {IMPLAUSIBLE:g} and {DOUBTFUL:g}: more steps decide"
         if self.detectable > SMALLEST:
-            advice = f"about {self.enough} rounds find one of {SMALLEST:g}"
+            advice = f"about {self.enough} steps find one of {SMALLEST:g}"
             return (
                 "inconclusive",
-                f"{self.rounds} rounds find a bias of {self.detectable:.2g} with probability {POWER:g}; {advice}",
+                f"{self.steps} steps find a bias of {self.detectable:.2g} with probability {POWER:g}; {advice}",
             )
         return "passed", "nothing beyond chance"
 
     @property
     def enough(self) -> int:
         """Steps, in hundreds, that would find a bias of `SMALLEST`."""
-        needed = self.rounds * (self.detectable / SMALLEST) ** 2
+        needed = self.steps * (self.detectable / SMALLEST) ** 2
         return 100 * max(1, math.ceil(needed / 100))
 
     def to_dict(self) -> dict[str, Any]:
@@ -144,8 +144,8 @@ class Report:
             "limit": IMPLAUSIBLE,
             "detectable": self.detectable,
             "power": POWER,
-            "rounds": self.rounds,
-            "rounds_with_spare_siblings": self.spares,
+            "steps": self.steps,
+            "steps_with_spare_siblings": self.spares,
             "tokens": self.tokens,
             "drafter_failures": list(self.failures),
             "differing": list(self.differing),
@@ -174,7 +174,7 @@ class Watched(Policy):
     def learn(self, sequences: Sequence[Any], draft: Draft, probs: Callable[[], Tensor], outcome: Outcome) -> None:
         requests = [s.request for s in sequences]
         if draft.sampling not in self.own_sampling:
-            parents = draft.tree.host[1]
+            parents = draft.tree.host.parents
             self.recorder.spares += sum(len({*below}) < len(below) for below in (row[row >= 0].tolist() for row in parents))
         key = NoiseKey.of([r.seed for r in requests], [r.sample for r in requests], [len(s.token_ids) for s in sequences])
         parts = draft, probs(), key, outcome
@@ -193,17 +193,17 @@ def check(
     params: SamplingParams,
     *,
     judge: Any = None,
-    rounds: int = 2000,
+    steps: int = 2000,
     progress: Callable[[int, int], None] | None = None,
     stop_early: bool = False,
 ) -> Report:
-    """Generate from the prompts with different noise until `rounds` rounds with drafts are over, and test them.
+    """Generate from the prompts with different noise until `steps` steps with drafts are over, and test them.
 
     Requests are those that users send by default, which name no seed: they are drafted for by live costs, with spare siblings where these pay.
     params.seed: of the noise of the first request.
 
     Where the engine's policy pauses, four tokens are drafted all the same. A drafter that rarely has something to draft ends the
-    check after `EMPTY` times as many rounds, and one that is absent after `rounds`: the report says how many drafts it saw.
+    check after `EMPTY` times as many steps, and one that is absent after `steps`: the report says how many drafts it saw.
 
     judge: the target as a module of transformers; without it only steps are tested, not texts. With it the same requests are
         generated once more with no look at the steps, and judged.
@@ -214,13 +214,13 @@ def check(
 
     Example:
         >>> engine = Engine.embedded(drafter="model:chain", depth=2)
-        >>> report = check(engine, ["import os\\n"], SamplingParams(max_tokens=16), rounds=60)
+        >>> report = check(engine, ["import os\\n"], SamplingParams(max_tokens=16), steps=60)
         >>> report.status, report.p_value > 1e-3
         ('inconclusive', True)
     """
-    if rounds < FEWEST_ROUNDS or not prompts:
+    if steps < FEWEST_STEPS or not prompts:
         raise InvalidInputError(
-            f"rounds={rounds} and {len(prompts)} prompts were given; expected rounds >= {FEWEST_ROUNDS} and at least one prompt."
+            f"steps={steps} and {len(prompts)} prompts were given; expected steps >= {FEWEST_STEPS} and at least one prompt."
         )
     recorder, policy = Recorder(engine.verifier), engine.policy
     results: list[Any] = []
@@ -228,17 +228,17 @@ def check(
     seed, params = 0 if params.seed is None else params.seed, params.with_(seed=None)
     engine.generate(list(prompts[:1]), params.with_(max_tokens=1))  # a policy measures its costs before the steps that count
     engine.policy = Watched(policy, recorder, *([] if engine.drafter is None else [engine.drafter.info.draft_sampling]))
-    most = rounds if engine.drafter is None else EMPTY * rounds
+    most = steps if engine.drafter is None else EMPTY * steps
     try:
-        while len(recorder.values) < rounds and recorder.rounds < most:
-            rounds_before = recorder.rounds
+        while len(recorder.values) < steps and recorder.steps < most:
+            steps_before = recorder.steps
             batches.append(seed)
             results += _generated(engine, prompts, params, seed)
             seed += len(prompts)
-            if recorder.rounds == rounds_before:
+            if recorder.steps == steps_before:
                 break  # every request failed
             if progress is not None:
-                progress(min(len(recorder.values), rounds), rounds)
+                progress(min(len(recorder.values), steps), steps)
             beyond_chance = stop_early and Report(recorder.findings, 0, 0).p_value < IMPLAUSIBLE / 100
             if beyond_chance:  # so far that looking more than once does not matter
                 break
@@ -276,7 +276,7 @@ def _failures(results: Sequence[Result]) -> tuple[str, ...]:
 
 
 def self_test(
-    engine: Engine, draft_model: Target, prompts: Sequence[str | Sequence[int]], params: SamplingParams, *, rounds: int = 2000
+    engine: Engine, draft_model: Target, prompts: Sequence[str | Sequence[int]], params: SamplingParams, *, steps: int = 2000
 ) -> Iterator[tuple[str, Report]]:
     """Check every known mistake on the engine's own pair; a report that did not fail is a mistake that was not found.
 
@@ -296,4 +296,4 @@ def self_test(
             num_paths=mistake.width,
             eos_token_ids=engine.eos_token_ids,
         )
-        yield mistake.name, check(wrong, prompts, few, rounds=SELF_TEST * rounds, stop_early=True)
+        yield mistake.name, check(wrong, prompts, few, steps=SELF_TEST * steps, stop_early=True)

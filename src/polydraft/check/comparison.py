@@ -1,7 +1,7 @@
 """The engine's outcome against that of the verdict on the same noise: exact, but for draws that rounding decides.
 
 A verifier's compiled walk and its verdict draw the stop node and the extra token from the same two uniforms, so their tokens are equal.
-A difference counts unless both uniforms lie within `ROUNDING` of the place where the verdict's cumulative distribution has the engine's
+A difference counts unless both uniforms lie within `RESOLUTION` of the place where the verdict's cumulative distribution has the engine's
 node and token, for the target distribution as it is or changed by as much as float32 may.
 """
 
@@ -20,8 +20,8 @@ from polydraft.core.batch import select
 from polydraft.sampling import noise
 from polydraft.verifiers.lift.verdict import TreeVerdict
 
-ROUNDING = 1e-5
-"""Of cumulative probabilities and, relative, of probabilities: a hundred times what float32 rounds."""
+RESOLUTION = 1e-5
+"""Of cumulative probabilities and, relative, of probabilities: a hundred times what float32 rounds. Mean differences of this size mean nothing."""
 EXAMPLES = 3
 """Differing steps that are shown."""
 CHANGES = 8
@@ -83,12 +83,12 @@ def _rounded(p: Float[Tensor, "1 N V"]) -> Iterator[Float[Tensor, "1 N V"]]:
     yield p
     random = torch.Generator().manual_seed(0)
     for _ in range(CHANGES):
-        changed = p * (1 + ROUNDING * (2 * torch.rand(p.shape[-1], generator=random, dtype=p.dtype) - 1))
+        changed = p * (1 + RESOLUTION * (2 * torch.rand(p.shape[-1], generator=random, dtype=p.dtype) - 1))
         yield changed / changed.sum(-1, keepdim=True)
 
 
 def _reaches(verdict: Verdict, drafted: TokenTree, key: NoiseKey, node: int, token: int) -> bool:
-    """Whether the verdict stops at the node and goes on with the token, for uniforms within `ROUNDING` of these."""
+    """Whether the verdict stops at the node and goes on with the token, for uniforms within `RESOLUTION` of these."""
     node = int(tree.first_copies(drafted)[0, node])
     order = verdict.order if isinstance(verdict, TreeVerdict) else None
     stop = verdict.stop[0].double().numpy()
@@ -102,4 +102,4 @@ def _within(probs: Float[np.ndarray, " n"], index: int, key: NoiseKey, stream: n
     cumulative = probs.cumsum()
     low, high = cumulative[index] - probs[index], cumulative[index]
     u = float(noise.uniforms(key, stream, 1)[0, 0]) * cumulative[-1]
-    return probs[index] > 0 and low - ROUNDING <= u <= high + ROUNDING
+    return probs[index] > 0 and low - RESOLUTION <= u <= high + RESOLUTION

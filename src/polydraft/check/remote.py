@@ -22,9 +22,8 @@ FURTHER: Sequence[Mapping[str, Any]] = (
     {"top_p": 1},
 )
 """What is asked for beside the temperature, the most first: a server that refuses one is asked for the next."""
-AT_A_TIME = 4
-"""Requests on their way: drafts behave as they do under load."""
 SECONDS = 600
+"""In which a server has to answer a request."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Completions:
         sampling = {"model": self.name, "temperature": temperature, "max_tokens": max_tokens}
         first, *rest = ({**sampling, "prompt": list(prompt), "seed": seed} for prompt, seed in zip(prompts, seeds, strict=True))
         yield self._text(first)  # alone, as it finds out what the server takes
-        with ThreadPoolExecutor(AT_A_TIME) as pool:
+        with ThreadPoolExecutor(4) as pool:  # drafts behave as they do under load
             yield from pool.map(self._text, rest)
 
     def _text(self, body: Mapping[str, Any]) -> RemoteText:

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.check.p_values import kolmogorov_smirnov
-from polydraft.check.rounds import FEWEST_ROUNDS, Finding
+from polydraft.check.steps import FEWEST_STEPS, Finding
 from polydraft.core import SamplingParams, TokenTree
 from polydraft.engine.api import Engine
 from polydraft.engine.sequence import Origin, Result
@@ -104,6 +104,6 @@ def text_findings(judge: Any, engine: Engine, results: Sequence[Result], params:
             by_offset.setdefault(offset, []).append(value)
     if params.greedy:
         return [Finding(f"text, {count} greedy tokens, {ties} near ties", count, wrong / max(count, 1), 0.0 if wrong else 1.0)]
-    findings = [_uniform(f"text, position {j + 1}", u) for j, u in sorted(by_offset.items()) if len(u) >= FEWEST_ROUNDS]
+    findings = [_uniform(f"text, position {j + 1}", u) for j, u in sorted(by_offset.items()) if len(u) >= FEWEST_STEPS]
     everything = [value for u in by_offset.values() for value in u]
     return [*findings, _uniform("text, all tokens", everything)] if everything else findings

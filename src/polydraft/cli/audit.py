@@ -24,7 +24,7 @@ WORST = 8
 
 
 def audit_server(
-    url: str, name: str | None, config: EngineConfig, measurement: MeasurementOptions, *, rounds: int, seed: int, as_json: bool
+    url: str, name: str | None, config: EngineConfig, measurement: MeasurementOptions, *, steps: int, seed: int, as_json: bool
 ) -> None:
     """Test a server's texts, and end with the status of what was found."""
     from polydraft.check.audit import audit
@@ -41,7 +41,7 @@ def audit_server(
     judge = load_module(config.model, dtype=config.dtype, device=config.device)
     texts = [p.text for p in pair.prompts()[:8]] if measurement.prompts is None else read_lines("--prompts", measurement.prompts)
     with bars(f"asking {server.name} at {url}", hidden=as_json) as step:
-        options: dict[str, Any] = {"temperature": measurement.temperature, "max_tokens": measurement.max_tokens, "tokens": rounds}
+        options: dict[str, Any] = {"temperature": measurement.temperature, "max_tokens": measurement.max_tokens, "tokens": steps}
         prompts, end_ids = [encode(tokenizer, text) for text in texts], special_ids(judge)[0]
         report = audit(server, judge, prompts, eos_token_ids=end_ids, seed=seed, progress=lambda n, of: step(of, n), **options)
     if as_json:

@@ -13,7 +13,7 @@ from polydraft.cli.options import JSON_HELP, MeasurementOptions, Only, configure
 from polydraft.cli.progress import bars
 from polydraft.cli.start import build, use_threads
 from polydraft.cli.tables import grid, output
-from polydraft.config import OUTPUT, SAMPLING, Config, EngineConfig, setting
+from polydraft.config import Config, EngineConfig, setting
 from polydraft.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ LOOKS = {
     "noise": "the accepted tokens with the verdict's distribution, alike",
     "verifier beside": "the verdict with that of another lossless verifier on the same drafts, alike",
     "noise again": "draws for a position that is drafted again with the draws before",
-    "rounds without drafts": "their tokens with the target's distribution",
+    "steps without drafts": "their tokens with the target's distribution",
     "text": "tokens of finished texts with a forward pass of transformers, by their position in a step",
 }
 """Kinds of tests, in words."""
@@ -45,12 +45,12 @@ class CheckOptions(Config):
         "Address of an OpenAI-compatible server to test from outside, against --model", str, unset="the engine of these options"
     )
     name: str | None = setting("Name of the model on that server", str, unset="its first")
-    top_p: float = setting("Top-p threshold, above 0, at most 1", float, 1.0, panel=SAMPLING)
-    top_k: int = setting("Top-k; 0 switches it off", int, 0, panel=SAMPLING)
-    rounds: int = setting("Number of tested steps, or tokens of a server; more find smaller faults", int, 2000, low=30)
+    top_p: float = setting("Top-p threshold, above 0, at most 1", float, 1.0, panel="Sampling")
+    top_k: int = setting("Top-k; 0 switches it off", int, 0, panel="Sampling")
+    steps: int = setting("Number of tested steps, or tokens of a server; more find smaller faults", int, 2000, low=30)
     seed: int = setting("First random seed", int, 0, low=0)
     self_test: bool = setting("Search for known mistakes, which the check has to find", bool, False, flag="--self-test")
-    as_json: bool = setting(JSON_HELP, bool, False, flag="--json", panel=OUTPUT)
+    as_json: bool = setting(JSON_HELP, bool, False, flag="--json", panel="Output")
 
 
 @configured
@@ -70,7 +70,7 @@ def check(
     if options.url is not None:
         agree_on_downloads([config])
         audit_server(
-            options.url, options.name, config, measurement, rounds=options.rounds, seed=options.seed, as_json=options.as_json
+            options.url, options.name, config, measurement, steps=options.steps, seed=options.seed, as_json=options.as_json
         )
         return
     if options.name is not None:
@@ -86,12 +86,12 @@ def check(
     sampling = {"temperature": measurement.temperature, "max_tokens": measurement.max_tokens}
     params = SamplingParams(**sampling, top_p=options.top_p, top_k=options.top_k, seed=options.seed)
     if options.self_test:
-        _self_test(engine, texts, params, options.rounds, as_json)
+        _self_test(engine, texts, params, options.steps, as_json)
         return
     judge = load_module(config.model or str(pair.target_folder()), dtype=config.dtype, device=config.device)
     what = f"checking {engine.summary()['drafter']} with {engine.summary()['verifier']}"
     with bars(what, hidden=as_json) as step:
-        report = run(engine, texts, params, judge=judge, rounds=options.rounds, progress=lambda done, total: step(total, done))
+        report = run(engine, texts, params, judge=judge, steps=options.steps, progress=lambda done, total: step(total, done))
     if as_json:
         typer.echo(json.dumps({**report.to_dict(), "engine": engine.summary()}))
     else:
@@ -115,7 +115,7 @@ def _show(report: "Report", engine: "Engine", params: "SamplingParams") -> None:
     status, reason = report.verdict
     console.print(
         f"\n{status if report.passed else status.upper()}: {reason}. Worst p-value {report.p_value:.3g} after correction for "
-        f"{len(report.findings)} tests; it fails at {IMPLAUSIBLE:g}. With probability {POWER:g} these {report.rounds} steps find a "
+        f"{len(report.findings)} tests; it fails at {IMPLAUSIBLE:g}. With probability {POWER:g} these {report.steps} steps find a "
         f"verifier whose first token is off by {report.detectable:.2g} (total variation). {report.spares} steps had spare siblings. {report.tokens} tokens of requests without a seed; drafter "
         f"{summary['drafter']}, verifier {summary['verifier']}, temperature {params.temperature:g}."
     )
@@ -137,7 +137,7 @@ def _row(look: str, findings: "list[Finding]") -> tuple[str, ...]:
     return look, compares, str(len(findings)), str(count), f"{worst.effect:.5f}", f"{worst.p_value:.3g}"
 
 
-def _self_test(engine: "Engine", texts: list[str], params: "SamplingParams", rounds: int, as_json: bool) -> None:
+def _self_test(engine: "Engine", texts: list[str], params: "SamplingParams", steps: int, as_json: bool) -> None:
     """Every known mistake on the user's own pair, at distributions cut to few tokens, where each of them shows."""
     from polydraft.check.check import self_test
 
@@ -146,15 +146,15 @@ def _self_test(engine: "Engine", texts: list[str], params: "SamplingParams", rou
         raise InvalidInputError("--self-test was asked for without a draft model; give --draft-model: the mistakes need one.")
     rows = []
     with bars("making known mistakes", hidden=as_json) as step:
-        for name, report in self_test(engine, model, texts, params, rounds=rounds):
+        for name, report in self_test(engine, model, texts, params, steps=steps):
             rows.append({"mistake": name, "caught": report.status == "failed", **report.to_dict()})
             step()
             if as_json:
                 continue
             if report.status == "failed":
-                typer.echo(f"{name}: caught after {report.rounds} steps, p {report.p_value:.1e}")
+                typer.echo(f"{name}: caught after {report.steps} steps, p {report.p_value:.1e}")
             else:
-                typer.echo(f"{name}: NOT caught in {report.rounds} steps")
+                typer.echo(f"{name}: NOT caught in {report.steps} steps")
     missed = [row["mistake"] for row in rows if not row["caught"]]
     if as_json:
         typer.echo(json.dumps({"caught": len(rows) - len(missed), "missed": missed, "mistakes": rows}))

@@ -5,21 +5,20 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from errno import EDQUOT, EFBIG, ENOSPC, EPIPE
+from errno import EPIPE
 from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from polydraft.errors import InvalidInputError, PolydraftError
+from polydraft.files.atomic import is_full
 from polydraft.methods import registry
 
 __all__ = ["EXIT_STATUS", "Command", "CommandGroup", "Commands", "Group"]
 
 EXIT_STATUS = 2
 """Of every refusal: the same as for an option that does not exist."""
-FULL = (ENOSPC, EDQUOT, EFBIG)
-"""Where there is no more room."""
 
 
 _BASE: Any = object
@@ -144,7 +143,7 @@ def _in_one_line() -> Iterator[None]:
         if error.errno in (None, EPIPE):  # no file's, or the reader of a pipe has left, who wants no message
             raise
         what = "the output could not be written" if error.filename is None else f"{str(error.filename)!r} could not be used"
-        advice = "Free some room, or name another place." if error.errno in FULL else "Check the path and who may use it."
+        advice = "Free some room, or name another place." if is_full(error) else "Check the path and who may use it."
         _end(f"{what}: {error.strerror}. {advice}", error)
 
 

@@ -17,7 +17,7 @@ from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import build, check, leave_costs, loaded
 from polydraft.cli.waiting import Waiting
-from polydraft.config import OUTPUT, Config, SamplingConfig, setting
+from polydraft.config import Config, SamplingConfig, setting
 from polydraft.errors import DrafterWarning, InvalidInputError
 
 if TYPE_CHECKING:
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 class Output(Config):
     """What is printed, and how."""
 
-    chat: bool = setting("Chat template around PROMPT, which is a message", bool, False, flag="--chat", panel=OUTPUT)
-    as_json: bool = setting(options.JSON_HELP, bool, False, flag="--json", panel=OUTPUT)
-    show: bool = setting("Accepted draft tokens in colour", bool, False, flag="--show", panel=OUTPUT)
-    stream: bool = setting("Text as it is generated", bool, True, panel=OUTPUT)
+    chat: bool = setting("Chat template around PROMPT, which is a message", bool, False, flag="--chat", panel="Output")
+    as_json: bool = setting(options.JSON_HELP, bool, False, flag="--json", panel="Output")
+    show: bool = setting("Accepted draft tokens in colour", bool, False, flag="--show", panel="Output")
+    stream: bool = setting("Text as it is generated", bool, True, panel="Output")
     verbose: bool = setting(
-        "Context, batch, KV cache and activations of what was loaded, too", bool, False, flag="--verbose", panel=OUTPUT
+        "Context, batch, KV cache and activations of what was loaded, too", bool, False, flag="--verbose", panel="Output"
     )
     trace: Path | None = setting(
-        "File for ui.perfetto.dev: when each worker of asynchronous drafting did what", Path, panel=OUTPUT
+        "File for ui.perfetto.dev: when each worker of asynchronous drafting did what", Path, panel="Output"
     )
 
 

@@ -22,7 +22,6 @@ import typer
 from polydraft.cli.agents import AGENTS, KEY
 from polydraft.cli.options import DEFAULT_MODEL
 from polydraft.cli.progress import Preparation
-from polydraft.config import MODELS, SERVER
 from polydraft.errors import InvalidInputError, ModelLoadError
 
 __all__ = ["launch"]
@@ -31,9 +30,9 @@ __all__ = ["launch"]
 def launch(
     agent: Annotated[str, typer.Argument(help=f"Which one: {', '.join(AGENTS)}.", metavar="AGENT")],
     arguments: Annotated[list[str] | None, typer.Argument(help="What the agent is given, behind --.")] = None,
-    model: Annotated[str | None, typer.Option(help=f"Target model, named as for `polydraft generate`; of a server that runs, a model of it. Default: {DEFAULT_MODEL}, or the first of the server.", rich_help_panel=MODELS)] = None,
-    draft_model: Annotated[str | None, typer.Option(help="Draft model of a server that is started. Default: the one listed with the target, if any.", rich_help_panel=MODELS)] = None,
-    url: Annotated[str, typer.Option(help="Address of the server; one of this machine is started where none runs.", rich_help_panel=SERVER)] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help=f"Target model, named as for `polydraft generate`; of a server that runs, a model of it. Default: {DEFAULT_MODEL}, or the first of the server.", rich_help_panel="Models")] = None,
+    draft_model: Annotated[str | None, typer.Option(help="Draft model of a server that is started. Default: the one listed with the target, if any.", rich_help_panel="Models")] = None,
+    url: Annotated[str, typer.Option(help="Address of the server; one of this machine is started where none runs.", rich_help_panel="Server")] = "http://127.0.0.1:8000",
     show: Annotated[bool, typer.Option("--print", help="Variables and command of the agent, and nothing is started.")] = False,
 ) -> None:  # fmt: skip
     """Run a coding agent (Claude Code, Codex, qwen-code, opencode, aider) on a local model."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from polydraft.config import OUTPUT, Config, EngineConfig, Setting, flag, setting, settings
+from polydraft.config import Config, EngineConfig, Setting, flag, setting, settings
 from polydraft.errors import InvalidInputError
 from polydraft.files.cache_folder import NO_CACHE
 
@@ -36,10 +36,10 @@ class Only:
 DEFAULT_MODEL = "smollm2-135m-instruct"
 """Of `generate`, `chat` and `serve`: a chat model of 98 MB that is downloaded once."""
 JSON_HELP = "JSON on standard output, and nothing else there"
-AsJson = Annotated[bool, typer.Option("--json", help=f"{JSON_HELP}.", rich_help_panel=OUTPUT)]
+AsJson = Annotated[bool, typer.Option("--json", help=f"{JSON_HELP}.", rich_help_panel="Output")]
 Verbose = Annotated[
     bool,
-    typer.Option("--verbose", help="Context, batch, KV cache and activations of what was loaded, too.", rich_help_panel=OUTPUT),
+    typer.Option("--verbose", help="Context, batch, KV cache and activations of what was loaded, too.", rich_help_panel="Output"),
 ]
 
 

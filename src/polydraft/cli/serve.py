@@ -20,7 +20,7 @@ from polydraft.cli.options import DEFAULT_MODEL, NoCache, Only, configured
 from polydraft.cli.progress import Preparation
 from polydraft.cli.served_models import model_choices
 from polydraft.cli.start import build, check, check_threads, weights
-from polydraft.config import MODELS, Config, EngineConfig, ReplicaConfig, ServerConfig, flag, setting
+from polydraft.config import Config, EngineConfig, ReplicaConfig, ServerConfig, flag, setting
 from polydraft.errors import InvalidInputError, PolydraftError
 
 if TYPE_CHECKING:
@@ -41,18 +41,18 @@ class Served(Config):
         list,
         (),
         unset=DEFAULT_MODEL,
-        panel=MODELS,
+        panel="Models",
     )
-    models_dir: Path | None = setting("Folder of further models: .gguf files and model folders", Path, panel=MODELS)
+    models_dir: Path | None = setting("Folder of further models: .gguf files and model folders", Path, panel="Models")
     max_loaded: int = setting(
-        "Maximum number of loaded models; the least recently used idle one leaves", int, 2, low=1, panel=MODELS
+        "Maximum number of loaded models; the least recently used idle one leaves", int, 2, low=1, panel="Models"
     )
     draft_model: Sequence[str] = setting(
         "Draft model: a smaller model with the same vocabulary, named like --model; NAME=MODEL for one of several targets",
         list,
         (),
         unset="the one listed with the target, if any",
-        panel=MODELS,
+        panel="Models",
     )
 
 

@@ -41,24 +41,24 @@ class TreeShape(Enum):
 class Stop(NamedTuple):
     """Where drafts end by themselves: no child is drawn below a node whose own path is too unsure.
 
-    least: by depth of the node, from 1 on, the smallest reach with which it goes on; deeper nodes as the last. Of a tree that grows
+    min_reach: by depth of the node, from 1 on, the smallest reach with which it goes on; deeper nodes as the last. Of a tree that grows
         best first the reach of all nodes of the depth together. The root always goes on.
     acceptance: of a drafted token by its confidence; see `polydraft.core.confidence`.
-    spare_least: of a chain, by the number of tokens drafted so far, from 1 on, the smallest chance of acceptance with which one more is drawn
+    min_spare_chance: of a chain, by the number of tokens drafted so far, from 1 on, the smallest chance of acceptance with which one more is drawn
         beside a token of the chain, a spare sibling: a row of the forward pass and no draft step. None are drawn behind the last, or where it is ().
         Of a tree that a head of one forward pass grows (`heads.one_pass`) the same of any node at temperature 0, and of spare siblings above it.
     spare_acceptance: of a spare sibling whose elder was rejected.
 
-    `least` reads the tokens of a node's path and the rows above them, before the node's own children are drawn, and what was drawn stays: so
+    `min_reach` reads the tokens of a node's path and the rows above them, before the node's own children are drawn, and what was drawn stays: so
     chains, paths of equal length and trees of one width a depth have the shape that verifiers are told, and every verifier that is exact for
     it stays exact. Trap: dropping a token after a look at it biases the output (total variation up to .28 in enumerated cases).
     Spare siblings are chosen when the chain is drawn, by all of its tokens, the best first: they make a tree that grows (`TreeShape.GROWN`), its
     siblings drawn without replacement. Verifiers that try siblings in the order of their draws stay exact.
     """
 
-    least: tuple[float, ...]
+    min_reach: tuple[float, ...]
     acceptance: tuple[float, ...] = IDENTITY
-    spare_least: tuple[float, ...] = ()
+    min_spare_chance: tuple[float, ...] = ()
     spare_acceptance: float = 1.0
 
 
@@ -71,7 +71,7 @@ class Budget:
 
     max_nodes: nodes below the root.  max_depth: of a path.  width: paths; of one that grows best first: nodes of a depth that are expanded; of one that
         is drawn as it grows: spare siblings beside a token.
-    least: smallest path probability for which a node is worth drafting.
+    min_path_prob: smallest path probability for which a node is worth drafting.
     parents: the parent of each node, the root first with -1, depth by depth, siblings in the order of their draws, and within a depth
         those with children first; () where it grows.
     stop: where paths end before that; None draws all of a fixed tree.
@@ -82,15 +82,15 @@ class Budget:
 
     Example:
         >>> Budget.fixed((-1, 0, 1, 0, 2))
-        Budget(max_nodes=4, max_depth=3, width=2, least=0.0, parents=(-1, 0, 0, 1, 3), stop=None)
+        Budget(max_nodes=4, max_depth=3, width=2, min_path_prob=0.0, parents=(-1, 0, 0, 1, 3), stop=None)
         >>> Budget.grown(12, 4, width=3)
-        Budget(max_nodes=12, max_depth=4, width=3, least=0.0, parents=(), stop=None)
+        Budget(max_nodes=12, max_depth=4, width=3, min_path_prob=0.0, parents=(), stop=None)
     """
 
     max_nodes: int
     max_depth: int
     width: int = 1
-    least: float = 0.0
+    min_path_prob: float = 0.0
     parents: tuple[int, ...] = ()
     stop: Stop | None = None
     copied: tuple[int, ...] = field(default=(), repr=False)
@@ -105,15 +105,15 @@ class Budget:
                 f"budget {self} was given; expected max_nodes >= 0, max_depth >= 0 and width >= 1, of a fixed tree its own. "
                 "Use max_depth=0 for plain decoding."
             )
-        if not 0.0 <= self.least <= 1.0:
+        if not 0.0 <= self.min_path_prob <= 1.0:
             raise InvalidInputError(
-                f"least={self.least} was given in a budget; expected a probability in [0, 1]. Use 0 for no limit."
+                f"min_path_prob={self.min_path_prob} was given in a budget; expected a probability in [0, 1]. Use 0 for no limit."
             )
 
         if self.has_spares and self.parents and self.parents != (-1, *range(self.max_depth)):
             raise InvalidInputError(
-                f"a stop with spare_least was given for a tree of the parents {self.parents}; expected a chain, such as (-1, 0, 1). "
-                "Use spare_least=() for other trees."
+                f"a stop with min_spare_chance was given for a tree of the parents {self.parents}; expected a chain, such as (-1, 0, 1). "
+                "Use min_spare_chance=() for other trees."
             )
 
     @classmethod
@@ -122,9 +122,9 @@ class Budget:
         return _fixed(tuple(parents))
 
     @classmethod
-    def grown(cls, nodes: int, depth: int, width: int = 1, least: float = 0.0) -> "Budget":
+    def grown(cls, nodes: int, depth: int, width: int = 1, min_path_prob: float = 0.0) -> "Budget":
         """Bounds of a tree whose nodes are chosen as it grows."""
-        return cls(nodes, depth, width, least)
+        return cls(nodes, depth, width, min_path_prob)
 
     @classmethod
     def copying(cls, tokens: Sequence[int]) -> "Budget":
@@ -149,15 +149,15 @@ class Budget:
         """The same without spare siblings.
 
         Example:
-            >>> Budget.fixed((-1, 0, 1)).ending(Stop((0.5,), spare_least=(0.1,))).without_spares().shape.name
+            >>> Budget.fixed((-1, 0, 1)).ending(Stop((0.5,), min_spare_chance=(0.1,))).without_spares().shape.name
             'CHAIN'
         """
-        return self if self.stop is None else self.ending(self.stop._replace(spare_least=()))
+        return self if self.stop is None else self.ending(self.stop._replace(min_spare_chance=()))
 
     @property
     def has_spares(self) -> bool:
         """Whether spare siblings may be drawn beside its tokens."""
-        return self.stop is not None and bool(self.stop.spare_least)
+        return self.stop is not None and bool(self.stop.min_spare_chance)
 
     @cached_property
     def shape(self) -> TreeShape:

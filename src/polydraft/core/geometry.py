@@ -7,6 +7,7 @@ but they stay two draws for the verifier.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import lru_cache
 
 import numpy as np
@@ -139,7 +140,7 @@ def depths(tree: TokenTree) -> Int[Tensor, "B N"]:
         >>> depths(pad([([5, 7, 9, 9], [-1, 0, 0, 1])])).tolist()
         [[0, 1, 1, 2]]
     """
-    return torch.from_numpy(_depths(tree.host[1])).to(tree.parents.device)
+    return torch.from_numpy(_depths(tree.host.parents)).to(tree.parents.device)
 
 
 @njit(cache=True)
@@ -159,7 +160,7 @@ def heights(tree: TokenTree) -> Int[Tensor, "B N"]:
         >>> heights(TokenTree.chain(torch.tensor([[5, 7, 9]]))).tolist()
         [[2, 1, 0]]
     """
-    return torch.from_numpy(_heights(tree.host[1])).to(tree.tokens.device)
+    return torch.from_numpy(_heights(tree.host.parents)).to(tree.tokens.device)
 
 
 def ancestors(tree: TokenTree) -> Bool[Tensor, "B N N"]:
@@ -169,7 +170,7 @@ def ancestors(tree: TokenTree) -> Bool[Tensor, "B N N"]:
         >>> ancestors(pad([([5, 7, 9], [-1, 0, 0])]))[0].int().tolist()
         [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
     """
-    return torch.from_numpy(_ancestors(tree.host[1])).to(tree.parents.device)
+    return torch.from_numpy(_ancestors(tree.host.parents)).to(tree.parents.device)
 
 
 def first_copies(tree: TokenTree) -> Int[Tensor, "B N"]:
@@ -230,8 +231,8 @@ def at_first_copies(tree: TokenTree, outcome: Outcome) -> Outcome:
 
     Example:
         >>> two = pad([([5, 7, 7, 9], [-1, 0, 0, 2])])
-        >>> at_first_copies(two, Outcome.of(np.array([[2, 3]]), np.array([2]), np.array([1]))).lists
-        ([[1, 3]], [1])
+        >>> at_first_copies(two, Outcome.of(np.array([[2, 3]]), np.array([2]), np.array([1]))).lists.paths
+        [[1, 3]]
     """
     return _renamed(outcome, first_copies(tree))
 
@@ -282,7 +283,7 @@ def path_to(tree: TokenTree, node: Int[Tensor, " B"]) -> tuple[Int[Tensor, "B A"
         >>> path.tolist(), length.tolist()
         ([[1, 3]], [2])
     """
-    path, length = paths_to(tree.host[1], _host(node))
+    path, length = paths_to(tree.host.parents, _host(node))
     device = tree.parents.device
     return torch.from_numpy(path).to(device), torch.from_numpy(length).to(device)
 
@@ -316,22 +317,32 @@ def subtree(tree: TokenTree, b: int) -> TokenTree:
     return TokenTree(tree.tokens[b : b + 1, :size], tree.parents[b : b + 1, :size])
 
 
+class _Fault(IntEnum):
+    """What may be wrong with a tree: the order of nodes, padding before a node, a token id, a root."""
+
+    NONE = 0
+    ORDER = 1
+    PADDING = 2
+    TOKEN = 3
+    ROOT = 4
+
+
 @njit(cache=True)
 def _fault(tokens: np.ndarray, parents: np.ndarray, vocab_size: int, roots: np.ndarray) -> int:
-    """0 where all is well, 1 for the order of nodes, 2 for padding before a node, 3 for a token id, 4 for a root."""
+    """Of `_Fault`, the first."""
     for b in range(parents.shape[0]):
         if parents[b, 0] != -1:
-            return 1
+            return _Fault.ORDER
         if tokens[b, 0] != roots[b]:
-            return 4
+            return _Fault.ROOT
         for n in range(parents.shape[1]):
             if parents[b, n] >= n:
-                return 1
+                return _Fault.ORDER
             if n > 1 and parents[b, n] >= 0 and parents[b, n - 1] < 0:
-                return 2
+                return _Fault.PADDING
             if not 0 <= tokens[b, n] < vocab_size:
-                return 3
-    return 0
+                return _Fault.TOKEN
+    return _Fault.NONE
 
 
 def check(tree: TokenTree, vocab_size: int, roots: Int[Tensor, " B"] | None = None) -> None:
@@ -341,17 +352,17 @@ def check(tree: TokenTree, vocab_size: int, roots: Int[Tensor, " B"] | None = No
     """
     tokens, parents = tree.host
     fault = _fault(tokens, parents, vocab_size, tokens[:, 0] if roots is None else _host(roots))
-    if fault == 1:
+    if fault == _Fault.ORDER:
         raise InvalidInputError(
             f"parents {tree.parents.tolist()} were given; expected -1 at node 0 and parents[n] < n. Sort the nodes topologically."
         )
-    if fault == 2:
+    if fault == _Fault.PADDING:
         raise InvalidInputError(f"parents {tree.parents.tolist()} were given; expected padding (-1) only after the last node.")
-    if fault == 4 and roots is not None:
+    if fault == _Fault.ROOT and roots is not None:
         raise InvalidInputError(
             f"a draft rooted at tokens {tree.tokens[:, 0].tolist()} was proposed; expected the last committed tokens {roots.tolist()}."
         )
-    if fault == 3:
+    if fault == _Fault.TOKEN:
         bad = int(tree.tokens[(tree.tokens < 0) | (tree.tokens >= vocab_size)][0])
         raise InvalidInputError(
             f"token id {bad} was given; expected 0 <= id < {vocab_size}. Check that the tokenizer belongs to the model."
@@ -398,7 +409,7 @@ def packed(
     Example:
         >>> smaller, places = packed(TokenTree.chain(torch.tensor([[7, 8, 9]])), np.array([[True, True, False]]))
         >>> smaller.lists, places.tolist()
-        (([[7, 8]], [[-1, 0]]), [[0, 1]])
+        (TreeLists(tokens=[[7, 8]], parents=[[-1, 0]]), [[0, 1]])
     """
     tokens, parents = tree.host
     order = np.argsort(~stays, 1, kind="stable")[:, : stays.sum(1).max()]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -12,6 +12,21 @@ from torch import Tensor
 
 from polydraft.core.batch import padded
 from polydraft.core.trees import NoiseKey, TokenTree
+
+
+class OutcomeArrays(NamedTuple):
+    """`Outcome` on the host: [B, A], [B] and [B]."""
+
+    path: np.ndarray
+    num_accepted: np.ndarray
+    token: np.ndarray
+
+
+class OutcomeLists(NamedTuple):
+    """`Outcome` as plain integers, paths without padding."""
+
+    paths: list[list[int]]
+    tokens: list[int]
 
 
 @dataclass(frozen=True)
@@ -33,10 +48,10 @@ class Outcome:
 
         Example:
             >>> Outcome.of(np.array([[1, -1]]), np.array([1]), np.array([9])).lists
-            ([[1]], [9])
+            OutcomeLists(paths=[[1]], tokens=[9])
         """
         outcome = cls(*map(torch.from_numpy, (path, num_accepted, token)))
-        outcome.__dict__["host"] = path, num_accepted, token
+        outcome.__dict__["host"] = OutcomeArrays(path, num_accepted, token)
         return outcome
 
     @classmethod
@@ -54,19 +69,19 @@ class Outcome:
         return cls.of(path, np.array([len(nodes) for nodes in paths], np.int64), extra)
 
     @cached_property
-    def host(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def host(self) -> OutcomeArrays:
         """`path`, `num_accepted` and `token` as arrays on the host."""
-        return self.path.cpu().contiguous().numpy(), self.num_accepted.cpu().numpy(), self.token.cpu().numpy()
+        return OutcomeArrays(self.path.cpu().contiguous().numpy(), self.num_accepted.cpu().numpy(), self.token.cpu().numpy())
 
     @cached_property
-    def lists(self) -> tuple[list[list[int]], list[int]]:
+    def lists(self) -> OutcomeLists:
         """Accepted nodes without padding, and the extra tokens, as plain integers."""
         path, counts, token = (x.tolist() for x in self.host)
-        return [nodes[:count] for nodes, count in zip(path, counts, strict=True)], token
+        return OutcomeLists([nodes[:count] for nodes, count in zip(path, counts, strict=True)], token)
 
     def emitted(self, tree: TokenTree) -> list[list[int]]:
         """The tokens that each row emits: accepted path, then the extra token."""
-        tokens = tree.host[0]
+        tokens = tree.host.tokens
         path, counts, extra = self.host
         return [
             [*tokens[b].take(path[b, :count]).tolist(), last] if count else [last]

@@ -54,11 +54,11 @@ class Needs:
         after the final norm, as in transformers' `hidden_states`.
     embeddings: `target.embed(token_ids) -> [..., D]`.  head: `target.head(hidden) -> [..., V]`, logits of last states.
     logits: those of the steps that it drafts for.  aux: auxiliary rows in the forward pass, see `AuxRows`.
-    every_round: to be told of steps without drafts too, one by one.
+    every_step: to be told of steps without drafts too, one by one.
 
     Example:
         >>> Needs(hidden=(2,)) | Needs(hidden=(0, 2), head=True)
-        Needs(hidden=(0, 2), embeddings=False, head=True, logits=False, aux=False, every_round=False)
+        Needs(hidden=(0, 2), embeddings=False, head=True, logits=False, aux=False, every_step=False)
     """
 
     hidden: tuple[int, ...] = ()
@@ -66,7 +66,7 @@ class Needs:
     head: bool = False
     logits: bool = False
     aux: bool = False
-    every_round: bool = False
+    every_step: bool = False
 
     def __or__(self, other: "Needs") -> "Needs":
         """What either asks for."""
@@ -75,9 +75,9 @@ class Needs:
         return Needs(**{name: a or b for name, (a, b) in pairs.items() if name != "hidden"}, hidden=hidden)
 
     @property
-    def each_round(self) -> bool:
+    def each_step(self) -> bool:
         """Whether what is needed of a step cannot be had later, from its tokens alone."""
-        return self.every_round or bool(self.hidden)
+        return self.every_step or bool(self.hidden)
 
 
 class Target(Protocol):

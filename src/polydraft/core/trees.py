@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,6 +11,20 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from polydraft.core.batch import padded
+
+
+class TreeArrays(NamedTuple):
+    """`TokenTree` on the host: [B, N] each."""
+
+    tokens: np.ndarray
+    parents: np.ndarray
+
+
+class TreeLists(NamedTuple):
+    """`TokenTree` as plain integers."""
+
+    tokens: list[list[int]]
+    parents: list[list[int]]
 
 
 @dataclass(frozen=True)
@@ -29,15 +44,14 @@ class TokenTree:
     parents: Int[Tensor, "B N"] = field(metadata=padded(-1))
 
     @cached_property
-    def host(self) -> tuple[np.ndarray, np.ndarray]:
+    def host(self) -> TreeArrays:
         """`tokens` and `parents` as arrays on the host, for compiled walks."""
-        return self.tokens.cpu().contiguous().numpy(), self.parents.cpu().contiguous().numpy()
+        return TreeArrays(self.tokens.cpu().contiguous().numpy(), self.parents.cpu().contiguous().numpy())
 
     @cached_property
-    def lists(self) -> tuple[list[list[int]], list[list[int]]]:
+    def lists(self) -> TreeLists:
         """`tokens` and `parents` as plain integers."""
-        tokens, parents = self.host
-        return tokens.tolist(), parents.tolist()
+        return TreeLists(self.host.tokens.tolist(), self.host.parents.tolist())
 
     @classmethod
     def of(cls, tokens: np.ndarray, parents: np.ndarray) -> "TokenTree":
@@ -48,7 +62,7 @@ class TokenTree:
             2
         """
         tree = cls(torch.from_numpy(tokens), torch.from_numpy(parents))
-        tree.__dict__["host"] = tokens, parents
+        tree.__dict__["host"] = TreeArrays(tokens, parents)
         return tree
 
     @property

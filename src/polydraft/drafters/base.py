@@ -15,7 +15,7 @@ from polydraft.core.outcomes import Outcome
 from polydraft.core.requests import Request
 from polydraft.core.targets import EncoderDecoder, Scores, Target
 from polydraft.errors import unknown_name
-from polydraft.models.slots import Slots
+from polydraft.models.slot_pool import Slots
 
 
 @dataclass(frozen=True)

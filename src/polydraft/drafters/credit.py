@@ -18,10 +18,13 @@ from polydraft.errors import InvalidInputError
 from polydraft.numerics.compiled_code import njit
 
 DEPTHS = 4
+"""Depths that are counted apart; deeper nodes count as the last."""
 GRADE_ENDS = np.array([0.05, 0.12, 0.25, 0.4, 0.6, 0.8, 0.95])
-PRIOR_WEIGHT = 4.0
-PRIOR_RATIO = 0.6
+"""Scores at which a grade ends."""
+PRIOR_WEIGHT, PRIOR_RATIO = 4.0, 0.6
+"""Nodes that a prior counts for, and r(s) where none was counted."""
 AGREEMENT = 0.5
+"""1 would take sources that propose a node for independent, 0 for one."""
 CANDIDATE = np.dtype([*((name, np.int64) for name in ("token", "parent", "source")), ("score", np.float64)])
 """A proposed node; its parent is a candidate before it, or -1 for the root."""
 

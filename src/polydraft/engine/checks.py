@@ -18,14 +18,12 @@ from polydraft.models.loading import hub
 from polydraft.models.loading.catalogue import default_draft
 from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.loading.gguf_parts import is_gguf
+from polydraft.models.loading.gguf_roles import TOKENS
 from polydraft.models.loading.matching import check_same_context, check_same_tokens
 
 __all__ = ["check", "check_length", "check_prompt"]
 
 POLICIES = ("adaptive", "fixed")
-SHARING = ("auto", "model", "amusd")
-"""Drafters whose model has the target's vocabulary; others are asked once they are imported."""
-TOKENS = "tokenizer.ggml.tokens"
 
 
 def check(config: EngineConfig, params: SamplingParams | None = None) -> None:
@@ -155,7 +153,8 @@ def _check_models(config: EngineConfig, params: SamplingParams | None) -> None:
     draft_name = config.draft_model or listed
     draft = None if draft_name is None else _outline(draft_name)
     length = None if target is None else config.max_model_len or target.context
-    if draft is not None and target is not None and method in SHARING and not target.same_tokens(draft):
+    shares_vocabulary = method in ("auto", "model", "amusd")  # others are asked once they are imported
+    if draft is not None and target is not None and shares_vocabulary and not target.same_tokens(draft):
         ours, theirs = _tokens(target.place), _tokens(draft.place)
         if ours and theirs:
             check_same_tokens(ours, theirs)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
-from polydraft.models.slots import common_length
+from polydraft.models.slot_pool import common_length
 from polydraft.models.tokens.spelling import REPLACEMENT, Spelling
 
 __all__ = ["Detokenizer"]

@@ -13,7 +13,7 @@ from polydraft.core.targets import Scores
 from polydraft.drafters.base import teach_each
 from polydraft.engine.sequence import Sequence
 from polydraft.errors import DrafterWarning, DraftWorkerError, place
-from polydraft.models.slots import given_back_on_error
+from polydraft.models.slot_pool import given_back_on_error
 
 __all__ = ["Pace", "begin", "begin_one", "release", "switch_off", "teach"]
 

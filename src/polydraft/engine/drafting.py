@@ -175,10 +175,10 @@ def aux(speculation: Speculation, sequences: Seq[Sequence], room: int) -> AuxRow
 
 def observe(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
     """Tell the drafter what the step accepted, unless the forward pass carried nothing of its own. The target's KV caches hold it already."""
-    bare = scores.tree.num_nodes == 1 and scores.aux_logits is None and not drafter.needs.every_round
+    bare = scores.tree.num_nodes == 1 and scores.aux_logits is None and not drafter.needs.every_step
     untold = [b for b, s in enumerate(sequences) if s.drafting and (bare or s.copying)]
     for b in untold if drafter.needs.hidden else ():
-        nodes = [0, *outcome.lists[0][b]]
+        nodes = [0, *outcome.lists.paths[b]]
         states = Unread(scores.hidden, b) if bare else Unread({k: x[b : b + 1, nodes] for k, x in scores.hidden.items()}, 0)
         sequences[b].unread.append(states)
     live = [b for b, s in enumerate(sequences) if s.drafting and s.state is not None and b not in untold]

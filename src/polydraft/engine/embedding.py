@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 
 from polydraft.core import EncoderDecoder, Target
 from polydraft.errors import BusyError, CapacityError, IncompatibleError, InvalidInputError
-from polydraft.models.slots import Slots
+from polydraft.models.slot_pool import Slots
 
 Embedding = Float[np.ndarray, " D"]
 PIECE = 256

@@ -318,7 +318,7 @@ class Loop:
         """Where all answers are there, store what their steps have shown of costs that were not measured."""
         default = self.menu.default
         if default.unmeasured and default.drafter is not None and not self._roster:
-            default.policy.keep(self.target, default.drafter, default.verifier)
+            default.policy.store_costs(self.target, default.drafter, default.verifier)
 
     def isolate(self) -> list[StepOutput]:
         """After a step that raised: each sequence that it interrupted takes one step alone; one that raises again ends with an error.

@@ -55,7 +55,7 @@ def emit(done: StepResult, b: int, s: Sequence, source: str) -> tuple[StepOutput
         s.sample.sources += offers.attribution(s.state)[:num_emitted]
     if s.sample.stats.seconds_to_first_token is None:
         s.sample.stats.seconds_to_first_token = perf_counter() - s.sample.stats.arrival
-    text, tree = s.publish(), DraftedTree(done.draft.tree.lists[0][b], done.parents[b], nodes[1:])
+    text, tree = s.publish(), DraftedTree(done.draft.tree.lists.tokens[b], done.parents[b], nodes[1:])
     return StepOutput(s.request.id, emitted, origins, text, s.sample, s.finished, tree), failure
 
 

@@ -8,7 +8,7 @@ from polydraft.drafters.base import Parts
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.methods import registry
 from polydraft.models.load import check_same_context, token_names
-from polydraft.models.slots import Slots
+from polydraft.models.slot_pool import Slots
 from polydraft.policy.costs import seconds_of_a_pass
 
 NEED_WORDS = {
@@ -79,7 +79,7 @@ def check_decoding(target: Target, decoding: Decoding) -> None:
         raise InvalidInputError(
             f"decoding={decoding!r} was given; expected a `core.Decoding`: callable, with `needs` and `gives_logits`."
         )
-    if decoding.needs.aux or decoding.needs.every_round:
+    if decoding.needs.aux or decoding.needs.every_step:
         raise IncompatibleError(
             f"the decoding method {name} needs {decoding.needs}; a decoding method may need hidden states, embeddings and the head only."
         )

@@ -10,7 +10,7 @@ from polydraft.engine.loop import Loop
 from polydraft.errors import PolydraftError, PrefixWarning
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.prefix_file import Contents, load_prefixes, prefix_contents, save_prefixes
-from polydraft.models.slots import Slots
+from polydraft.models.slot_pool import Slots
 
 __all__ = ["PrefixKeeping", "PrefixWriter"]
 

@@ -11,7 +11,7 @@ from polydraft.models import load
 from polydraft.models.loading.catalogue import default_draft
 from polydraft.models.loading.gguf_beside import fetch_predictor
 from polydraft.models.loading.hub import located
-from polydraft.numerics.threads import usable_cores
+from polydraft.numerics.processor import usable_cores
 
 
 class Models(NamedTuple):

@@ -114,7 +114,7 @@ def fill(target: Target, drafter: Drafter | None, sequences: Seq[Sequence]) -> N
         if s not in read and source is not None and s.slot is not None:
             target.cut(s.slot, 0)
             target.copy(source, s.slot, len(s.token_ids) - 1)
-    if drafter is not None and drafter.needs.each_round:
+    if drafter is not None and drafter.needs.each_step:
         state_of = {s.slot: state for s, state in zip(read, states, strict=True)}
         for s in sequences:
             if s.drafting and drafter.needs.hidden and s.slot in state_of:

@@ -8,7 +8,8 @@ from collections.abc import Sequence as Seq
 
 from polydraft.core import Target
 from polydraft.engine.sequence import Sequence
-from polydraft.models.slots import TREE_ROOM, Slots
+from polydraft.models.slot_pool import Slots
+from polydraft.models.slots import TREE_ROOM
 
 __all__ = ["Room"]
 

@@ -8,7 +8,7 @@ from polydraft.engine.room import Room
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sequence
 from polydraft.models.prefix_cache import PrefixCache
-from polydraft.models.slots import Slots
+from polydraft.models.slot_pool import Slots
 
 __all__ = ["Seats"]
 

@@ -10,7 +10,7 @@ from polydraft.core.batch import concat
 from polydraft.core.geometry import Dedup, at_first_copies
 from polydraft.engine.sequence import Sequence
 from polydraft.errors import InvalidInputError
-from polydraft.models.slots import Slots
+from polydraft.models.slot_pool import Slots
 
 
 class Second:

@@ -68,7 +68,7 @@ class StepResult:
     @cached_property
     def nodes(self) -> list[list[int]]:
         """Nodes whose rows emitted each row's tokens: the root, then the accepted path."""
-        return [[0, *path] for path in self.outcome.lists[0]]
+        return [[0, *path] for path in self.outcome.lists.paths]
 
     @cached_property
     def tokens(self) -> list[list[int]]:
@@ -78,7 +78,7 @@ class StepResult:
     @property
     def parents(self) -> list[list[int]]:
         """`draft.tree.parents` as lists."""
-        return self.draft.tree.lists[1]
+        return self.draft.tree.lists.parents
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Stepper:
             scored = self._score(sequences, draft, unique, extra, riding or {})
             if self.tie_margin is not None:
                 scored = rescored(self.target, scored, sequences, self.tie_margin, tuple(self.stop_ids))
-        num_scored = len(sequences) + int((unique.tree.host[1] >= 0).sum())
+        num_scored = len(sequences) + int((unique.tree.host.parents >= 0).sum())
         with watch.phase("verifying"):
             done, unique = self._decide(sequences, draft, unique, scored, key)
         if done.sequences:
@@ -138,7 +138,7 @@ class Stepper:
                 if self.second is not None:
                     self.second.commit(done.sequences, done.draft, unique, done.outcome)
             with watch.phase("drafting"):
-                if drafter is not None and (budgets or drafter.needs.each_round):
+                if drafter is not None and (budgets or drafter.needs.each_step):
                     drafting.observe(self.target, drafter, done.sequences, done.outcome, done.scores)
             self.speculation.policy.learn(done.sequences, done.draft, lambda: done.probs, done.outcome)
             self._record(done)
@@ -292,7 +292,7 @@ class Stepper:
         return scatter(list(groups.values()), outcomes), logits
 
     def _record(self, done: StepResult) -> None:
-        for s, parents, path in zip(done.sequences, done.parents, done.outcome.lists[0], strict=True):
+        for s, parents, path in zip(done.sequences, done.parents, done.outcome.lists.paths, strict=True):
             deep = [0]
             for parent in parents[1:]:
                 if parent >= 0:

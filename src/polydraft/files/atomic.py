@@ -4,6 +4,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 from typing import BinaryIO
 
@@ -45,3 +46,13 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         with suppress(OSError):
             scratch.unlink()
         raise
+
+
+def is_full(error: OSError) -> bool:
+    """Whether there was no more room to write.
+
+    Example:
+        >>> is_full(OSError(ENOSPC, "No space left on device")), is_full(FileNotFoundError())
+        (True, False)
+    """
+    return error.errno in (ENOSPC, EDQUOT, EFBIG)

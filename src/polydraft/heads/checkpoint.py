@@ -30,7 +30,7 @@ from polydraft.heads.fields import unknown_field
 from polydraft.heads.markov import Markov, markov
 from polydraft.methods.head_folders import kind_of
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.loading.checkpoint import head_width, rotary
+from polydraft.models.rotary import head_width, rotary
 
 __all__ = [
     "HeadCheckpoint",

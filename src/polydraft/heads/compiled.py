@@ -26,7 +26,7 @@ HEADS: dict[type, Any] = {}
 
 
 def run_rows(model, rows, logits, done) -> int:
-    """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now."""
+    """Run the rows in work; their logits go to logits[done:]. Returns how many logits there are now."""
     raise NotImplementedError
 
 
@@ -37,28 +37,28 @@ def _(model, rows, logits, done):
 
 
 @njit(cache=True, nogil=True)
-def head_forward(model, slots, tokens, parents, begins, ends, wanted, logits):
-    """One forward pass over nodes begins[b] .. ends[b]-1 of every tree, see `forward.compiled_forward`."""
+def head_forward(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits):
+    """One forward pass over nodes first_nodes[b] .. node_ends[b]-1 of every tree, see `forward.compiled_forward`."""
     work, lengths = model.work, model.memory.lengths
     rows, done = np.int64(0), np.int64(0)
     for b in range(len(slots)):
-        for n in range(begins[b], ends[b]):
+        for n in range(first_nodes[b], node_ends[b]):
             if rows == CHUNK:
                 done = run_rows(model, rows, logits, done)
                 rows = np.int64(0)
             if n == 0 or parents[b, n] >= 0:
                 row, seen_columns, slot = work.rows[rows], work.seen_columns[rows], slots[b]
-                describe(row, seen_columns, tokens[b, n], slot, lengths[slot], parents[b], n, n >= wanted[b])
+                describe(row, seen_columns, tokens[b, n], slot, lengths[slot], parents[b], n, n >= logits_from[b])
                 rows += 1
     if rows > 0:
         run_rows(model, rows, logits, done)
 
 
 @overload(draft_forward)
-def _(model, slots, tokens, parents, begins, ends, wanted, logits):
+def _(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits):
     if model.instance_class in HEADS:
-        return lambda model, slots, tokens, parents, begins, ends, wanted, logits: head_forward(
-            model, slots, tokens, parents, begins, ends, wanted, logits
+        return lambda model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits: head_forward(
+            model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits
         )
     return None
 
@@ -66,10 +66,10 @@ def _(model, slots, tokens, parents, begins, ends, wanted, logits):
 class CompiledHead(CompiledProposals):
     """A head as a draft model with slots; see `core.Target`."""
 
-    def _run(self, slots: Sequence[int], tree: TokenTree, since: int, wanted: int) -> np.ndarray:
+    def _run(self, slots: Sequence[int], tree: TokenTree, since: int, logits_from: int) -> np.ndarray:
         B, N = tree.tokens.shape
-        logits = np.empty((B * (N - wanted), self.arrays.sizes.outputs), np.float32)
-        first_nodes, node_ends, first_logits = (np.full(B, n) for n in (since, N, wanted))
+        logits = np.empty((B * (N - logits_from), self.arrays.sizes.outputs), np.float32)
+        first_nodes, node_ends, first_logits = (np.full(B, n) for n in (since, N, logits_from))
         with self.pool:
             head_forward(self.arrays, np.array(slots), *tree.host, first_nodes, node_ends, first_logits, logits)
         self.passes += 1
@@ -82,7 +82,7 @@ class CompiledHead(CompiledProposals):
         self.check_tree(tree.num_nodes)
         self.check_slots(slots, [tree.num_nodes] * len(slots), TREE_ROOM)
         if since == 0:
-            for slot, root in zip(slots, tree.host[0][:, :1].tolist(), strict=True):
+            for slot, root in zip(slots, tree.host.tokens[:, :1].tolist(), strict=True):
                 self.reads(slot, root)
         logits = self._run(slots, tree, since, since)
         self.scored(slots, tree.num_nodes)

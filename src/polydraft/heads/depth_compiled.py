@@ -54,12 +54,12 @@ class DepthArrays(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def depth_forward(model, slots, tokens, parents, begins, ends, wanted, logits):
-    """Logits of the nodes wanted[b] .. ends[b]-1 that are no padding, each those of its depth and path, see `forward.compiled_forward`."""
+def depth_forward(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits):
+    """Logits of the nodes logits_from[b] .. node_ends[b]-1 that are no padding, each those of its depth and path, see `forward.compiled_forward`."""
     row, rank = 0, model.markov.words.shape[1]
     vectors = np.empty((len(logits) if model.markov.kind else 0, rank), np.float32)
     for b in range(len(slots)):
-        for n in range(max(begins[b], wanted[b]), ends[b]):
+        for n in range(max(first_nodes[b], logits_from[b]), node_ends[b]):
             if n > 0 and parents[b, n] < 0:
                 continue
             depth, m = 0, parents[b, n]
@@ -74,10 +74,10 @@ def depth_forward(model, slots, tokens, parents, begins, ends, wanted, logits):
 
 
 @overload(draft_forward)
-def _(model, slots, tokens, parents, begins, ends, wanted, logits):
+def _(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits):
     if model.instance_class is DepthArrays:
-        return lambda model, slots, tokens, parents, begins, ends, wanted, logits: depth_forward(
-            model, slots, tokens, parents, begins, ends, wanted, logits
+        return lambda model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits: depth_forward(
+            model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits
         )
     return None
 

@@ -20,7 +20,7 @@ from polydraft.heads.checkpoint import HeadCheckpoint, head_folder
 from polydraft.methods.papers import method
 from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.products import FORMATS
-from polydraft.models.slots import given_back_on_error
+from polydraft.models.slot_pool import given_back_on_error
 
 __all__ = ["HeadDrafter", "HeadState", "head_methods", "say_torch"]
 

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from polydraft.errors import InvalidInputError
 from polydraft.files.atomic import replacing
-from polydraft.models.compiled.formats import raw_blocks, rounded_blocks
+from polydraft.models.compiled.formats import BLOCK, raw_blocks, rounded_blocks
 
 __all__ = ["SUFFIX", "expanded", "in_eight_bits", "write_in_eight_bits"]
 
-FORMAT, SUFFIX, INPUTS = "Q8_0", ".q8_0", 32
+FORMAT, SUFFIX = "Q8_0", ".q8_0"
 BYTES = raw_blocks(FORMAT).itemsize
 """Of a block."""
 
@@ -74,7 +74,7 @@ def write_in_eight_bits(head: str | Path, out: str | Path) -> Path:
         raise InvalidInputError(f"out={str(out)!r} was given, which is not empty; expected a new folder. Give another one.")
     tensors = dict[str, Tensor]()
     for name, tensor in load_file(file).items():
-        matrix = tensor.is_floating_point() and tensor.ndim == 2 and tensor.shape[1] % INPUTS == 0 and name != "target_probe"
+        matrix = tensor.is_floating_point() and tensor.ndim == 2 and tensor.shape[1] % BLOCK == 0 and name != "target_probe"
         tensors[name + SUFFIX * matrix] = in_eight_bits(tensor) if matrix else tensor
     place.mkdir(parents=True, exist_ok=True)
     for settings in folder.glob("*.json"):

@@ -15,8 +15,8 @@ from polydraft.models.compiled.llama import CompiledLlama
 from polydraft.models.compiled.products import BYTES, FORMATS, Format, Packed, packed
 from polydraft.models.compiled.weights import Ends
 from polydraft.models.compiled.workspace import ONE, Sizes
-from polydraft.models.loading.checkpoint import Checkpoint, head_width
-from polydraft.models.rotary import rope_parameters
+from polydraft.models.loading.checkpoint import Checkpoint
+from polydraft.models.rotary import head_width, rope_parameters
 
 __all__ = ["HeadLayers", "ends_of", "sizes_of"]
 

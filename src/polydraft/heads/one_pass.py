@@ -33,7 +33,8 @@ from polydraft.models.compiled.trees import draft_distribution
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.threads import ROWS, sync
-from polydraft.sampling.noise import DRAFT, choose_row, uniform_at
+from polydraft.sampling.categorical import choose_row
+from polydraft.sampling.noise import DRAFT, uniform_at
 
 __all__ = ["Drawn", "draw_trees", "most_probable_trees"]
 
@@ -132,10 +133,10 @@ def _children(model, depths, d, vector, inverse, probs):
 
 @njit(cache=True, error_model="numpy", nogil=True)
 def _most_probable(sync, model, batch, tokens, parents, confidence):
-    """Fill trees whose roots are there; see the module. Returns how many nodes each has. Without columns of `stops.least` confidences are the
+    """Fill trees whose roots are there; see the module. Returns how many nodes each has. Without columns of `stops.min_reach` confidences are the
     probabilities alone, uncalibrated."""
-    (B, N), ids, min_reach, acceptance = tokens.shape, batch.ids, batch.stops.least, batch.stops.acceptance
-    spare_min_reach = batch.stops.spare_least
+    (B, N), ids, min_reach, acceptance = tokens.shape, batch.ids, batch.stops.min_reach, batch.stops.acceptance
+    min_spare_chance = batch.stops.min_spare_chance
     outputs, K, r = model.sizes.outputs, model.logits.shape[1], model.markov.words.shape[1] if model.markov.kind else 0
     C, calibrated = CANDIDATES if r else N, min_reach.shape[1] > 0
     num_tokens = ids.size if ids.size else outputs
@@ -176,12 +177,12 @@ def _most_probable(sync, model, batch, tokens, parents, confidence):
                     chance = values[n] * (ranked_acceptance_at(sure_of, acceptance[b]) if calibrated else sure_of)
                     if chance > value:
                         best, value, certain = n, chance, sure_of
-            if best < 0 or size > g.nodes or value < sampling.least:
+            if best < 0 or size > g.nodes or value < sampling.min_path_prob:
                 break
             if (
-                spare_min_reach.shape[1] > 0
+                min_spare_chance.shape[1] > 0
                 and size > 1
-                and (size - 2 >= spare_min_reach.shape[1] or value < spare_min_reach[b, size - 2])
+                and (size - 2 >= min_spare_chance.shape[1] or value < min_spare_chance[b, size - 2])
             ):
                 break
             d = deep[best]
@@ -251,7 +252,7 @@ def _draw(model, batch, b, parent, node, trees, places, rest):
 @inner(error_model="numpy")
 def _chain_from(sync, model, batch, b, n, size, end, trees, places, room):
     """Draw a chain behind node n, up to node `end` at most. size: how many nodes there are; returns how many there are then."""
-    min_reach, acceptance = batch.stops.least, batch.stops.acceptance
+    min_reach, acceptance = batch.stops.min_reach, batch.stops.acceptance
     while size < end and places.depth[n] < batch.requests[b].depth:
         if n > 0 and trees.reach[b, n] < min_reach[b, min(places.depth[n], min_reach.shape[1]) - 1]:
             break
@@ -271,16 +272,16 @@ def _drawn(sync, model, batch, N, num_rows, vocab):
     room = _Room(np.empty((1, outputs), _f32), np.empty(batch.ids.size, _f32), np.empty(outputs, np.int32), np.empty(vocab, _f32))
     for b in range(B):
         trees.tokens[b, 0] = batch.requests[b].root
-        g, spare_min_reach, spare_acceptance = batch.requests[b], stops.spare_least[b], stops.spare_acceptance[b]
+        g, min_spare_chance, spare_acceptance = batch.requests[b], stops.min_spare_chance[b], stops.spare_acceptance[b]
         places = _Places(np.zeros(N, np.int64), np.full(model.logits.shape[1] + 1, -1))
         size = _chain_from(sync, model, batch, b, 0, 1, g.nodes + 1, trees, places, room)
         length, beside = size, np.zeros(N, np.int64)
         for n in range(length - 1):
             elder = acceptance_at(trees.confidence[b, n + 1], stops.acceptance[b])
             chances[n] = trees.reach[b, n] * (1.0 - elder) * spare_acceptance
-        while size <= g.nodes and length > 1 and size - 2 < spare_min_reach.size:
+        while size <= g.nodes and length > 1 and size - 2 < min_spare_chance.size:
             parent = chances[: length - 1].argmax()
-            if chances[parent] < spare_min_reach[size - 2]:
+            if chances[parent] < min_spare_chance[size - 2]:
                 break
             if _draw(model, batch, b, parent, size, trees, places, room.rest):
                 trees.reach[b, size] = chances[parent]
@@ -316,7 +317,7 @@ def _batch_of(
         [(*about, *bound) for about, bound in zip(zip(slots, roots, *keys, strict=True), bounds, strict=True)], REQUEST
     )
     samplings, bias = draft_samplings(params, model.vocab_size, model.draft_ids)
-    samplings["least"] = [g.least for g in budgets]
+    samplings["min_path_prob"] = [g.min_path_prob for g in budgets]
     return DraftBatch(model.draft_ids, requests, samplings, bias, stops_asked(tuple(g.stop for g in budgets), len(budgets)))
 
 

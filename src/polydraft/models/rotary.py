@@ -13,16 +13,17 @@ Both are taken here as for a text of `max_model_len` tokens, from the first toke
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.models.windows import text_config
 
-__all__ = ["FixedRotary", "fixed", "fixed_rotary", "frequencies", "head_width", "rope_parameters", "unchanging_length"]
+__all__ = ["FixedRotary", "fixed", "fixed_rotary", "frequencies", "head_width", "rope_parameters", "rotary", "unchanging_length"]
 
 CHANGING = ("dynamic", "longrope")
 """Kinds that depend on the length of a text."""
@@ -87,6 +88,30 @@ def frequencies(config: Any, rope: Any = None, length: int | None = None) -> tup
 
     of_layers = next((name for name, layer_rope in ropes.items() if layer_rope == rope), None)
     return ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), **({} if of_layers is None else {"layer_type": of_layers}))
+
+
+def rotary(
+    config: Any,
+    columns: int,
+    factors: Float[Tensor, " D2"] | None = None,
+    rope: Mapping[str, Any] | None = None,
+    length: int | None = None,
+) -> tuple[Float[Tensor, "C D2"], Float[Tensor, "C D2"]]:
+    """Cosines and sines of the family's rotary positions 0 .. columns-1, for the first half of a head: the second repeats it.
+
+    factors: frequencies are divided by them.  rope: rotary parameters, default the configuration's.  length: see `frequencies`.
+
+    Example:
+        >>> from transformers import LlamaConfig
+        >>> cos, sin = rotary(LlamaConfig(hidden_size=8, num_attention_heads=2), 2)
+        >>> cos[0].tolist(), sin.shape
+        ([1.0, 1.0], torch.Size([2, 2]))
+    """
+    angles_of_one, growth = frequencies(config, rope, length)
+    if factors is not None:
+        angles_of_one = angles_of_one / factors
+    angles = torch.arange(columns, dtype=torch.float32)[:, None] * angles_of_one
+    return angles.cos() * growth, angles.sin() * growth
 
 
 def trained_length(config: Any, rope: Any) -> int:

@@ -14,6 +14,7 @@ from polydraft.numerics.compiled_code import njit
 
 LOG2_E, _LN2_HIGH, _LN2_LOW = np.float32(1.44269504), np.float32(0.693359375), np.float32(-2.12194440e-4)
 ROUNDING = np.float32(1.5 * 2**23)
+"""Added to a number below 2^22 and taken away again, that becomes a whole number, halves to even."""
 _EXP = tuple(np.float32(1 / d) for d in (1, 2, 6, 24, 120, 720, 5040))
 
 

@@ -13,39 +13,23 @@ While several forward passes run (see `Pool`), each has its caller's thread, and
 
 import atexit
 import os
-import platform
 import threading
 import time
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
+from polydraft.numerics.atomics import add, load, pause, store, swap
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit
-from polydraft.numerics.processor import usable_processors
+from polydraft.numerics.processor import usable_cores
+from polydraft.numerics.shared_code import call_units
 
-__all__ = [
-    "MAX_THREADS",
-    "PIECE",
-    "ROWS",
-    "Pool",
-    "default_threads",
-    "num_pieces",
-    "put_arguments",
-    "share",
-    "share_row",
-    "shared_arguments",
-    "shared_code",
-    "sync",
-    "usable_cores",
-]
+__all__ = ["MAX_THREADS", "PIECE", "ROWS", "Pool", "default_threads", "num_pieces", "share", "share_row", "sync"]
 
 MAX_THREADS = 64
+"""Of a process; a ticket has 8 bits for them."""
 _LINE = 8
 """Numbers in a cache line."""
 
@@ -102,63 +86,6 @@ sync = _new_sync()
 """What the threads of the process have in common; compiled code takes it as an argument."""
 
 
-def _pointer(context, builder, signature, args):
-    data = context.make_array(signature.args[0])(context, builder, args[0]).data
-    return builder.gep(data, [args[1]])
-
-
-@intrinsic
-def _load(typingctx, array, i):
-    def emit(context, builder, signature, args):
-        return builder.load_atomic(_pointer(context, builder, signature, args), "seq_cst", 8)
-
-    return types.int64(array, types.intp), emit
-
-
-@intrinsic
-def _store(typingctx, array, i, value):
-    def emit(context, builder, signature, args):
-        builder.store_atomic(args[2], _pointer(context, builder, signature, args), "release", 8)
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, types.int64), emit
-
-
-@intrinsic
-def _add(typingctx, array, i, value):
-    """The sum."""
-
-    def emit(context, builder, signature, args):
-        before = builder.atomic_rmw("add", _pointer(context, builder, signature, args), args[2], "seq_cst")
-        return builder.add(before, args[2])
-
-    return types.int64(array, types.intp, types.int64), emit
-
-
-@intrinsic
-def _swap(typingctx, array, i, old, new):
-    """Whether array[i] was `old` and now is `new`."""
-
-    def emit(context, builder, signature, args):
-        exchange = builder.cmpxchg(_pointer(context, builder, signature, args), args[2], args[3], "seq_cst", "monotonic")
-        return builder.extract_value(exchange, 1)
-
-    return types.boolean(array, types.intp, types.int64, types.int64), emit
-
-
-@intrinsic
-def _pause(typingctx):
-    """Tell the processor that this is a waiting loop, where it has a word for that."""
-
-    def emit(context, builder, signature, args):
-        if platform.machine() in ("x86_64", "AMD64"):
-            kind = ir.FunctionType(ir.VoidType(), [])
-            builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])
-        return context.get_dummy_value()
-
-    return types.void(), emit
-
-
 _init_mutex, _init_condition = (
     types.ExternalFunction(f"pthread_{kind}_init", types.int32(types.int64, types.int64)) for kind in ("mutex", "cond")
 )
@@ -193,7 +120,7 @@ def _rouse(sync, condition):
 @inner
 def _is_due(sync, thread, last):
     """Whether there is a phase after the last that this thread may help with, or it is to end."""
-    return _load(sync, _AT.stop) != 0 or (_load(sync, _AT.phase) != last and thread < _load(sync, _AT.threads))
+    return load(sync, _AT.stop) != 0 or (load(sync, _AT.phase) != last and thread < load(sync, _AT.threads))
 
 
 @inner
@@ -203,55 +130,55 @@ def _await_phase(sync, thread, last):
     while not _is_due(sync, thread, last):
         turns += 1
         if turns < _HELPER_TURNS:
-            _pause()
+            pause()
             continue
         at, asleep = sync.ctypes.data, _AT.tickets + thread * _LINE + _ASLEEP
         _lock(at + 8 * _AT.mutex)
-        _add(sync, asleep, 1)
+        add(sync, asleep, 1)
         while not _is_due(sync, thread, last):
             _sleep(at + 8 * _AT.wake, at + 8 * _AT.mutex)
-        _add(sync, asleep, -1)
+        add(sync, asleep, -1)
         _unlock(at + 8 * _AT.mutex)
-    return _load(sync, _AT.phase)
+    return load(sync, _AT.phase)
 
 
 @inner
 def _nanoseconds(sync, clock):
     """clock: of POSIX systems."""
     _read_clock(clock, sync.ctypes.data + 8 * _AT.clock)
-    return 1_000_000_000 * _load(sync, _AT.clock) + _load(sync, _AT.clock + 1)
+    return 1_000_000_000 * load(sync, _AT.clock) + load(sync, _AT.clock + 1)
 
 
 @inner
 def _await_units(sync, units):
     """Wait until all units of the phase are done."""
     turns = 0
-    while _load(sync, _AT.done) < units:
+    while load(sync, _AT.done) < units:
         turns += 1
         if turns < _CALLER_TURNS:
-            _pause()
+            pause()
             continue
         at = sync.ctypes.data
         _lock(at + 8 * _AT.mutex)
-        _add(sync, _AT.waiting, 1)
-        while _load(sync, _AT.done) < units:
+        add(sync, _AT.waiting, 1)
+        while load(sync, _AT.done) < units:
             _sleep(at + 8 * _AT.ended, at + 8 * _AT.mutex)
-        _add(sync, _AT.waiting, -1)
+        add(sync, _AT.waiting, -1)
         _unlock(at + 8 * _AT.mutex)
 
 
 @inner
 def _publish(sync, threads, units):
     """Open a phase of so many units; what they are lies in sync[_JOB:] by now."""
-    _store(sync, _AT.done, 0)
+    store(sync, _AT.done, 0)
     for thread in range(threads):
         ticket = _AT.tickets + thread * _LINE
         begin, end = thread * units // threads, (thread + 1) * units // threads
-        phase = (_load(sync, ticket) >> (2 * _BITS + 8)) + 1
-        _store(sync, ticket, ((phase << 8 | threads) << _BITS | end) << _BITS | begin)
-    _add(sync, _AT.phase, 1)
+        phase = (load(sync, ticket) >> (2 * _BITS + 8)) + 1
+        store(sync, ticket, ((phase << 8 | threads) << _BITS | end) << _BITS | begin)
+    add(sync, _AT.phase, 1)
     for thread in range(1, threads):
-        if _load(sync, _AT.tickets + thread * _LINE + _ASLEEP):
+        if load(sync, _AT.tickets + thread * _LINE + _ASLEEP):
             _rouse(sync, _AT.wake)
             break
 
@@ -261,26 +188,12 @@ def _claim(sync, thread, threads):
     """The next unit of the thread's share, or of another's, or -1 if all are claimed."""
     for turn in range(threads):
         place = _AT.tickets + (thread + turn) % threads * _LINE
-        ticket = _load(sync, place)
+        ticket = load(sync, place)
         while ticket & _MASK < (ticket >> _BITS) & _MASK and thread < (ticket >> 2 * _BITS) & 0xFF:
-            if _swap(sync, place, ticket, ticket + 1):
+            if swap(sync, place, ticket, ticket + 1):
                 return ticket & _MASK
-            ticket = _load(sync, place)
+            ticket = load(sync, place)
     return -1
-
-
-_UNITS_OF = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 4)
-
-
-@intrinsic
-def _call(typingctx, code, arguments, begin, end, thread):
-    """Do what `shared_code` gave the address of."""
-
-    def emit(context, builder, signature, args):
-        builder.call(builder.inttoptr(args[0], _UNITS_OF.as_pointer()), args[1:])
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 5), emit
 
 
 @inner
@@ -288,9 +201,9 @@ def _take(sync, thread, threads):
     """Do units until all are claimed; returns whether the phase then ended."""
     ended, unit = False, _claim(sync, thread, threads)
     while unit >= 0:
-        count, grain, units = _load(sync, _AT.size), _load(sync, _AT.grain), _load(sync, _AT.units)
-        _call(_load(sync, _AT.code), _load(sync, _AT.arguments), unit * grain, min(count, (unit + 1) * grain), thread)
-        ended = _add(sync, _AT.done, 1) == units
+        count, grain, units = load(sync, _AT.size), load(sync, _AT.grain), load(sync, _AT.units)
+        call_units(load(sync, _AT.code), load(sync, _AT.arguments), unit * grain, min(count, (unit + 1) * grain), thread)
+        ended = add(sync, _AT.done, 1) == units
         unit = _claim(sync, thread, threads)
     return ended
 
@@ -301,111 +214,25 @@ def _help(sync, thread):
     phase = np.int64(-1)
     while True:
         phase = _await_phase(sync, thread, phase)
-        if _load(sync, _AT.stop):
+        if load(sync, _AT.stop):
             return
-        if _take(sync, thread, _load(sync, _AT.threads)) and _load(sync, _AT.waiting):
+        if _take(sync, thread, load(sync, _AT.threads)) and load(sync, _AT.waiting):
             _rouse(sync, _AT.ended)
-
-
-@intrinsic
-def shared_code(typingctx, function, arguments):
-    """What `share` runs: the addresses of code that calls function(arguments, begin, end, thread), and of the arguments, see `shared_arguments`;
-    numbers and arrays, read again by each unit. `function` raises nothing, as nobody would see it: what it allocates is small."""
-    argument_types = arguments, types.int64, types.int64, types.int64
-    typingctx.resolve_function_type(function, argument_types, {})
-    called = function.dispatcher.overloads[argument_types]
-
-    def emit(context, builder, signature, args):
-        context.add_linking_libs([called.library])
-        kind, place = context.get_value_type(arguments), _on_stack(context, builder, arguments, args[1])
-        code = ir.Function(builder.module, _UNITS_OF, builder.module.get_unique_name(f"units.{called.fndesc.mangled_name}"))
-        code.linkage = "internal"
-        body = ir.IRBuilder(code.append_basic_block("entry"))
-        value = _read(body, body.inttoptr(code.args[0], kind.as_pointer()), kind)
-        context.call_internal_no_propagate(body, called.fndesc, called.signature, (value, *code.args[1:]))
-        body.ret_void()
-        return context.make_tuple(builder, signature.return_type, [builder.ptrtoint(x, ir.IntType(64)) for x in (code, place)])
-
-    return types.UniTuple(types.int64, 2)(function, arguments), emit
-
-
-@intrinsic
-def shared_arguments(typingctx, arguments):
-    """The address of arguments, which lie on the stack of the calling function."""
-
-    def emit(context, builder, signature, args):
-        return builder.ptrtoint(_on_stack(context, builder, arguments, args[0]), ir.IntType(64))
-
-    return types.int64(arguments), emit
-
-
-@intrinsic
-def put_arguments(typingctx, arguments, address):
-    """Write arguments where an address points, for code that is called often; returns how many bytes they take. An address of 0 writes nothing.
-
-    Arrays are written without who owns them: that object ends with this call, and code that counted its owners later would free it again.
-    """
-
-    def emit(context, builder, signature, args):
-        kind = context.get_value_type(arguments)
-        with builder.if_then(builder.icmp_signed("!=", args[1], ir.Constant(ir.IntType(64), 0))):
-            _write_borrowed(builder, arguments, args[0], builder.inttoptr(args[1], kind.as_pointer()))
-        return ir.Constant(ir.IntType(64), context.get_abi_sizeof(kind))
-
-    return types.int64(arguments, types.int64), emit
-
-
-def _on_stack(context, builder, kind, value):
-    place = cgutils.alloca_once(builder, context.get_value_type(kind))
-    _write(builder, value, place)
-    return place
-
-
-def _read(builder, pointer, kind):
-    """A value, leaf by leaf: what is not used is not read."""
-    if not isinstance(kind, ir.LiteralStructType):
-        return builder.load(pointer)
-    value = ir.Constant(kind, ir.Undefined)
-    for i, part in enumerate(kind.elements):
-        value = builder.insert_value(value, _read(builder, cgutils.gep_inbounds(builder, pointer, 0, i), part), i)
-    return value
-
-
-def _write(builder, value, pointer):
-    if not isinstance(value.type, ir.LiteralStructType):
-        builder.store(value, pointer)
-        return
-    for i in range(len(value.type.elements)):
-        _write(builder, builder.extract_value(value, i), cgutils.gep_inbounds(builder, pointer, 0, i))
-
-
-def _write_borrowed(builder, kind, value, pointer):
-    """`_write`, with nothing in the place of an array's owner and of its Python object, which numba then does not count. kind: of numba."""
-    if not isinstance(kind, (types.BaseTuple, types.Array)):
-        builder.store(value, pointer)
-        return
-    kinds: Any = kind
-    for i in range(len(kinds.types) if isinstance(kind, types.BaseTuple) else len(value.type.elements)):
-        part, place = builder.extract_value(value, i), cgutils.gep_inbounds(builder, pointer, 0, i)
-        if isinstance(kind, types.BaseTuple):
-            _write_borrowed(builder, kinds.types[i], part, place)
-        else:
-            builder.store(ir.Constant(part.type, None) if i < 2 else part, place)
 
 
 @inner
 def _is_alone(sync):
     """Whether the caller has waited so long for a core, its own or a helper's, that it works alone for a while."""
-    now, until, begin = _nanoseconds(sync, _WALL), _load(sync, _AT.until), _load(sync, _AT.window)
+    now, until, begin = _nanoseconds(sync, _WALL), load(sync, _AT.until), load(sync, _AT.window)
     if now < until:
         return True
     if begin == 0 or now > begin + _WINDOW_LENGTH:
         worked = _nanoseconds(sync, _WORK)
-        lost = now - begin - (worked - _load(sync, _AT.worked))
+        lost = now - begin - (worked - load(sync, _AT.worked))
         alone = begin > 0 and lost > _WINDOW_LENGTH // 32
-        _store(sync, _AT.until, now + _PAYS * lost if alone else 0)
-        _store(sync, _AT.window, 0 if alone else now)
-        _store(sync, _AT.worked, worked)
+        store(sync, _AT.until, now + _PAYS * lost if alone else 0)
+        store(sync, _AT.window, 0 if alone else now)
+        store(sync, _AT.worked, worked)
         return alone
     return False
 
@@ -413,26 +240,27 @@ def _is_alone(sync):
 @inner
 def share(sync, threads, code, count, grain):
     """Do items 0 .. count-1, `grain` of them a unit, on at most so many threads. code: of `shared_code`."""
+    function, arguments = code
     grain = max(grain, count // _MASK + 1)
     units = (count + grain - 1) // grain
-    team = min(threads, units, _load(sync, _AT.helpers) + 2 - max(1, _load(sync, _AT.passes)))
-    if team <= 1 or not _swap(sync, _AT.owner, 0, 1):
-        _call(code[0], code[1], 0, count, 0)
+    team = min(threads, units, load(sync, _AT.helpers) + 2 - max(1, load(sync, _AT.passes)))
+    if team <= 1 or not swap(sync, _AT.owner, 0, 1):
+        call_units(function, arguments, 0, count, 0)
         return
     if _is_alone(sync):
-        _call(code[0], code[1], 0, count, 0)
-        _store(sync, _AT.owner, 0)
+        call_units(function, arguments, 0, count, 0)
+        store(sync, _AT.owner, 0)
         return
-    _store(sync, _AT.code, code[0])
-    _store(sync, _AT.arguments, code[1])
-    _store(sync, _AT.size, count)
-    _store(sync, _AT.grain, grain)
-    _store(sync, _AT.units, units)
-    _store(sync, _AT.threads, team)
+    store(sync, _AT.code, function)
+    store(sync, _AT.arguments, arguments)
+    store(sync, _AT.size, count)
+    store(sync, _AT.grain, grain)
+    store(sync, _AT.units, units)
+    store(sync, _AT.threads, team)
     _publish(sync, team, units)
     if not _take(sync, np.int64(0), team):
         _await_units(sync, units)
-    _store(sync, _AT.owner, 0)
+    store(sync, _AT.owner, 0)
 
 
 class Pool:
@@ -499,8 +327,8 @@ class _Helpers:
 
 @njit(cache=True)
 def _end(sync):
-    _store(sync, _AT.helpers, 0)
-    _store(sync, _AT.stop, 1)
+    store(sync, _AT.helpers, 0)
+    store(sync, _AT.stop, 1)
     _rouse(sync, _AT.wake)
 
 
@@ -508,28 +336,6 @@ _HELPERS_OF_PROCESS = _Helpers()
 atexit.register(_HELPERS_OF_PROCESS.stop)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_HELPERS_OF_PROCESS.__init__)
-
-
-def usable_cores() -> int:
-    """Physical cores that this process may use: those of its affinity mask, and no more than its control group's quota of time."""
-    siblings = {_content(f"/sys/devices/system/cpu/cpu{k}/topology/thread_siblings_list") or str(k) for k in usable_processors()}
-    return max(1, int(min(len(siblings), _quota())))
-
-
-def _quota() -> float:
-    """Cores' worth of time that the control group grants (versions 2 and 1)."""
-    whole = _content("/sys/fs/cgroup/cpu.max").split() or [
-        _content(f"/sys/fs/cgroup/cpu/cpu.cfs_{name}_us").strip() for name in ("quota", "period")
-    ]
-    limited = len(whole) == 2 and whole[0].isdecimal() and whole[1].isdecimal() and int(whole[1]) > 0
-    return int(whole[0]) / int(whole[1]) if limited else float("inf")
-
-
-def _content(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="ascii")
-    except OSError:
-        return ""
 
 
 def default_threads(weight_bytes: int) -> int:

@@ -59,9 +59,6 @@ def _observe(hits, tries, decay, parents, path, confidence, in_turn):
     return nodes, depth
 
 
-_NONE = np.empty(0)
-
-
 class Acceptance:
     """Counts around a prior.
 
@@ -90,7 +87,7 @@ class Acceptance:
 
         in_turn: whether the children of a node are a drawn token and its spare siblings, which are tried where it was rejected.
         """
-        probabilities = _NONE if confidence is None else np.asarray(confidence, np.float64)
+        probabilities = np.empty(0) if confidence is None else np.asarray(confidence, np.float64)
         self.steps += 1
         nodes, self._strength = np.array(path, np.int64), max(self._decay * self._strength, MIN_STRENGTH)
         size, depth = _observe(self._hits, self._tries, self._decay, np.asarray(parents), nodes, probabilities, in_turn)

@@ -141,7 +141,7 @@ class AdaptivePolicy(Policy):
         self._reads, self._num_unread = offers.read_ahead is not None, offers.num_unread
         model_based = offers.model is not None
         self._copying = (
-            self._copying and model_based and method.lossless and not (needs.aux or needs.every_round or method.shared_noise)
+            self._copying and model_based and method.lossless and not (needs.aux or needs.every_step or method.shared_noise)
         )
         self._copies = drafter.info.draft_sampling == {DraftSampling.POINT_MASS} and not needs.hidden and not model_based
         if self.given is not None:
@@ -299,7 +299,7 @@ class AdaptivePolicy(Policy):
         if sampled_spares:
             chances = min_spare_chances(speed, (1.0 - min(rates[:BINS])) * rates[SPARE], rows, len(reaches), costs)
             chances = chances[: max(most_nodes(len(chances) + 1, len(reaches)) - 1, 0)]
-            stop = stop._replace(spare_least=chances, spare_acceptance=rates[SPARE])
+            stop = stop._replace(min_spare_chance=chances, spare_acceptance=rates[SPARE])
         if self._confident:
             return Budget.fixed(tree.chain(len(reaches))).ending(stop)
         return Budget.fixed(tree.chain(depth_of(reaches, rates[FIRST], rates[NEXT])))
@@ -321,20 +321,20 @@ class AdaptivePolicy(Policy):
 
         most_nodes: of at most so many of such a depth, those that a step has time for.
         """
-        rates, nodes = course.seen.rates, course.seen.expected.nodes
+        rates, nodes, depth = course.seen.rates, course.seen.expected.nodes, len(stop.min_reach)
         most = 1.0 if greedy else (1.0 - min(rates[:BINS])) * rates[SPARE]
-        chances = min_branch_chances(speed, most, rows, most_nodes(FORETOLD_NODES, len(stop.least)), costs)
+        chances = min_branch_chances(speed, most, rows, most_nodes(FORETOLD_NODES, depth), costs)
         if not chances:
-            return Budget.fixed(tree.chain(len(stop.least))).ending(stop)
-        reaches = min_reaches(speed, max(rates[NEXT], 0.05), rows, drafting, costs, 0.0 if greedy else nodes)[: len(stop.least)]
-        stop = stop._replace(least=reaches, spare_least=chances, spare_acceptance=rates[SPARE])
+            return Budget.fixed(tree.chain(depth)).ending(stop)
+        reaches = min_reaches(speed, max(rates[NEXT], 0.05), rows, drafting, costs, 0.0 if greedy else nodes)[:depth]
+        stop = stop._replace(min_reach=reaches, min_spare_chance=chances, spare_acceptance=rates[SPARE])
         return Budget.grown(len(chances) + 1, len(reaches), FORETOLD_NODES if greedy else TREE_WIDTH).ending(stop)
 
     def learn(
         self, sequences: Seq[RunningSequence], draft: Draft, probs: Callable[[], Float[Tensor, "B N V"]], outcome: Outcome
     ) -> None:
         """Fold the step into what each sequence, and all of them, have shown."""
-        parents, paths = draft.tree.host[1], outcome.lists[0]
+        parents, paths = draft.tree.host.parents, outcome.lists.paths
         confidence = None if draft.confidence is None else draft.confidence.cpu().numpy()
         before, self._rows, self._steps, self._drafting = self._steps, len(sequences), 0, 0
         self._batch = len(sequences)
@@ -361,7 +361,7 @@ class AdaptivePolicy(Policy):
         behind = {"num_tokens": self._num_tokens, "batch": max(self._batch, 1)}
         self.live.observe(self._rows, self._steps, **parts, num_sequences=num_sequences, **behind)
 
-    def keep(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
+    def store_costs(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
         """Remember what steps have shown, once, where costs were assumed and are still missing."""
         if self.missing and not self._stored and self._timed >= ENOUGH:
             self._stored = True

@@ -59,7 +59,7 @@ class Policy:
     def measure(self, *parts: Any, **options: Any) -> None:
         """Measure the costs that are missing, of an idle target; see `AdaptivePolicy.measure`."""
 
-    def keep(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
+    def store_costs(self, target: Target, drafter: Drafter, verifier: Verifier) -> None:
         """Remember for later engines what steps have shown of costs that are missing."""
 
 

@@ -171,7 +171,7 @@ def begun(target: Target, drafter: Drafter, verifier: Verifier) -> tuple[Profile
     about = identity(target, drafter, verifier)
     stored = remembered(about)
     unsteady = stored is None or _spread(stored) > STEADY
-    reads_first = isinstance(target, EncoderDecoder)  # a source, before any pass
+    reads_first = isinstance(target, EncoderDecoder)  # a source, before any forward pass
     missing = about is not None and unsteady and not reads_first and _file(about)[0] not in _tried
     return stored or Profile.of(Costs.assumed(), {"assumed": True} | ({} if about is None else {"identity": about})), missing
 

@@ -35,7 +35,7 @@ class Rehearsed(NamedTuple):
     rates: tuple[float, ...] = UNKNOWN_SAMPLED
 
     def priced(self, costs: Costs) -> Costs:
-        """Costs with what a step does beside its pass and its draft steps: reading what was accepted, verifying several rows.
+        """Costs with what a step does beside its forward pass and its draft steps: reading what was accepted, verifying several rows.
 
         Example:
             >>> costs = Rehearsed(0.1, 1.0).priced(Costs.of({1: 1.0, 4: 1.1, 8: 1.2}, draft_start=0.1, draft_step=0.2))
@@ -74,8 +74,8 @@ class Rehearsal(Policy):
 
     def learn(self, sequences: Sequence[Any], draft: Draft, probs: Callable[[], Any], outcome: Outcome) -> None:
         confidence = None if draft.confidence is None else draft.confidence.cpu().numpy()
-        for b, path in enumerate(outcome.lists[0]):
-            self._seen.observe(draft.tree.host[1][b], path, None if confidence is None else confidence[b])
+        for b, path in enumerate(outcome.lists.paths):
+            self._seen.observe(draft.tree.host.parents[b], path, None if confidence is None else confidence[b])
 
     def time(self, seconds: Mapping[str, float]) -> None:
         self._seconds.append(seconds["drafting"] + seconds["verifying"] + seconds["other"])

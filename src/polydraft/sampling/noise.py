@@ -21,11 +21,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float64, Int
 from torch import Tensor
 
 from polydraft.core import NoiseKey
-from polydraft.errors import InvalidInputError
 from polydraft.numerics.compiled_code import njit
 
 
@@ -51,7 +50,6 @@ _MASK = 0xFFFFFFFF
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 _U = np.uint64
-_LOW = _U(_MASK)
 
 # Bits of float64. A clock is -log(u) with u = (2k + 1) / 2^53 and k of 52 bits: u and 1 - u are exact and never 0.
 _ONE = 0x3FF0000000000000
@@ -66,8 +64,8 @@ _ATANH = tuple(2 / (2 * k + 1) for k in range(1, 10))  # 2 atanh(s) = 2 s + s su
 @njit(error_model="numpy", forceinline=True)
 def _round(n, k0, k1, c0, c1, c2, c3):
     a, b = _U(_MULTIPLIERS[0]) * c0, _U(_MULTIPLIERS[1]) * c2
-    k0, k1 = (k0 + _U(n) * _U(_KEY_STEPS[0])) & _LOW, (k1 + _U(n) * _U(_KEY_STEPS[1])) & _LOW
-    return (b >> _U(32)) ^ c1 ^ k0, b & _LOW, (a >> _U(32)) ^ c3 ^ k1, a & _LOW
+    k0, k1 = (k0 + _U(n) * _U(_KEY_STEPS[0])) & _U(_MASK), (k1 + _U(n) * _U(_KEY_STEPS[1])) & _U(_MASK)
+    return (b >> _U(32)) ^ c1 ^ k0, b & _U(_MASK), (a >> _U(32)) ^ c3 ^ k1, a & _U(_MASK)
 
 
 @njit(error_model="numpy", forceinline=True)
@@ -123,7 +121,14 @@ def _earliest_clock(high, low):
 @njit(error_model="numpy", forceinline=True)
 def _words(seed, sample, position, stream, block):
     seed = _U(seed)
-    return _philox(seed & _LOW, seed >> _U(32), _U(block) & _LOW, _U(position) & _LOW, _U(stream) & _LOW, _U(sample) & _LOW)
+    return _philox(
+        seed & _U(_MASK),
+        seed >> _U(32),
+        _U(block) & _U(_MASK),
+        _U(position) & _U(_MASK),
+        _U(stream) & _U(_MASK),
+        _U(sample) & _U(_MASK),
+    )
 
 
 @njit(cache=True, error_model="numpy")
@@ -169,9 +174,9 @@ SPAN = 256
 @njit(error_model="numpy")
 def _fill_earliest(seed, sample, position, index, earliest):
     """Numbers just below the clocks from an even index on, in vector lanes."""
-    key, position, sample, block = _U(seed), _U(position) & _LOW, _U(sample) & _LOW, index >> 1
+    key, position, sample, block = _U(seed), _U(position) & _U(_MASK), _U(sample) & _U(_MASK), index >> 1
     for j in range(SPAN // 2):
-        w0, w1, w2, w3 = _philox(key & _LOW, key >> _U(32), _U(block + j) & _LOW, position, _U(_RACE), sample)
+        w0, w1, w2, w3 = _philox(key & _U(_MASK), key >> _U(32), _U(block + j) & _U(_MASK), position, _U(_RACE), sample)
         earliest[2 * j], earliest[2 * j + 1] = _earliest_clock(w0, w1), _earliest_clock(w2, w3)
 
 
@@ -261,95 +266,9 @@ def _clocks(seed, sample, position, vocab_size):
     out = np.empty((len(seed), vocab_size))
     for b in range(len(seed)):
         key = _U(seed[b])
-        _fill_clocks(out[b], key & _LOW, key >> _U(32), _U(position[b]) & _LOW, _U(sample[b]) & _LOW)
+        _fill_clocks(out[b], key & _U(_MASK), key >> _U(32), _U(position[b]) & _U(_MASK), _U(sample[b]) & _U(_MASK))
         if vocab_size % 2:
             out[b, vocab_size - 1] = clock_at(seed[b], sample[b], position[b], vocab_size - 1)
-    return out
-
-
-_BLOCK = 128
-
-
-@njit(cache=True, error_model="numpy", fastmath={"reassoc"})
-def choose_row(probs: np.ndarray, u: float) -> int:
-    """`choose` for one row, for compiled callers; -1 where the row has no positive finite sum.
-
-    Example:
-        >>> choose_row(np.array([0.0, 0.25, 0.75]), 0.25)
-        2
-    """
-    V = len(probs)
-    full = V // _BLOCK
-    sums = np.zeros(full + 1)
-    total = 0.0
-    for j in range(full):
-        part = 0.0
-        for i in range(_BLOCK):  # a constant count is summed in vector lanes
-            part += np.float64(probs[j * _BLOCK + i])
-        sums[j] = part
-        total += part
-    for i in range(full * _BLOCK, V):
-        sums[full] += np.float64(probs[i])
-    total += sums[full]
-    if not 0.0 < total < np.inf:
-        return -1
-    threshold = u * total
-    below, j, end = 0.0, 0, V
-    while j <= full and below + sums[j] <= threshold:
-        below += sums[j]
-        j += 1
-    if j <= full:
-        end = min(V, (j + 1) * _BLOCK)
-        for i in range(j * _BLOCK, end):
-            below += np.float64(probs[i])
-            if below > threshold:
-                return i
-    while probs[end - 1] <= 0.0:  # rounding left no crossing: the last token that can be
-        end -= 1
-    return end - 1
-
-
-@njit(cache=True, error_model="numpy")
-def last_nonzero(probs):
-    """The last place of a number that is not 0; 0 where there is none. A draft vocabulary leaves most of a row 0 behind it."""
-    last = len(probs) - 1
-    while last > 0 and probs[last] == 0.0:
-        last -= 1
-    return last
-
-
-@njit(cache=True, error_model="numpy")
-def choose_systematic(probs: np.ndarray, u: float, drawn: np.ndarray) -> None:
-    """k draws at equal steps of one uniform, for compiled callers; into `drawn`, whose length is k; -1 where the row has no positive finite sum.
-
-    Draw j is the first token whose cumulative sum is above (u + j)/k of the whole, at most the last with any mass. Sums are added up one
-    after the other in float64: `verifiers.flow` finds the distribution of the draws by the same sums.
-
-    Example:
-        >>> drawn = np.zeros(4, np.int64)
-        >>> choose_systematic(np.array([0.5, 0.25, 0.25]), 0.5, drawn)
-        >>> drawn.tolist()
-        [0, 0, 1, 2]
-    """
-    k, j, last = len(drawn), 0, last_nonzero(probs)
-    total, below = 0.0, 0.0
-    for i in range(last + 1):
-        total += np.float64(probs[i])
-    if not 0.0 < total < np.inf:
-        drawn[:] = -1
-        return
-    for i in range(last + 1):
-        below += np.float64(probs[i])
-        while j < k and (i == last or below / total > (u + j) / k):
-            drawn[j] = i
-            j += 1
-
-
-@njit(cache=True, error_model="numpy")
-def _choose(probs, u):
-    out = np.empty(len(u), np.int64)
-    for b in range(len(u)):
-        out[b] = choose_row(probs[b], u[b])
     return out
 
 
@@ -396,25 +315,6 @@ def _clocks_torch(key: NoiseKey, vocab_size: int) -> Float64[Tensor, "B V"]:
     return -(exponent * _LN2_HIGH) - (exponent * _LN2_LOW + log_mantissa)
 
 
-def try_choose(probs: Float[Tensor, "M V"], u: Float[Tensor, " M"]) -> Int[Tensor, " M"]:
-    """`choose` in torch operations, without a look at the result: -1 for a row that has no positive finite sum.
-
-    Same distribution as `choose_row`; a parallel sum rounds differently, so a draw within 1e-15 of a border may differ.
-
-    Example:
-        >>> try_choose(torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.tensor([0.5, 0.5])).tolist()
-        [1, -1]
-    """
-    p = probs.double()
-    cumulative = p.cumsum(-1)
-    total = cumulative[:, -1:]
-    possible = p > 0
-    crossed = possible & (cumulative > u[:, None] * total)
-    last = probs.shape[-1] - 1 - possible.flip(-1).int().argmax(-1)
-    chosen = torch.where(crossed.any(-1), crossed.int().argmax(-1), last)
-    return torch.where(((total > 0) & total.isfinite()).squeeze(-1), chosen, -1)
-
-
 def uniforms(key: NoiseKey, stream: Stream, count: int, *, start: int = 0) -> Float64[Tensor, "B count"]:
     """Uniforms in [0, 1) with 53 bits; column i is the draw of index start + i.
 
@@ -441,52 +341,3 @@ def clocks(key: NoiseKey, vocab_size: int) -> Float64[Tensor, "B V"]:
     if key.seed.device.type == "cpu":
         return torch.from_numpy(_clocks(*key.host, vocab_size))
     return _clocks_torch(key, vocab_size)
-
-
-def choose(probs: Float[Tensor, "*M V"], u: Float[Tensor, "*M"]) -> Int[Tensor, "*M"]:
-    """Inverse of the cumulative distribution: the first token whose cumulative sum, in float64, is above u times the total.
-
-    Rows need not sum to one. A token of probability 0 is never chosen, not even for a u that was rounded to 1.
-
-    Raises:
-        InvalidInputError: a row is all zero, or holds NaN or infinity.
-
-    Example:
-        >>> choose(torch.tensor([[0.0, 0.5, 0.5], [1.0, 1.0, 0.0]]), torch.tensor([0.2, 0.999])).tolist()
-        [1, 1]
-    """
-    rows, draws = probs.detach().reshape(-1, probs.shape[-1]), u.detach().to(probs.device).double().flatten()
-    if rows.device.type == "cpu":
-        rows = (rows if rows.dtype in (torch.float32, torch.float64) else rows.double()).contiguous()
-        chosen = _choose(rows.numpy(), draws.numpy())
-        refused, ids = (chosen < 0).any(), torch.from_numpy(chosen)
-    else:
-        ids = try_choose(rows, draws)
-        refused = (ids < 0).any()
-    if refused:
-        bad = int((ids < 0).nonzero()[0])
-        raise InvalidInputError(
-            f"probability row {bad} sums to {float(rows[bad].sum())}; expected a positive finite sum. Check its logits for NaN."
-        )
-    return ids.view(u.shape)
-
-
-@njit(cache=True, error_model="numpy")
-def _draw(probs, seed, sample, position, stream):
-    out = np.empty(len(seed), np.int64)
-    for b in range(len(seed)):
-        out[b] = choose_row(probs[b], uniform_at(seed[b], sample[b], position[b], stream, 0))
-    return out
-
-
-def draw(probs: Float[Tensor, "B V"], key: NoiseKey, stream: Stream) -> Int[Tensor, " B"]:
-    """`choose` with draw 0 of a stream: row b meets the noise of row b of the key.
-
-    Example:
-        >>> draw(torch.tensor([[0.0, 1.0]]), NoiseKey.of([1], [0], [10]), Stream.EXTRA).tolist()
-        [1]
-    """
-    if probs.device.type != "cpu" or probs.dtype not in (torch.float32, torch.float64):
-        return choose(probs, uniforms(key, stream, 1)[:, 0])
-    drawn = _draw(probs.contiguous().numpy(), *key.host, int(stream))
-    return torch.from_numpy(drawn) if drawn.min() >= 0 else choose(probs, uniforms(key, stream, 1)[:, 0])

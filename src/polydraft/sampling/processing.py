@@ -29,9 +29,6 @@ from polydraft.errors import InvalidInputError
 from polydraft.numerics.threads import ROWS, sync
 from polydraft.sampling.truncation import SAMPLING, soften_rows, truncate
 
-_ALL = 1 << 31
-"""More tokens than a vocabulary has."""
-
 
 def _depends_on_context(params: SamplingParams) -> bool:
     """Whether token ids matter, those of the path or any."""
@@ -121,7 +118,7 @@ def _process_context(
     x = logits.clone()
     for b, (context, prompt_length, row) in enumerate(zip(contexts, prompt_lengths, params, strict=True)):
         if isinstance(row.structured_outputs, Constraint):
-            allowed = row.structured_outputs.allowed(context, tree.lists[0][b], tree.lists[1][b])
+            allowed = row.structured_outputs.allowed(context, tree.lists.tokens[b], tree.lists.parents[b])
             x[b].masked_fill_(torch.from_numpy(~allowed).to(x.device, non_blocking=True), -torch.inf)
         if row.logit_bias:
             bias = torch.tensor(list(row.logit_bias.values()), dtype=x.dtype).to(x.device, non_blocking=True)
@@ -260,7 +257,8 @@ def samplings_of(params: Sequence[SamplingParams]) -> np.ndarray:
         >>> samplings_of([SamplingParams(top_p=0.9)])["top_p"].tolist()
         [0.9]
     """
-    return np.array([(row.temperature, min(max(row.top_k, 0), _ALL), row.top_p, row.min_p, 0.0) for row in params], SAMPLING)
+    most = 1 << 31  # more tokens than a vocabulary has: a larger number would not fit the field
+    return np.array([(row.temperature, min(max(row.top_k, 0), most), row.top_p, row.min_p, 0.0) for row in params], SAMPLING)
 
 
 def _truncated(

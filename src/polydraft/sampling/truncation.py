@@ -13,7 +13,8 @@ import numpy as np
 
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.exponential import exp
-from polydraft.numerics.threads import PIECE, num_pieces, share_row, shared_code
+from polydraft.numerics.shared_code import shared_code
+from polydraft.numerics.threads import PIECE, num_pieces, share_row
 
 __all__ = [
     "SAMPLING",
@@ -30,8 +31,9 @@ __all__ = [
 
 _f32 = np.float32
 LANES = 64
-SAMPLING = np.dtype([("temperature", float), ("top_k", np.int64), ("top_p", float), ("min_p", float), ("least", float)])
-"""Sampling parameters of a request; top_k 0: all.  least: of a drafted tree, path probability of its nodes."""
+"""Tokens that are compared at a time: a whole number of vectors on any processor."""
+SAMPLING = np.dtype([("temperature", float), ("top_k", np.int64), ("top_p", float), ("min_p", float), ("min_path_prob", float)])
+"""Sampling parameters of a request; top_k 0: all.  min_path_prob: of a drafted tree, path probability of its nodes."""
 _ROUNDING = float(np.finfo(_f32).eps) / 2
 """Of a sum of masses: those that are equal up to rounding count as equal."""
 _STEEPEST = float(np.finfo(_f32).max)

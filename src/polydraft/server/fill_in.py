@@ -15,14 +15,13 @@ from typing import Any
 
 __all__ = ["FillForm", "fill_form"]
 
-PREFIX, SUFFIX = "prefix", "suffix"
 FORMS = (
-    ("<|fim_prefix|>", PREFIX, "<|fim_suffix|>", SUFFIX, "<|fim_middle|>"),
-    ("<fim_prefix>", PREFIX, "<fim_suffix>", SUFFIX, "<fim_middle>"),
-    ("<fim-prefix>", PREFIX, "<fim-suffix>", SUFFIX, "<fim-middle>"),
-    ("▁<PRE>", PREFIX, "▁<SUF>", SUFFIX, "▁<MID>"),
-    ("<｜fim▁begin｜>", PREFIX, "<｜fim▁hole｜>", SUFFIX, "<｜fim▁end｜>"),
-    ("[SUFFIX]", SUFFIX, "[PREFIX]", PREFIX),
+    ("<|fim_prefix|>", "prefix", "<|fim_suffix|>", "suffix", "<|fim_middle|>"),
+    ("<fim_prefix>", "prefix", "<fim_suffix>", "suffix", "<fim_middle>"),
+    ("<fim-prefix>", "prefix", "<fim-suffix>", "suffix", "<fim-middle>"),
+    ("▁<PRE>", "prefix", "▁<SUF>", "suffix", "▁<MID>"),
+    ("<｜fim▁begin｜>", "prefix", "<｜fim▁hole｜>", "suffix", "<｜fim▁end｜>"),
+    ("[SUFFIX]", "suffix", "[PREFIX]", "prefix"),
 )
 ENDS = (
     "<|endoftext|>",
@@ -55,7 +54,7 @@ class FillForm:
             >>> FillForm((7, "prefix", 8, "suffix", 9), (0,)).prompt([1, 2], [3])
             [7, 1, 2, 8, 3, 9]
         """
-        texts = {PREFIX: prefix, SUFFIX: suffix}
+        texts = {"prefix": prefix, "suffix": suffix}
         middle = [token for part in self.parts for token in (texts[part] if isinstance(part, str) else (part,))]
         return [*before, *middle, *behind]
 
@@ -70,7 +69,7 @@ def fill_form(tokenizer: Any) -> FillForm | None:
         return next((token for mark in marks if (token := backend.token_to_id(mark)) is not None), None)
 
     for form in FORMS:
-        parts = [part if part in (PREFIX, SUFFIX) else backend.token_to_id(part) for part in form]
+        parts = [part if part in ("prefix", "suffix") else backend.token_to_id(part) for part in form]
         if None not in parts:
             marks = [part for part in parts if isinstance(part, int)]
             end_marks = [token for mark in ENDS if (token := backend.token_to_id(mark)) is not None]

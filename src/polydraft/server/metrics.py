@@ -16,6 +16,7 @@ from polydraft.policy.adaptive import AdaptivePolicy
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 COUNTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 255)
+"""Upper bounds of the histograms' buckets: of times, and of tokens of a step."""
 
 
 Family = TypeVar("Family", Counter, Histogram)

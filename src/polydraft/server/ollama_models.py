@@ -15,9 +15,6 @@ from polydraft.server.service import Service
 
 __all__ = ["join", "served_name"]
 
-VERSION = "0.13.0"
-"""Of the interface of Ollama that is followed; some clients want at least 0.6.4."""
-
 
 class ShowRequest(Body):
     """Of /api/show. name: as older clients have it."""
@@ -37,7 +34,7 @@ def join(app: FastAPI, pool: ModelPool, reading: Callable[..., Any]) -> None:
     began = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
 
     async def version() -> dict[str, Any]:
-        return {"version": VERSION}
+        return {"version": "0.13.0"}  # of the interface that is followed; some clients want 0.6.4 or later
 
     async def tags() -> dict[str, Any]:
         return {"models": [{**_listed(pool, name), "modified_at": began} for name in pool.models]}

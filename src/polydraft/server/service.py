@@ -1,8 +1,8 @@
-"""One model of a server: answers of its engine to completions, chats, responses and messages, and its tokens."""
+"""One model of a server: answers of its engine to completions, chats, responses and messages."""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import lru_cache, partial
 from typing import Any
@@ -17,10 +17,8 @@ from polydraft.engine.asynchronous import AsyncEngine
 from polydraft.engine.embedding import Embedding
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import Result
-from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.errors import InvalidInputError
 from polydraft.methods import registry
-from polydraft.models.tokens.chat_template import template_of
-from polydraft.models.tokens.spelling import Spelling
 from polydraft.policy.fixed import FixedPolicy
 from polydraft.server import errors
 from polydraft.server.answers import Answer, Chat, Completion
@@ -28,22 +26,21 @@ from polydraft.server.call_grammar import HEAVY_SECONDS, CallSource, Schemas
 from polydraft.server.errors import ApiError
 from polydraft.server.fill_in import fill_form
 from polydraft.server.incoming import GONE, unless_gone
-from polydraft.server.messages import CountRequest, MessageAnswer, MessagesRequest
+from polydraft.server.messages import MessageAnswer, MessagesRequest
 from polydraft.server.metrics import Metrics
+from polydraft.server.model_tokens import ModelTokens
 from polydraft.server.pauses import Pause, with_pauses
 from polydraft.server.protocol import (
     ChatRequest,
     CompletionRequest,
-    DetokenizeRequest,
     Message,
     Sampled,
-    TokenizeRequest,
     Tools,
     text_of,
 )
 from polydraft.server.responses import Responses, ResponsesRequest
 from polydraft.server.speculation import RequestedSpeculation
-from polydraft.server.tools import HERMES, CallFormat, described, format_of, has_special_marks, with_ids
+from polydraft.server.tools import has_special_marks
 from polydraft.server.tracing import traced
 
 __all__ = ["Service"]
@@ -51,13 +48,11 @@ __all__ = ["Service"]
 log = logging.getLogger("polydraft.server")
 PAUSE_SECONDS = 5.0
 """Without an event, after which a stream says what its request does."""
-IDS_AT_ONCE = 16_384
-"""That are turned into text before others are answered."""
 UNCONSTRAINED = "X-Polydraft-Unconstrained-Tools"
 """Header that names the tools whose schemas cannot be followed: their arguments are some JSON object."""
 
 
-class Service:
+class Service(ModelTokens):
     """One model. num_users: requests on their way to the engine."""
 
     def __init__(self, engine: AsyncEngine, name: str, config: ServerConfig, metrics: Metrics) -> None:
@@ -116,11 +111,11 @@ class Service:
             raise ApiError(400, "suffix was given beside a prompt of token ids; expected text.", param="prompt")
 
         async def plain(text: str) -> list[int]:
-            return self._without_first(await self.encoded(text, parse_special=False)) if text else []
+            return self.without_first(await self.encoded(text, parse_special=False)) if text else []
 
         extra, begin = body.further
         whole = await self.encoded("x", parse_special=False)
-        before = whole[: len(whole) - len(self._without_first(whole))]
+        before = whole[: len(whole) - len(self.without_first(whole))]
         if extra and form.repository is not None:
             before = [*before, form.repository, *await plain("myproject\n")]
         for name, text in extra:
@@ -160,7 +155,7 @@ class Service:
             return Response(status_code=GONE)
         params, free = held
         names = [function.name for function in tools.callable]
-        trace, calls = body.speculation.trace, self._call_format
+        trace, calls = body.speculation.trace, self.call_format
         answer = kind(self.tokenizer, self.name, [ids], params, trace, tools=names, calls=calls)
         response = await self._answer(request, body, answer, params)
         if free:
@@ -191,7 +186,7 @@ class Service:
                 free.append(function["name"])
                 _tell(function["name"], verdict.refusal)
                 function["parameters"] = {"type": "object"}
-        calls = self._call_format
+        calls = self.call_format
         options = {"required": tools.required, "parallel": tools.parallel, "text": form, "calls": calls}
         options |= {"early": [i for i, v in enumerate(verdicts) if v.refusal is None and v.seconds > HEAVY_SECONDS]}
         options |= {"vocab_size": self.engine.engine.target.vocab_size}
@@ -215,119 +210,6 @@ class Service:
             return await asyncio.wait_for(self.engine.embed(texts), self.config.timeout)
         except (asyncio.TimeoutError, TimeoutError):
             raise ApiError(503, "the request was ended before it was done: its time was up.") from None
-
-    async def count_tokens(self, request: Request, body: CountRequest) -> dict[str, Any]:
-        """Tokens of a conversation in Anthropic's format."""
-        return {"input_tokens": len(await self.conversation(body, body.conversation(), "messages"))}
-
-    async def count_input(self, request: Request, body: ResponsesRequest) -> dict[str, Any]:
-        """Tokens of what a response would answer."""
-        ids = await self.conversation(body, body.messages(), "input")
-        return {"object": "response.input_tokens", "input_tokens": len(ids)}
-
-    async def conversation(
-        self, body: ChatRequest | ResponsesRequest | CountRequest, messages: Sequence[Message], param: str
-    ) -> list[int]:
-        """Token ids of what an answer follows. param: where the messages stand in the request."""
-        options = {"tools": body.offered_tools(), "options": body.template_options(), "continued": body.continues()}
-        options |= {"opened": body.opens()}
-        return await self._encoded_chat(messages, body.parse_special, param=param, **options)
-
-    async def tokenize(self, request: Request, body: TokenizeRequest) -> dict[str, Any]:
-        """Token ids of a text or a conversation."""
-        if sum(value is not None for value in (body.prompt, body.content, body.messages)) != 1:
-            raise ApiError(400, "expected one of prompt, content and messages.", param="prompt")
-        if body.messages is not None:
-            ids = await self._encoded_chat(body.messages, body.parse_special or False)
-        else:
-            ids = await self.encoded(body.prompt or body.content or "", body.parse_special is not False)
-            ids = ids if body.prompt or body.add_special else self._without_first(ids)
-        return {"tokens": ids, "count": len(ids), "max_model_len": self.engine.engine.target.max_model_len}
-
-    async def detokenize(self, request: Request, body: DetokenizeRequest) -> dict[str, Any]:
-        """Text of token ids."""
-        spelling, ids = Spelling.of(self.tokenizer), body.tokens
-        if len(ids) <= IDS_AT_ONCE:
-            text = self.decoded(ids)
-        elif not spelling.spells:
-            self._check_ids(ids)
-            text = await asyncio.to_thread(_decoded_beside, self.tokenizer, ids)
-        else:  # in pieces, between which others are answered
-            self._check_ids(ids)
-            parts = list[bytes]()
-            for start in range(0, len(ids), IDS_AT_ONCE):
-                parts.append(b"".join(map(spelling.bytes_of, ids[start : start + IDS_AT_ONCE])))
-                await asyncio.sleep(0)
-            text = b"".join(parts).decode("utf-8", spelling.errors)
-            text = text.removeprefix(" ") if spelling.strips else text
-        return {"prompt": text, "content": text}
-
-    @property
-    def tokenizer(self) -> Any:
-        """The model's."""
-        return self.engine.engine.tokenizer
-
-    def template(self, *, tools: bool = False) -> str:
-        """That a conversation is written by."""
-        return template_of(getattr(self.tokenizer, "chat_template", None), tools=tools) or ""
-
-    @property
-    def _call_format(self) -> CallFormat:
-        """How the model writes calls; where its template says nothing, as it is told to."""
-        return format_of(self.template(tools=True)) or HERMES
-
-    def decoded(self, ids: Sequence[int]) -> str:
-        """Text of token ids."""
-        self._check_ids(ids)
-        return self.tokenizer.decode(list(ids))
-
-    def _check_ids(self, ids: Sequence[int]) -> None:
-        most = self.engine.engine.target.vocab_size
-        bad = next((token for token in ids if not 0 <= token < most), None)
-        if bad is not None:
-            raise ApiError(400, f"token id {bad} was given; expected 0 <= id < {most}.", param="tokens")
-
-    async def encoded(self, prompt: str | list[int], parse_special: bool) -> list[int]:
-        """Token ids of a text."""
-        return await asyncio.to_thread(self.engine.engine.encode, prompt, parse_special=parse_special)
-
-    async def _encoded_chat(
-        self,
-        messages: Sequence[Message],
-        parse_special: bool,
-        *,
-        tools: Tools | None = None,
-        options: Mapping[str, Any] | None = None,
-        continued: bool = False,
-        opened: bool = True,
-        param: str = "messages",
-    ) -> list[int]:
-        plain, more = [message.plain() for message in messages], dict(options or {})
-        if reserved := more.keys() & {
-            "messages",
-            "conversation",
-            "tools",
-            "tokenize",
-            "add_generation_prompt",
-            "continue_final_message",
-            "continued",
-            "opened",
-            "parse_special",
-        }:
-            raise ApiError(400, f"chat_template_kwargs has {min(reserved)!r}, which is not for it.", param="chat_template_kwargs")
-        offered = [function.described() for function in tools.functions] if tools else []
-        if (calls := format_of(self.template(tools=bool(offered)))) is not None:
-            more |= {"tools": offered} if offered else {}
-            plain = with_ids(plain, calls)
-        else:
-            plain = described(plain, offered)
-        try:
-            turns = {"continued": continued, "opened": opened}
-            encode = partial(self.engine.engine.encode_chat, plain, parse_special=parse_special, **turns, **more)
-            return await asyncio.to_thread(encode)
-        except IncompatibleError as error:  # it names the model by its path
-            message = str(error).replace(str(self.engine.engine.summary()["target"]), self.name)
-            raise ApiError(400, message, param=param) from error
 
     def _params(self, body: Sampled, num_prompts: int, *, chat: bool) -> SamplingParams:
         params = body.params(self.engine.engine.default_params(chat=chat))
@@ -362,11 +244,7 @@ class Service:
         """Token ids of the prediction, as far as an answer may be long."""
         text = "" if body.prediction is None else text_of(body.prediction.content)
         ids = await self.encoded(text, parse_special=False) if text else []
-        return self._without_first(ids)[: self.engine.engine.target.max_model_len]
-
-    def _without_first(self, ids: list[int]) -> list[int]:
-        """Without the token that texts begin with."""
-        return ids[ids[:1] == [getattr(self.tokenizer, "bos_token_id", None)] :]
+        return self.without_first(ids)[: self.engine.engine.target.max_model_len]
 
     async def _answer(self, request: Request, body: Sampled, answer: Answer, params: SamplingParams) -> Response:
         prediction = await self._predicted(body)
@@ -442,12 +320,6 @@ async def _events(
         log.log(level, "request %s failed while it was streamed: %s", request.state.request_id, error)
         yield answer.written(answer.failed(refusal))
     yield answer.end
-
-
-def _decoded_beside(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Text of token ids, while other threads run: the `tokenizers` library lets them where it decodes a batch."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    return tokenizer.decode(ids) if backend is None else backend.decode_batch([ids], skip_special_tokens=False)[0]
 
 
 @lru_cache(maxsize=1024)  # once

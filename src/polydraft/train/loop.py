@@ -9,12 +9,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-
 
 def orthogonalise(matrix: Tensor) -> Tensor:
     """Nearest semi-orthogonal matrix up to a spread of its singular values. [rows, columns] -> same."""
-    a, b, c = NEWTON_SCHULZ
+    a, b, c = 3.4445, -4.7750, 2.0315  # of a Newton-Schulz step, as published
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     x = wide / (wide.norm() + 1e-7)
     for _ in range(5):

@@ -43,7 +43,7 @@ def pieces(q: Float[Tensor, "M V"], k: int) -> tuple[Float[Tensor, "M P"], Int[T
         >>> probability[there].tolist(), draws[there].tolist()
         ([0.5, 0.5], [[0, 1], [0, 2]])
     """
-    j, F = torch.arange(k, device=q.device), q.cumsum(1)  # one after the other, as `noise.choose_systematic` adds them up
+    j, F = torch.arange(k, device=q.device), q.cumsum(1)  # one after the other, as `categorical.choose_systematic` adds them up
     F = F / F[:, -1:]
     turns = (k * F[:, :, None] - j).clamp(0, 1).flatten(1)  # where u changes draw j
     edges = torch.nn.functional.pad(turns.sort(1).values, (1, 0))

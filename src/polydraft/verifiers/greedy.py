@@ -12,8 +12,8 @@ from polydraft.core import Draft, NoiseKey, Outcome
 from polydraft.core import geometry as tree
 from polydraft.numerics.threads import ROWS
 from polydraft.sampling.truncation import largest
-from polydraft.verifiers.walks.rounds import arrays, child, outcome
 from polydraft.verifiers.walks.rows import compiled
+from polydraft.verifiers.walks.steps import arrays, child, outcome
 
 
 @compiled

@@ -8,6 +8,7 @@ Compiled verifiers index rows unchecked, and a token that its row could not give
 """
 
 from collections.abc import Sequence
+from enum import IntEnum
 
 import numpy as np
 import torch
@@ -25,7 +26,17 @@ SLACK = 0.01
 
 _DISTINCT = frozenset({DraftSampling.WITHOUT_REPLACEMENT, DraftSampling.COUPLED, DraftSampling.GREEDY_PLUS_ONE})
 _NO_PROBS = np.empty((0, 0, 0), np.float32)
-_ROW, _NO_ROW, _MASS, _TWICE, _BRANCH = 1, 2, 3, 4, 5
+
+
+class _Fault(IntEnum):
+    """What may be wrong with a drafted node."""
+
+    NONE = 0
+    ROW = 1
+    NO_ROW = 2
+    MASS = 3
+    TWICE = 4
+    BRANCH = 5
 
 
 @compiled
@@ -43,27 +54,27 @@ def _others_have_mass(q, tokens, parents, parent):
 
 @compiled
 def _fault(tokens, parents, rows, rowless, num_rows, has_probs, distinct, plus_one, chain, probs):
-    """(fault, row, node): 0 where all is well, else which fault, and where in the batch and in the tree."""
+    """(fault, row, node): of `_Fault`, and where in the batch and in the tree."""
     for b in range(len(parents)):
         for n in range(parents.shape[1]):
             r, u = rows[b, n], parents[b, n]
             if r < -1 or r >= num_rows:
-                return _ROW, b, n
+                return _Fault.ROW, b, n
             if u < 0 or rowless[b]:
                 continue
             if has_probs and r < 0:
-                return _NO_ROW, b, n
+                return _Fault.NO_ROW, b, n
             if chain and u != n - 1:
-                return _BRANCH, b, n
+                return _Fault.BRANCH, b, n
             if distinct:
                 for m in range(u + 1, n):
                     if parents[b, m] == u and tokens[b, m] == tokens[b, n]:
-                        return _TWICE, b, n
+                        return _Fault.TWICE, b, n
             if probs.size and not probs[b, r, tokens[b, n]] > 0.0:
                 fixed = plus_one and probs[b, r, tokens[b, n]] == 0.0
                 if not fixed or _others_have_mass(probs[b, r], tokens[b], parents[b], u):
-                    return _MASS, b, n
-    return 0, -1, -1
+                    return _Fault.MASS, b, n
+    return _Fault.NONE, -1, -1
 
 
 @compiled
@@ -152,12 +163,12 @@ def check_draft(
 
 def _fault_text(draft: Draft, fault: int, b: int, n: int) -> str:
     name, probs, row, x = draft.sampling.name, draft.probs, int(draft.rows[b, n]), int(draft.tree.tokens[b, n])
-    if fault == _TWICE:
+    if fault == _Fault.TWICE:
         return f"draft.tree.tokens[{b}, {n}] = {x} was given twice below one node; children drawn with {name} are distinct. Draw them so, or say IID."
-    if fault == _BRANCH:
+    if fault == _Fault.BRANCH:
         above = int(draft.tree.parents[b, n])
         return f"draft.tree.parents[{b}, {n}] = {above} was given in a draft of shape CHAIN; expected {n - 1}. Say the tree's own shape."
-    if fault == _MASS and probs is not None:
+    if fault == _Fault.MASS and probs is not None:
         return (
             f"draft.probs[{b}, {row}, {x}] = {float(probs[b, row, x])} was given for token {x}, which node {n} was drawn as; "
             "expected a positive probability. Report the very rows that were sampled."
@@ -198,7 +209,7 @@ def check_draft_probs(draft: Draft) -> None:
         return
     used = np.zeros(draft.probs.shape[:2], np.bool_)
     rows = draft.rows.cpu().numpy()
-    b, n = np.nonzero((draft.tree.host[1] >= 0) & (rows >= 0))
+    b, n = np.nonzero((draft.tree.host.parents >= 0) & (rows >= 0))
     used[b, rows[b, n]] = True
     _check_rows("draft.probs", draft.probs, used)
 
@@ -212,7 +223,7 @@ def check_target(draft: Draft, target_probs: Tensor) -> None:
         polydraft.errors.InvalidInputError: target_probs[0, 0, 1] = -0.5 was given; ...
     """
     _check_floats("target_probs", target_probs, (*draft.tree.tokens.shape, None))
-    nodes = draft.tree.host[1] >= 0
+    nodes = draft.tree.host.parents >= 0
     nodes[:, 0] = True
     _check_rows("target_probs", target_probs, nodes)
 

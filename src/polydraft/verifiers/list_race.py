@@ -58,7 +58,7 @@ def path_numbers(drafted: TokenTree) -> Int[Tensor, "B N"]:
         [[0, 0, 1, 0, 1]]
     """
     numbers = np.zeros(drafted.parents.shape, np.int64)
-    _number(drafted.host[1], numbers)
+    _number(drafted.host.parents, numbers)
     return torch.from_numpy(numbers)
 
 
@@ -66,14 +66,19 @@ def active_paths(drafted: TokenTree) -> Bool[np.ndarray, "B N K"]:
     """Which paths are in play at each context."""
     numbers = path_numbers(drafted).numpy()
     active = np.zeros((*numbers.shape, int(numbers.max()) + 1), np.bool_)
-    _activate(drafted.host[1], tree.first_copies(drafted).cpu().numpy(), numbers, active)
+    _activate(drafted.host.parents, tree.first_copies(drafted).cpu().numpy(), numbers, active)
     return active
 
 
-_SHAPES = {TreeShape.CHAIN, TreeShape.PATHS}
-
 list_race = Race(
-    method("list_race", "Gumbel-max list sampling", "2506.05632", {DraftSampling.LISTED}, _SHAPES, shared_noise=True),
+    method(
+        "list_race",
+        "Gumbel-max list sampling",
+        "2506.05632",
+        {DraftSampling.LISTED},
+        {TreeShape.CHAIN, TreeShape.PATHS},
+        shared_noise=True,
+    ),
     active_paths,
 )
 """The verifier."""

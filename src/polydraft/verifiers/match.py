@@ -22,8 +22,8 @@ from polydraft.numerics.threads import ROWS
 from polydraft.sampling.noise import uniform_at
 from polydraft.sampling.truncation import soften
 from polydraft.verifiers.lift.per_node import PerNode
-from polydraft.verifiers.walks.rounds import EXTRA, STOP, arrays, drawn, outcome
 from polydraft.verifiers.walks.rows import compiled
+from polydraft.verifiers.walks.steps import EXTRA, STOP, arrays, drawn, outcome
 
 
 def emitted_probs(

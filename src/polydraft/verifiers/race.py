@@ -24,11 +24,12 @@ from polydraft.core import geometry as tree
 from polydraft.errors import InvalidInputError
 from polydraft.methods.papers import method
 from polydraft.numerics.compiled_code import njit
-from polydraft.numerics.threads import PIECE, ROWS, num_pieces, share_row, shared_code, sync
+from polydraft.numerics.shared_code import shared_code
+from polydraft.numerics.threads import PIECE, ROWS, num_pieces, share_row, sync
 from polydraft.sampling import noise
 from polydraft.sampling.truncation import soften
 from polydraft.verifiers.lift.verdict import TreeVerdict
-from polydraft.verifiers.walks.rounds import arrays, child, outcome
+from polydraft.verifiers.walks.steps import arrays, child, outcome
 
 
 @njit(cache=True, error_model="numpy")
@@ -131,7 +132,7 @@ class Race:
         if draft.noise is None:
             raise InvalidInputError(
                 f"a draft without noise was given to the {self.info.name.replace('_', ' ')}; expected draft.noise, the key of this "
-                "round's clocks."
+                "step's clocks."
             )
         picks = _picks(draft.noise, tree.depths(draft.tree), self.active(draft.tree), target_probs)
         node = follow(draft.tree, picks)

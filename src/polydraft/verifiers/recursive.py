@@ -67,16 +67,24 @@ def _verifier(
     return PerNode(info, partial(emitted_probs, replacement=replacement), merged)
 
 
-_WITH, _WITHOUT = "2401.06706 2305.09781", "2402.14160 2402.12374"
-IID, INDEPENDENT, WITHOUT_REPLACEMENT = DraftSampling.IID, DraftSampling.INDEPENDENT, DraftSampling.WITHOUT_REPLACEMENT
+_WITHOUT = "2402.14160 2402.12374"
 
-recursive = _verifier("recursive", "with replacement", _WITH, {IID, INDEPENDENT}, replacement=True)
+recursive = _verifier(
+    "recursive", "with replacement", "2401.06706 2305.09781", {DraftSampling.IID, DraftSampling.INDEPENDENT}, replacement=True
+)
 """The verifier for iid draws."""
 
-recursive_wor = _verifier("recursive_wor", "without replacement", _WITHOUT, {WITHOUT_REPLACEMENT}, replacement=False)
+recursive_wor = _verifier(
+    "recursive_wor", "without replacement", _WITHOUT, {DraftSampling.WITHOUT_REPLACEMENT}, replacement=False
+)
 """The verifier for draws without replacement."""
 
 recursive_merged = _verifier(
-    "recursive_merged", "equal siblings merged", _WITHOUT, {IID, WITHOUT_REPLACEMENT}, replacement=False, merged=True
+    "recursive_merged",
+    "equal siblings merged",
+    _WITHOUT,
+    {DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT},
+    replacement=False,
+    merged=True,
 )
 """The verifier that counts equal siblings once."""

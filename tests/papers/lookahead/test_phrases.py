@@ -287,7 +287,7 @@ def test_learning_from_rejections_raises_tokens_per_step():
     assert np.mean(gained) > 0.03
 
 
-def test_the_small_models_cache_holds_the_text_after_every_round():
+def test_the_small_models_cache_holds_the_text_after_every_step():
     target, small = models(V=5)
     drafter = PhraseDrafter(small, length=2)
     states, texts = drafter.start(requests([0, 1, 2], [3])), [[0, 1, 2], [3]]

@@ -2,7 +2,7 @@
 
     frontier  the `width` most probable nodes chosen of the depth above: one forward pass of the model gives the distributions behind them
     chosen    the `max_nodes` most probable candidates of all depths; no node is more probable than its parent, so parents are among them
-    stop      at `max_depth`, or where nothing of a depth is chosen: all of it is below `budget.least`, or below the last one chosen; with `budget.Stop`
+    stop      at `max_depth`, or where nothing of a depth is chosen: all of it is below `budget.min_path_prob`, or below the last one chosen; with `budget.Stop`
               path probabilities are calibrated, and a depth is expanded where their sum is worth a forward pass
 
 The sum of the chosen products, which estimates the accepted tokens, is the largest of all trees of so many nodes where `width` does not
@@ -61,7 +61,7 @@ class _Tree:
     def deepen(self, draft_probs: Float[np.ndarray, "F V"]) -> None:
         """Take the children of the frontier, then choose the next one."""
         for f, weight in enumerate(self.weights.tolist()):
-            row, min_value, ids = self.begin + f, self.budget.least, np.empty(0, np.int64)  # of all tokens
+            row, min_value, ids = self.begin + f, self.budget.min_path_prob, np.empty(0, np.int64)  # of all tokens
             self.size = join(draft_probs[f], ids, weight, row, min_value, self.acceptance, self.nodes, self.size)
         chosen, begin = np.empty(self.budget.max_nodes, np.int64), self.begin
         self.begin = len(self.tokens)

@@ -19,10 +19,9 @@ from polydraft.core import geometry as trees
 from polydraft.core.budget import Stop
 from polydraft.core.confidence import acceptance_at
 from polydraft.models.layout import layout
-from polydraft.sampling import noise
+from polydraft.sampling import categorical, noise
 from polydraft.sampling import processing as sampling
 
-_ENDING = {TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT}
 """Shapes whose paths may end by themselves."""
 
 
@@ -102,7 +101,7 @@ class Growth:
         for depth in range(max(g.max_depth for g in self.fixed) + self.leaves):
             self._deepen(depth)
         for b, stop in enumerate(self.stops):
-            if stop is not None and stop.spare_least:
+            if stop is not None and stop.min_spare_chance:
                 self._add_spares(b, stop)
 
     def _add_spares(self, b: int, stop: Stop) -> None:
@@ -112,7 +111,7 @@ class Growth:
         chances = [reach * (1.0 - elder) * stop.spare_acceptance for reach, elder in zip(self.reach[b], elders, strict=False)]
         for parent in sorted(range(size - 1), key=lambda n: -chances[n]):
             node = len(self.tokens[b])
-            if node - 2 >= len(stop.spare_least) or chances[parent] < stop.spare_least[node - 2]:
+            if node - 2 >= len(stop.min_spare_chance) or chances[parent] < stop.min_spare_chance[node - 2]:
                 return
             row = self.rows[b][parent + 1]
             rest = self.draft_rows[b][row].clone()
@@ -159,7 +158,7 @@ class Growth:
         budget_parents, node = self.fixed[b].parents, self.node[b]
         _, starts, inner = layout(budget_parents)
         at_one = logits.softmax(-1) if self.states[b].request.params.greedy else probs
-        may_end = depth == 0 or self.fixed[b].shape in _ENDING
+        may_end = depth == 0 or self.fixed[b].shape in (TreeShape.CHAIN, TreeShape.PATHS, TreeShape.PRODUCT)
         live, self.live[b] = self.live[b], set()
         for n in (node[u] for u in range(starts[0, depth], inner[0, depth]) if node.get(u) in live):
             allowed = first[n] == n and float(probs[n - since].numpy().max()) > 0.0
@@ -190,12 +189,12 @@ class Growth:
         if stop is not None:
             reach *= acceptance_at(confidence, np.array(stop.acceptance))
         self.reach[b].append(reach)
-        if stop is None or reach >= stop.least[min(depth, len(stop.least)) - 1]:
+        if stop is None or reach >= stop.min_reach[min(depth, len(stop.min_reach)) - 1]:
             self.live[b].add(n)
 
     def _choose(self, b: int, weights: Tensor, node: int) -> int:
         """By the noise of a node of the budget."""
-        return int(noise.choose(weights[None], self.uniforms[b, node : node + 1]))
+        return int(categorical.choose(weights[None], self.uniforms[b, node : node + 1]))
 
     def _iid(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:
         return [self._choose(b, q, u) for u in children]
@@ -223,7 +222,7 @@ class Growth:
     def _systematic(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:
         """parent: the first copy of a context, all of whose draws these are."""
         drawn = np.zeros(len(children), np.int64)
-        noise.choose_systematic(q.contiguous().numpy(), float(self.uniforms[b, parent]), drawn)
+        categorical.choose_systematic(q.contiguous().numpy(), float(self.uniforms[b, parent]), drawn)
         return drawn.tolist()
 
     def _listed(self, b: int, q: Tensor, children: list[int], depth: int, parent: int) -> list[int]:

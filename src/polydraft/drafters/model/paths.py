@@ -38,7 +38,7 @@ from polydraft.drafters.model.by_depth import CachedNodes, Growth, ModelState
 from polydraft.drafters.model.kinds import KINDS, METHODS
 from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.models.compiled.proposals import Keys, Proposal
-from polydraft.models.slots import Slots, given_back_on_error
+from polydraft.models.slot_pool import Slots, given_back_on_error
 
 ProposePaths = Callable[..., Proposal | None]
 
@@ -233,7 +233,7 @@ class ModelDrafter:
         draft, cached = self._drawn(states, budgets, keys, None if bound else self._propose_paths)
         for b, s in enumerate(states):
             if budgets[b].max_depth:
-                self._proposed[s.slot] = CachedNodes(cached.lists[0][b], cached.lists[1][b])
+                self._proposed[s.slot] = CachedNodes(cached.lists.tokens[b], cached.lists.parents[b])
         return draft
 
     def _bound(self, params: SamplingParams) -> bool:
@@ -376,13 +376,13 @@ def slots_of(name: str, requests: Sequence[Request], place: str = "slot") -> lis
 
 def _has_gaps(tree: TokenTree) -> bool:
     """Whether a node is left out before others."""
-    drawn = tree.host[1][:, 1:] >= 0
+    drawn = tree.host.parents[:, 1:] >= 0
     return bool((drawn[:, 1:] > drawn[:, :-1]).any())
 
 
 def _packed(proposal: Proposal) -> tuple[TokenTree, Tensor, Tensor | None]:
     """Tree, rows and confidence of a proposal without the nodes that were left out; padding last."""
-    drawn = proposal.tree.host[1] >= 0
+    drawn = proposal.tree.host.parents >= 0
     drawn[:, 0] = True
     packed, places = tree.packed(proposal.tree, drawn)
     confidence = proposal.confidence

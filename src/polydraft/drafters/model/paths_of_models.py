@@ -29,10 +29,7 @@ from polydraft.methods import registry
 from polydraft.methods.head_folders import kind_of
 from polydraft.methods.papers import method
 from polydraft.models import load
-from polydraft.models.slots import Slots
-
-_STEP = 0x1E3779B97F4A7C15
-_SEEDS = (1 << 63) - 1
+from polydraft.models.slot_pool import Slots
 
 State = tuple[Any, ...]
 """One request in every member."""
@@ -40,7 +37,8 @@ State = tuple[Any, ...]
 
 def _own(request: Request, member: int) -> Request:
     """The request with the member's noise; the first member has the request's own."""
-    return replace(request, seed=(request.seed + member * _STEP) & _SEEDS) if member else request
+    # seeds of 63 bits, at steps of their golden section: those of neighbouring requests do not meet
+    return replace(request, seed=(request.seed + member * 0x1E3779B97F4A7C15) & (1 << 63) - 1) if member else request
 
 
 class SeveralDrafter:

@@ -21,9 +21,9 @@ from polydraft.drafters.base import Parts
 from polydraft.drafters.model.tli import check_parts
 from polydraft.methods.papers import method
 from polydraft.models.load import encode
-from polydraft.models.slots import Slots, common_length, given_back_on_error
+from polydraft.models.slot_pool import Slots, common_length, given_back_on_error
+from polydraft.models.tokens.spelling import REPLACEMENT
 
-REPLACEMENT = "\ufffd"
 TAIL = 16
 """Committed tokens that are read again together with a continuation, to cut it as the target would."""
 

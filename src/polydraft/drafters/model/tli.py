@@ -12,7 +12,7 @@ from polydraft.drafters.base import Parts
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import InvalidInputError
 from polydraft.methods.papers import method
-from polydraft.models.slots import Slots
+from polydraft.models.slot_pool import Slots
 from polydraft.models.tokens.translated import TranslatedModel
 from polydraft.models.tokens.vocabulary import Translation
 

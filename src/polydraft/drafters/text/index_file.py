@@ -24,6 +24,7 @@ from polydraft.files.schema import ANYTHING, INDEXES, MOST_IDS, Items, Number, R
 
 FORMAT = "polydraft"
 MOST_HEADER = 1 << 20
+"""Bytes: a longer one is that of no index."""
 _FORMATS = {
     "F32": np.dtype(np.float32),
     "U16": np.dtype(np.uint16),

@@ -39,10 +39,6 @@ from polydraft.drafters.text.trigram_store import TrigramStore, bump_all
 from polydraft.drafters.text.trigram_table import TrigramTable
 from polydraft.errors import InvalidInputError
 
-LEVELS = 3
-"""L of the paper: drafts are one level deeper."""
-C2 = 8.0
-"""Of the exploration."""
 CAP = 3.0
 """Largest weight of a bumped triple."""
 
@@ -106,7 +102,8 @@ class TrigramDrafter(TextDrafter[TrigramState]):
         super().__init__(eos_token_ids)
         self.table = TrigramTable.empty() if table is None else table
         self.store, self.max_pairs, self.window = store, max_pairs, window
-        self._search = Search(LEVELS, iterations, num_paths, explore(iterations, float(c1), C2))
+        # L and c2 of the paper; drafts are one level deeper than L
+        self._search = Search(3, iterations, num_paths, explore(iterations, float(c1), 8.0))
         self._bump = float(bump)
 
     @classmethod

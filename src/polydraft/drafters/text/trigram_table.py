@@ -21,6 +21,7 @@ WIDTH = 16
 """Most successors of a pair."""
 TOKEN_BITS, COUNT_BITS, TAG_BITS = 21, 5, 20
 COUNT, TAG = (1 << COUNT_BITS) - 1, (1 << TAG_BITS) - 1
+"""Bits of a token id and of a number of successors in a cell, and of the tag that tells pairs of one slot apart; masks of the last two."""
 
 
 class TrigramArrays(NamedTuple):

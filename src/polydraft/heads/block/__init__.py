@@ -29,7 +29,8 @@ from polydraft.heads.depth_drafter import CachingDrafter
 from polydraft.heads.drafter import HeadState
 from polydraft.heads.markov import confidence_logits
 from polydraft.methods.papers import method
-from polydraft.sampling.noise import Stream, choose_row, uniform_at
+from polydraft.sampling.categorical import choose_row
+from polydraft.sampling.noise import Stream, uniform_at
 
 __all__ = ["BlockDrafter", "revealed"]
 

@@ -21,7 +21,7 @@ from polydraft.drafters.model.paths import ModelState
 from polydraft.heads.drafter import HeadDrafter, HeadState, head_methods
 from polydraft.heads.eagle.network import EagleCheckpoint
 from polydraft.models.compiled.proposals import LONGEST_PENDING
-from polydraft.models.slots import given_back_on_error
+from polydraft.models.slot_pool import given_back_on_error
 
 __all__ = ["EagleDrafter"]
 

@@ -81,7 +81,7 @@ def _norm_states(states, norms, epsilon, rows):
 
 @njit
 def _run(model, rows, logits, done):
-    """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now."""
+    """Run the rows in work; their logits go to logits[done:]. Returns how many logits there are now."""
     weights, sizes, work = model.weights, model.sizes, model.work
     zero: Any = np.int64(0)  # a literal 0 would compile everything below twice
     h, num_given = len(weights.norm), zero

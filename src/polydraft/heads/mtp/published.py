@@ -32,7 +32,7 @@ from polydraft.heads.checkpoint import flat, probe
 from polydraft.heads.network import ReadsStates
 from polydraft.methods.head_folders import settings_of
 from polydraft.models.compiled.architectures.predictor import BEHIND, OF_QWEN, Layout
-from polydraft.models.loading.checkpoint import files_of
+from polydraft.models.loading.tensor_files import files_of
 from polydraft.models.slots import TREE_ROOM
 from polydraft.models.torch.hf import HFTarget
 

@@ -24,15 +24,14 @@ from polydraft.models.compiled.formats import (
 from polydraft.models.compiled.vectors import LANES
 from polydraft.numerics.compile_time import inner, unowned
 from polydraft.numerics.compiled_code import njit
-from polydraft.numerics.threads import usable_cores
+from polydraft.numerics.exponential import ROUNDING
+from polydraft.numerics.processor import usable_cores
 
 __all__ = ["RECODED", "decoded", "recode"]
 
 RECODED = "Q4_0"
 """The format that blocks are rounded to."""
 
-ROUNDING = np.float32(1.5 * 2**23)
-"""Added to a number below 2^22 and taken away again, it becomes a whole number, halves to even."""
 ROWS = 256
 """Rows that a thread decodes at a time."""
 LOSSES = np.dtype([(name, np.float64) for name in ("lost", "whole", "num_outputs")])

@@ -37,9 +37,9 @@ def _copy(source, begin, end, target, first):
 
 @inner
 def _run_rows(model, rows, logits, done, hidden, state_index, first):
-    """Run the rows in work; the logits wanted go to logits[done:]. Returns how many logits there are now.
+    """Run the rows in work; their logits go to logits[done:]. Returns how many logits there are now.
 
-    hidden[taken[l], first + t] = what enters layer l.
+    hidden[state_index[l], first + t] = what enters layer l.
     """
     sizes, work = model.sizes, model.work
     layers, zero = len(model.program.layers) - 2, np.int64(0)
@@ -99,10 +99,10 @@ def _describe_extra(row, columns, token, slot, length, parents, node, position, 
 def compiled_forward(
     model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits, hidden, state_index, extra, mask
 ):
-    """One forward pass over nodes begins[b] .. ends[b]-1 of every tree; the nodes before were fed earlier.
+    """One forward pass over nodes first_nodes[b] .. node_ends[b]-1 of every tree; the nodes before were fed earlier.
 
     tokens, parents: [B, N]; nodes below 0 in `parents`, but for node 0, are padding.  logits[r]: of the r-th node, row by
-    row, that is no padding and at or behind wanted[b].  hidden: [layers asked for, nodes, h].  state_index: [L + 1] its index, or -1.
+    row, that is no padding and at or behind logits_from[b].  hidden: [layers asked for, nodes, h].  state_index: [L + 1] its index, or -1.
     extra: [B, 3, X] token, position and node of auxiliary rows, which follow each tree's nodes; mask: [B, X, X], see `AuxRows`.
     """
     work, lengths, X = model.work, model.memory.lengths, extra.shape[2]
@@ -131,18 +131,18 @@ def compiled_forward(
                 first, rows = first + rows, np.int64(0)
 
 
-def draft_forward(model, slots, tokens, parents, begins, ends, wanted, logits) -> None:
+def draft_forward(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits) -> None:
     """A draft step's forward pass, of whatever kind of model: `compiled_forward` without hidden states and auxiliary rows."""
 
 
 @overload(draft_forward)
-def _(model, slots, tokens, parents, begins, ends, wanted, logits):
+def _(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits):
     if model.instance_class is not ModelArrays:
         return None
 
-    def run(model, slots, tokens, parents, begins, ends, wanted, logits):
+    def run(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits):
         hidden, places = np.empty((0, 0, 0), np.float32), np.full(len(model.program.layers) - 1, -1, np.int64)
         extra, mask = np.empty((len(slots), 3, 0), np.int64), np.empty((len(slots), 0, 0), np.bool_)
-        compiled_forward(model, slots, tokens, parents, begins, ends, wanted, logits, hidden, places, extra, mask)
+        compiled_forward(model, slots, tokens, parents, first_nodes, node_ends, logits_from, logits, hidden, places, extra, mask)
 
     return run

@@ -77,7 +77,8 @@ from polydraft.models.compiled.rounding import quantize_rows
 from polydraft.models.compiled.vectors import aligned
 from polydraft.models.compiled.workspace import CHUNK, NONE, Sizes, Workspace
 from polydraft.numerics.compile_time import inner, unowned
-from polydraft.numerics.threads import share, shared_code
+from polydraft.numerics.shared_code import shared_code
+from polydraft.numerics.threads import share
 
 __all__ = [
     "MIXER_BLOCKS",

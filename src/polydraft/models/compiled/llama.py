@@ -33,8 +33,9 @@ from polydraft.models.compiled.vectors import PANEL
 from polydraft.models.compiled.weights import packed_weights
 from polydraft.models.compiled.workspace import CHUNK, Sizes, workspace
 from polydraft.models.loading import checkpoint
-from polydraft.models.loading.checkpoint import Checkpoint, head_width, why_not_compiled
+from polydraft.models.loading.checkpoint import Checkpoint, why_not_compiled
 from polydraft.models.loading.supported import check_plain, context_length
+from polydraft.models.rotary import head_width
 from polydraft.models.slots import TREE_ROOM, special_ids
 from polydraft.numerics.threads import MAX_THREADS, Pool, default_threads
 
@@ -335,14 +336,14 @@ class CompiledLlama(CompiledSlots):
         self.check_slots(slots, [tree.num_nodes + X] * len(slots), TREE_ROOM)
         scored = TokenTree(tree.tokens[:, since:], tree.parents[:, since:]) if since else tree
         B, N = scored.tokens.shape
-        for slot, root in zip(slots, scored.host[0][:, :1].tolist() if since == 0 else (), strict=False):
+        for slot, root in zip(slots, scored.host.tokens[:, :1].tolist() if since == 0 else (), strict=False):
             self.reads(slot, root)
         if since == 0:
             self.goes_on(slots)
         buffer = self.new_logits(B * (N + X))
         states = self._run(slots, tree, since, np.array([since] * B), buffer, hidden, aux)
         self.scored(slots, tree.num_nodes)
-        parents, roots = tree.host[1][:, since:], since == 0
+        parents, roots = tree.host.parents[:, since:], since == 0
         rows = self._of_all_tokens(slots, padded(buffer, parents, roots, X))
         by_layer = {layer: torch.from_numpy(padded(x, parents, roots, X)[:, :N]) for layer, x in zip(hidden, states, strict=True)}
         return Scores(scored, rows[:, :N], by_layer, rows[:, N:] if aux is not None else None)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from polydraft.files.cache_folder import PACKED, enabled_cache_folder
-from polydraft.numerics.threads import usable_cores
+from polydraft.numerics.processor import usable_cores
 
 __all__ = ["MIN_BYTES", "MOST_BYTES", "PackedFile", "code_digest", "folder"]
 
@@ -31,6 +31,7 @@ MIN_BYTES, MOST_BYTES = 32 << 20, 8 << 30
 """Smaller models are packed at once; of all files those that were used last stay."""
 PAGE = 4096
 HEADER = 4 * PAGE
+"""Bytes: matrices begin at pages of the system, behind the line of JSON."""
 SUFFIX = ".weights"
 TOGETHER = 16 << 20
 """Bytes that a thread reads at a time."""

@@ -16,7 +16,8 @@ import numpy as np
 
 from polydraft.models.compiled.vectors import aligned
 from polydraft.numerics.compile_time import inner, unowned
-from polydraft.numerics.threads import put_arguments, share, shared_code, sync
+from polydraft.numerics.shared_code import put_arguments, shared_code
+from polydraft.numerics.threads import share, sync
 
 __all__ = [
     "COUNTED",
@@ -82,7 +83,8 @@ class Program(NamedTuple):
 @inner
 def lasting_code(function, arguments, address):
     """Addresses of what calls a part with arguments that were written to an address, and bytes of these."""
-    return shared_code(function, arguments)[0], put_arguments(arguments, address)
+    code, _ = shared_code(function, arguments)
+    return code, put_arguments(arguments, address)
 
 
 def new_step() -> np.ndarray:

@@ -25,7 +25,8 @@ from polydraft.models.slots import TREE_ROOM, SlotModel
 from polydraft.numerics.compile_time import inner
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.threads import sync
-from polydraft.sampling.noise import DRAFT, choose_row, choose_systematic, first_arrivals, uniform_at
+from polydraft.sampling.categorical import choose_row, choose_systematic
+from polydraft.sampling.noise import DRAFT, first_arrivals, uniform_at
 from polydraft.sampling.truncation import SAMPLING
 
 __all__ = ["CompiledProposals", "Keys", "Proposal", "planted"]
@@ -161,9 +162,9 @@ def _join(trees, b, above, depth, n, greedy, stops):
     row = trees.row[b, context]
     trees.parents[b, n], trees.rows[b, n] = parent, row
     trees.confidence[b, n] = trees.surest[b, row] if greedy else trees.probs[b, row, token]
-    if stops.least.shape[1] > 0:
+    if stops.min_reach.shape[1] > 0:
         trees.reach[b, n] = trees.reach[b, parent] * acceptance_at(trees.confidence[b, n], stops.acceptance[b])
-        trees.goes_on[b, n] = trees.reach[b, n] >= stops.least[b, min(d, stops.least.shape[1] - 1)]
+        trees.goes_on[b, n] = trees.reach[b, n] >= stops.min_reach[b, min(d, stops.min_reach.shape[1] - 1)]
     trees.first[b, n] = n
     for m in range(begin, n):
         if trees.tokens[b, m] == token and (d == 0 or trees.first[b, above[m]] == context):
@@ -196,7 +197,7 @@ def _propose(sync, model, vocab, outputs, requests, pending, places, samplings, 
     forward passes; a node that is not drawn has parent -1.
     """
     (B, N), P, passes = places.parents.shape, pending.shape[1], 0
-    num_spares = min(stops.spare_least.shape[1], N - 1)
+    num_spares = min(stops.min_spare_chance.shape[1], N - 1)
     trees = planted(B, N + num_spares, _most_rows(places), vocab)
     drawn, compact = np.empty(N, np.int64), np.empty(outputs.ids.size, _f32)
     room, rest = np.empty(vocab, np.int32), np.empty(vocab if siblings == DISTINCT or num_spares else 0, _f32)
@@ -339,7 +340,7 @@ class CompiledProposals(SlotModel):
         most = 1 + max(min(width, nodes) * depth for depth, width, nodes in sizes)
         requests, token_ids = self._request_arrays(GROW, slots, sizes, pending, [depth > 0 for depth in depths], most)
         samplings, bias = draft_samplings(params, self.vocab_size, self.draft_ids)
-        samplings["least"] = [g.least for g in budgets]
+        samplings["min_path_prob"] = [g.min_path_prob for g in budgets]
         stops = stops_asked(tuple(g.stop for g in budgets), len(budgets))
         model = sync, self.arrays, self.output_tokens or OutputTokens.of(self.draft_ids), self.vocab_size
         with self.pool:

@@ -10,7 +10,8 @@ from polydraft.core.budget import Stop
 from polydraft.core.confidence import BINS, acceptance_at
 from polydraft.models.compiled.kernels import copy_row
 from polydraft.numerics.compile_time import inner
-from polydraft.sampling.noise import DRAFT, choose_row, uniform_at
+from polydraft.sampling.categorical import choose_row
+from polydraft.sampling.noise import DRAFT, uniform_at
 
 __all__ = ["Stops", "add_spares", "stops_asked"]
 
@@ -18,9 +19,9 @@ __all__ = ["Stops", "add_spares", "stops_asked"]
 class Stops(NamedTuple):
     """As of `budget.Stop`, of every row; D = 0 draws whole trees, S = 0 no spare siblings."""
 
-    least: Float[np.ndarray, "B D"]
+    min_reach: Float[np.ndarray, "B D"]
     acceptance: Float[np.ndarray, "B BINS"]
-    spare_least: Float[np.ndarray, "B S"]
+    min_spare_chance: Float[np.ndarray, "B S"]
     spare_acceptance: Float[np.ndarray, " B"]
 
 
@@ -29,17 +30,17 @@ def stops_asked(stops: tuple[Stop | None, ...], count: int) -> Stops:
     """Of every row; D = 0 where none has a stop.
 
     Example:
-        >>> stops_asked((Stop((0.3, 0.5)), None), 2).least.tolist()
+        >>> stops_asked((Stop((0.3, 0.5)), None), 2).min_reach.tolist()
         [[0.3, 0.5], [0.0, 0.0]]
     """
-    most = max((len(stop.least) for stop in stops if stop), default=0)
-    spares = max((len(stop.spare_least) for stop in stops if stop), default=0)
+    most = max((len(stop.min_reach) for stop in stops if stop), default=0)
+    spares = max((len(stop.min_spare_chance) for stop in stops if stop), default=0)
     arrays = Stops(np.zeros((count, most)), np.ones((count, BINS)), np.full((count, spares), np.inf), np.ones(count))
     for b, stop in enumerate(stops):
         if stop:
-            arrays.least[b] = stop.least + stop.least[-1:] * (most - len(stop.least))
+            arrays.min_reach[b] = stop.min_reach + stop.min_reach[-1:] * (most - len(stop.min_reach))
             arrays.acceptance[b], arrays.spare_acceptance[b] = stop.acceptance, stop.spare_acceptance
-            arrays.spare_least[b, : len(stop.spare_least)] = stop.spare_least
+            arrays.min_spare_chance[b, : len(stop.min_spare_chance)] = stop.min_spare_chance
     return arrays
 
 
@@ -55,7 +56,7 @@ def add_spares(trees, b, stops, key, rest):
         chances[parent] = trees.reach[b, parent] * (1.0 - elder) * stops.spare_acceptance[b]
     for _ in range(size - 1):
         parent = chances.argmax()
-        if node - 2 >= stops.spare_least.shape[1] or chances[parent] < stops.spare_least[b, node - 2]:
+        if node - 2 >= stops.min_spare_chance.shape[1] or chances[parent] < stops.min_spare_chance[b, node - 2]:
             return
         chances[parent], row = -1.0, trees.row[b, parent]
         copy_row(trees.probs[b, row], rest)

@@ -2,7 +2,7 @@
 
 LLVM turns fixed-width vectors into AVX-512, AVX2 or NEON; dot-product instructions are called by name where the processor has
 them. Without them the same integers come out of plain multiplications. Each output is one chain of operations over the inputs:
-a row's result has the same bits whatever other rows are in the pass.
+a row's result has the same bits whatever other rows are in the forward pass.
 """
 
 from llvmlite import ir

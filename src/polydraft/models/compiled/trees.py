@@ -33,10 +33,10 @@ def draft_distribution(sync, logits, bias, sampling, out, ids):
 
 
 @njit(cache=True, error_model="numpy")
-def join(distribution, ids, weight, row, least, acceptance, nodes, size):
+def join(distribution, ids, weight, row, min_path_prob, acceptance, nodes, size):
     """Children of a scored row join the chosen nodes, which stay in the order of falling value, the earlier first among equals; returns how many there are.
 
-    distribution: behind the row, whose path has probability `weight`, of all tokens or of `ids`.  acceptance: what calibrates it, if not empty.
+    distribution: behind the row, whose path has probability `weight`, of all tokens or of `ids`.  min_path_prob: see `budget.Budget`.  acceptance: what calibrates it, if not empty.
     nodes: [max_nodes] of NODE.
     """
     for t in range(distribution.size):
@@ -45,7 +45,7 @@ def join(distribution, ids, weight, row, least, acceptance, nodes, size):
             # a token of less confidence is not looked at
             chance = ranked_acceptance_at(chance, acceptance) if chance > 1e-3 else 0.0
         value = weight * chance
-        if value <= 0.0 or value < least or (size == nodes.size and value <= nodes[size - 1].value):
+        if value <= 0.0 or value < min_path_prob or (size == nodes.size and value <= nodes[size - 1].value):
             continue
         size = min(size + 1, nodes.size)
         at = size - 1
@@ -90,10 +90,10 @@ def draft_of(nodes, size, rows, tokens, parents, confidence):
 
 
 @njit(cache=True, error_model="numpy")
-def grow(sync, model, outputs, vocab, requests, pending, samplings, bias, least, acceptance):
+def grow(sync, model, outputs, vocab, requests, pending, samplings, bias, min_reach, acceptance):
     """requests: [B] of `proposals.GROW`.  pending: [B, P] tokens, the root last.
 
-    samplings: [B] of `truncation.SAMPLING`.  outputs: `OutputTokens`.  least, acceptance: as of proposals.  Lengths of caches are the caller's, as there.
+    samplings: [B] of `truncation.SAMPLING`.  outputs: `OutputTokens`.  min_reach, acceptance: as of proposals.  Lengths of caches are the caller's, as there.
     Returns tokens, parents and confidences of the drafts, tokens and parents of what was scored, the root first, and numbers of rows and forward passes.
     """
     ids, (B, P), M, R, deepest = outputs.ids, pending.shape, 0, 1, 0
@@ -106,7 +106,7 @@ def grow(sync, model, outputs, vocab, requests, pending, samplings, bias, least,
     tokens, parents, confidence = np.zeros((B, 1 + M), np.int64), np.full((B, 1 + M), -1, np.int64), np.ones((B, 1 + M))
     fed, above = np.zeros((B, P + R), np.int64), np.full((B, P + R), -1, np.int64)
     nodes, size, passes = np.empty((B, M), NODE), np.zeros(B, np.int64), 0
-    calibrated = np.empty((B, 0)) if least.shape[1] == 0 else acceptance
+    calibrated = np.empty((B, 0)) if min_reach.shape[1] == 0 else acceptance
     weights, chosen, count = np.ones((B, max(M, 1))), np.empty(max(M, 1), np.int64), np.ones(B, np.int64)
     rows, probs = np.zeros(B, np.int64), np.empty(ids.size if ids.size else vocab, np.float32)
     room = np.empty(probs.size, np.int32)
@@ -136,7 +136,7 @@ def grow(sync, model, outputs, vocab, requests, pending, samplings, bias, least,
                 hide_other_texts(logits[r], outputs.in_text, slots[b], ids.size if ids.size else vocab)
                 draft_distribution(sync, logits[r], bias[b], sampling, probs, room)
                 row = rows[b] + f
-                size[b] = join(probs, ids, weights[b, f], row, sampling.least, calibrated[b], nodes[b, :most], size[b])
+                size[b] = join(probs, ids, weights[b, f], row, sampling.min_path_prob, calibrated[b], nodes[b, :most], size[b])
                 r += 1
             begin = rows[b]
             rows[b] += count[b]
@@ -144,7 +144,7 @@ def grow(sync, model, outputs, vocab, requests, pending, samplings, bias, least,
             reach = 0.0
             for f in range(count[b]):
                 reach += nodes[b, chosen[f]].value
-            if least.shape[1] > 0 and reach < least[b, min(d, least.shape[1] - 1)]:
+            if min_reach.shape[1] > 0 and reach < min_reach[b, min(d, min_reach.shape[1] - 1)]:
                 count[b] = retreat(nodes[b], size[b], rows[b])
             for f in range(count[b]):
                 node, n = nodes[b, chosen[f]], root + rows[b] + f

@@ -13,6 +13,7 @@ from numba.core import cgutils
 from numba.core.codegen import get_host_cpu_features
 
 from polydraft.errors import CapacityError
+from polydraft.numerics.exponential import ROUNDING
 
 __all__ = [
     "BYTE",
@@ -42,9 +43,8 @@ _HUGE = 2**21
 _MADVISE: Any = getattr(ctypes.CDLL(None), "madvise", None) if hasattr(mmap, "MADV_DONTNEED") else None
 BYTE, INT, FLOAT = ir.IntType(8), ir.IntType(32), ir.FloatType()
 INTS, FLOATS = ir.VectorType(INT, LANES), ir.VectorType(FLOAT, LANES)
-WHOLE = 1.5 * 2**23
-WHOLE_BITS = int(np.float32(WHOLE).view(np.int32))
-"""Added to a number below 2^22, its last bit is 1: the sum is rounded to a whole number, halves to even, and its bits are WHOLE_BITS plus that."""
+WHOLE, WHOLE_BITS = float(ROUNDING), int(ROUNDING.view(np.int32))
+"""A number below 2^22 plus WHOLE is rounded to a whole number, and its bits are WHOLE_BITS plus that."""
 
 
 def instruction_set() -> str:

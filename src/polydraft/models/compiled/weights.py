@@ -24,9 +24,10 @@ from polydraft.models.compiled.mixtures import ExpertWeights, expert_matrices, e
 from polydraft.models.compiled.packed_file import PackedFile, code_digest
 from polydraft.models.compiled.products import BYTES, EXACT, FORMATS, SEGMENT_LAYOUT, Format, Packed
 from polydraft.models.compiled.vectors import LANES, PANEL
-from polydraft.models.loading.checkpoint import EMBEDDING, HEAD, Checkpoint, rotary
+from polydraft.models.loading.checkpoint import EMBEDDING, HEAD, Checkpoint
 from polydraft.models.loading.memory import available_bytes
-from polydraft.numerics.threads import usable_cores
+from polydraft.models.rotary import rotary
+from polydraft.numerics.processor import usable_cores
 
 __all__ = ["Ends", "PackedModel", "packed_weights"]
 

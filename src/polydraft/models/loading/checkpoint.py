@@ -5,10 +5,8 @@ transformers nor its loader is imported. That is for folders of the Llama family
 (names of older versions, quantised, missing or misshapen weights) is left to transformers, which mends it or says what is wrong.
 """
 
-import json
 import os
 import re
-import threading
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -18,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.errors import ModelLoadError
@@ -41,19 +38,17 @@ from polydraft.models.loading.gguf import NUMBERS, GgufFile
 from polydraft.models.loading.gguf_beside import predictor_beside
 from polydraft.models.loading.gguf_parts import parts_of
 from polydraft.models.loading.mx_blocks import BLOCKS, FORMAT, MxWeights, is_mx
-from polydraft.models.rotary import frequencies, head_width
+from polydraft.models.loading.tensor_files import Reader, files_of, outlines_of, readers, weight_in
+from polydraft.models.rotary import rotary
 
 __all__ = [
     "EMBEDDING",
     "HEAD",
     "Checkpoint",
     "PredictorCheckpoint",
-    "files_of",
-    "head_width",
     "of_file",
     "of_folder",
     "of_module",
-    "rotary",
     "why_not_compiled",
 ]
 
@@ -169,7 +164,7 @@ def _parts_of_tensors(module: Any, weights: Mapping[str, Tensor]) -> dict[str, T
         places = _located(module.config, _shapes(module.config), tensors)
     except (KeyError, ValueError):
         return {}
-    return {name: _part(tensors[place.name], place) for name, place in places.items()}
+    return {name: weight_in(tensors[place.name], place) for name, place in places.items()}
 
 
 def _located(config: Any, names: Iterable[str], tensors: Container[str]) -> dict[str, Stored]:
@@ -187,10 +182,6 @@ def _located(config: Any, names: Iterable[str], tensors: Container[str]) -> dict
             raise KeyError(name)
         located[name] = place
     return located
-
-
-def _part(tensor: Any, place: Stored) -> Tensor:
-    return place.part(tensor[:] if place.index is None else tensor[place.index])
 
 
 def _norm_offset(config: Any) -> float:
@@ -219,21 +210,20 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
     settings = read_json((folder / "config.json").read_bytes())
     own_config = CheckpointConfig.of_json(settings, str(name))
     config = own_config if own_config is not None and own_config.model_type in LLAMA_FAMILY else load_config(name)
-    in_blocks = is_mx(settings)
-    files: Mapping[str, Path] | None = None
-    if config.model_type in COMPOSITES and getattr(config, "quantization_config", None) is None:
-        files = files_of(folder)
-        config = language_model_config(config, {*map(name_in_text_model, files)})
-    if config.model_type not in ARCHITECTURES or (getattr(config, "quantization_config", None) is not None and not in_blocks):
-        return None
+    in_blocks, is_quantized = is_mx(settings), getattr(config, "quantization_config", None) is not None
     try:
-        files, shapes = files_of(folder) if files is None else files, _shapes(config)
+        files = files_of(folder)
+        if config.model_type in COMPOSITES and not is_quantized:
+            config = language_model_config(config, {*map(name_in_text_model, files)})
+        if config.model_type not in ARCHITECTURES or (is_quantized and not in_blocks):
+            return None
+        shapes = _shapes(config)
         stacks = {name.removesuffix(BLOCKS) for name in files if name.endswith(BLOCKS)} if in_blocks else set[str]()
         own_names = {name_in_text_model(name): name for name in files}
         located = _located(config, shapes, {*own_names, *stacks})
         places = {name: place._replace(name=own_names.get(place.name, place.name)) for name, place in located.items()}
-        reader, mx = _reader(files, places, stacks)
-        outlines = _outlines(files, reader.places, shapes, mx)
+        reader, mx = readers(files, places, stacks)
+        outlines = outlines_of(files, reader.places, shapes, mx)
         spec = ARCHITECTURES[config.model_type].spec(config)
         for rope in spec.rotaries:
             rotary(config, 1, rope=rope)
@@ -283,10 +273,10 @@ def _predictor_of_folder(folder: Path, config: Any, files: Mapping[str, Path]) -
         places = {name: place._replace(name=names.layer[place.name]) for name, place in located.items()}
         if {place.name for place in places.values()} != {*names.layer.values()}:
             return None
-        outlines = _outlines(files, places, shapes, MxWeights({}, lambda name, index: torch.empty(0)))
+        outlines = outlines_of(files, places, shapes, MxWeights({}, lambda name, index: torch.empty(0)))
     except (KeyError, ValueError, ModelLoadError):
         return None
-    reader = _Reader(files, places | {name: Stored(place) for name, place in names.outer.items()})
+    reader = Reader(files, places | {name: Stored(place) for name, place in names.outer.items()})
 
     def outer() -> dict[str, Tensor]:
         tensors = {name: reader.read(name).float() for name in names.outer}
@@ -378,90 +368,6 @@ def of_file(file: GgufFile) -> Checkpoint | None:
     return Checkpoint(config, None, outlines, file.read, tied, cpu, torch.float32, file.rope_factors, **offers)
 
 
-def files_of(folder: Path) -> dict[str, Path]:
-    """Tensor name -> file, with the files that transformers would choose."""
-    from safetensors import safe_open
-
-    whole = folder / "model.safetensors"
-    if whole.is_file():
-        with safe_open(whole, "pt") as opened:
-            return dict.fromkeys(opened.keys(), whole)
-    index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
-    return {name: folder / file for name, file in index["weight_map"].items()}
-
-
-def _reader(files: Mapping[str, Path], places: Mapping[str, Stored], stacks: Container[str]) -> tuple["_Reader", MxWeights]:
-    """What reads weights that are numbers, and those of stacks in blocks."""
-    reader = _Reader(files, {name: place for name, place in places.items() if place.name not in stacks})
-    return reader, MxWeights({name: place for name, place in places.items() if place.name in stacks}, reader.matrix)
-
-
-def _outlines(
-    files: Mapping[str, Path], places: Mapping[str, Stored], shapes: Mapping[str, tuple[int, ...]], mx: MxWeights
-) -> dict[str, Tensor]:
-    """Of weights by name. places: of those that are numbers.
-
-    Raises:
-        ModelLoadError: one of a mixture of experts is of another shape: transformers does not say which.
-        ValueError: any other is.
-    """
-    from safetensors import safe_open
-
-    tensor_names, tensors = {place.name for place in places.values()}, dict[str, Tensor]()
-    tensor_names |= {place.name + BLOCKS for place in mx.places.values()}
-    for file in {files[name] for name in tensor_names}:
-        with safe_open(file, "pt") as opened:
-            for name in tensor_names.intersection(opened.keys()):
-                entry = opened.get_slice(name)
-                tensors[name] = torch.empty(
-                    entry.get_shape(), dtype=(NUMBERS | {"U8": torch.uint8})[entry.get_dtype()], device="meta"
-                )
-    outlines = {name: _part(tensors[place.name], place) for name, place in places.items()}
-    outlines |= {name: mx.outline(name, tuple(tensors[place.name + BLOCKS].shape)) for name, place in mx.places.items()}
-    wrong = {name: tuple(outline.shape) for name, outline in outlines.items() if tuple(outline.shape) != shapes[name]}
-    for name, shape in wrong.items():
-        if re.search(r"\.mlp\.(gate|experts)\.", name):
-            problem = f"the weights of {name!r} are of shape {shape}, and its config.json expects {shapes[name]}"
-            raise ModelLoadError(f"{problem}: the experts do not fit. Copy or download the folder again.")
-    if wrong:
-        raise ValueError(min(wrong))
-    return outlines
-
-
-class _Reader:
-    """Reads weights of safetensors files one by one. A tensor holds its file open, and an open file what was read of it: every so many tensors the file
-    is opened again, which takes milliseconds where it has thousands."""
-
-    def __init__(self, files: Mapping[str, Path], places: Mapping[str, Stored]) -> None:
-        self.files, self.places = files, places
-        self._file: Path | None = None
-        self._opened: Any = None
-        self._count, self._guard = 0, threading.Lock()
-
-    def matrix(self, tensor: str, index: int) -> Tensor:
-        """One of a stack."""
-        return self._take(Stored(tensor, index))
-
-    def read(self, name: str) -> Tensor:
-        """A weight."""
-        return self._take(self.places[name])
-
-    def _take(self, place: Stored) -> Tensor:
-        from safetensors import safe_open
-
-        file = self.files[place.name]
-        with self._guard:
-            if file != self._file or self._count >= 32:
-                self._file, self._opened, self._count = file, safe_open(file, "pt"), 0
-            self._count += 1
-            opened = self._opened
-        return _read(opened, place)
-
-
-def _read(opened: Any, place: Stored) -> Tensor:
-    return place.part(opened.get_tensor(place.name) if place.index is None else opened.get_slice(place.name)[place.index])
-
-
 def _generation_ids(folder: Path) -> Any:
     """Ids of generation_config.json; None without such a file: the model's configuration then has them."""
     file = folder / "generation_config.json"
@@ -492,27 +398,3 @@ def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
     }
     outer = {EMBEDDING: (config.vocab_size, h), f"{architecture.final_norm}.weight": (h,)}
     return {**outer, **layers} if config.tie_word_embeddings else {**outer, **layers, HEAD: (config.vocab_size, h)}
-
-
-def rotary(
-    config: Any,
-    columns: int,
-    factors: Float[Tensor, " D2"] | None = None,
-    rope: Mapping[str, Any] | None = None,
-    length: int | None = None,
-) -> tuple[Float[Tensor, "C D2"], Float[Tensor, "C D2"]]:
-    """Cosines and sines of the family's rotary positions 0 .. columns-1, for the first half of a head: the second repeats it.
-
-    factors: frequencies are divided by them.  rope: rotary parameters, default the configuration's.  length: see `frequencies`.
-
-    Example:
-        >>> from transformers import LlamaConfig
-        >>> cos, sin = rotary(LlamaConfig(hidden_size=8, num_attention_heads=2), 2)
-        >>> cos[0].tolist(), sin.shape
-        ([1.0, 1.0], torch.Size([2, 2]))
-    """
-    angles_of_one, growth = frequencies(config, rope, length)
-    if factors is not None:
-        angles_of_one = angles_of_one / factors
-    angles = torch.arange(columns, dtype=torch.float32)[:, None] * angles_of_one
-    return angles.cos() * growth, angles.sin() * growth

@@ -21,7 +21,7 @@ from polydraft.models.loading.config import CheckpointConfig
 from polydraft.models.loading.conversions import CONVERSIONS, Conversion, conversion_of
 from polydraft.models.loading.conversions.base import ROPE_FACTORS, layer_sizes
 from polydraft.models.loading.gguf_header import Entry, GgufHeader
-from polydraft.models.loading.gguf_roles import end_ids, special_id
+from polydraft.models.loading.gguf_roles import TOKENS, end_ids, special_id
 from polydraft.models.loading.gguf_rope import LONG_FACTORS, SHORT_FACTORS, rope_scaling
 
 __all__ = ["NUMBERS", "GgufFile"]
@@ -122,7 +122,7 @@ class GgufFile(GgufHeader):
     def _vocab_size(self) -> int:
         """Rows of its embeddings; a file with a model's further layers alone may share those of the model, and lists as many tokens."""
         if "token_embd.weight" not in self.tensors and self.setting("nextn_predict_layers"):
-            return len(self.strings("tokenizer.ggml.tokens"))
+            return len(self.strings(TOKENS))
         self._check_whole()
         return self.tensors["token_embd.weight"].shape[0]
 

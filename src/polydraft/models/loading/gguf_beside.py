@@ -12,6 +12,7 @@ from polydraft.errors import ModelLoadError, first_line
 from polydraft.models.loading.catalogue import hub_answers
 from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.loading.gguf_parts import FURTHER_LAYERS, first_parts, model_title
+from polydraft.models.loading.gguf_roles import TOKENS
 from polydraft.models.loading.hub import FILE_OF_REPOSITORY, fetched_file, located
 
 __all__ = ["fetch_predictor", "predictor_beside"]
@@ -51,7 +52,7 @@ def _differs(file: GgufFile, model: GgufFile) -> str | None:
         ours, theirs = (getattr(x.config, name) for x in (file, model))
         if ours != theirs:
             return f"it is for {name}={ours}, the model has {theirs}"
-    tokens, theirs = (x.raw_strings("tokenizer.ggml.tokens") for x in (file, model))
+    tokens, theirs = (x.raw_strings(TOKENS) for x in (file, model))
     return None if tokens == theirs else "its tokens are others than the model's"
 
 

@@ -5,9 +5,11 @@ A fill-in-the-middle model ends its piece with a token that begins another file,
 
 from polydraft.models.loading.gguf_header import GgufHeader, TextList
 
-__all__ = ["end_ids", "special_id"]
+__all__ = ["CONTROL", "TOKENS", "USER_DEFINED", "end_ids", "special_id"]
 
-TOKENS, CONTROL = "tokenizer.ggml.tokens", 3
+TOKENS = "tokenizer.ggml.tokens"
+CONTROL, USER_DEFINED = 3, 4
+"""Types of tokens that are matched whole before text is split; the first are no text."""
 PART_END, TAG, TOOL_RESPONSE = "<|end|>", "</s>", "<|tool_response>"
 ENDS = [
     *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", PART_END, "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),

@@ -15,11 +15,11 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from polydraft.models.compiled.architectures import Stored
+from polydraft.models.compiled.formats import BLOCK
 
 __all__ = ["BLOCKS", "FORMAT", "MxWeights", "is_mx", "regrouped"]
 
 BLOCKS, SCALES, FORMAT = "_blocks", "_scales", "MXFP4"
-INPUTS = 32
 
 
 def is_mx(settings: Mapping[str, Any]) -> bool:
@@ -36,8 +36,8 @@ def regrouped(codes: UInt8[np.ndarray, "O K 16"], exponents: UInt8[np.ndarray, "
         >>> regrouped(codes, np.array([[127]], np.uint8))[0, :4].tolist() == [127, 8 << 4, 8 << 4, 9 << 4 | 1]
         True
     """
-    inputs = np.stack([codes & 15, codes >> 4], -1).reshape(*codes.shape[:2], INPUTS)
-    halves = inputs[..., : INPUTS // 2] | inputs[..., INPUTS // 2 :] << 4
+    inputs = np.stack([codes & 15, codes >> 4], -1).reshape(*codes.shape[:2], BLOCK)
+    halves = inputs[..., : BLOCK // 2] | inputs[..., BLOCK // 2 :] << 4
     return np.concatenate([exponents[..., None], halves], -1).reshape(len(codes), -1)
 
 
@@ -50,7 +50,7 @@ class MxWeights:
     def outline(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor without values as the weight would be. shape: of the stack's blocks."""
         _, outputs, blocks, _ = shape
-        return self.places[name].part(torch.empty(blocks * INPUTS, outputs, device="meta"))
+        return self.places[name].part(torch.empty(blocks * BLOCK, outputs, device="meta"))
 
     def blocks(self, name: str) -> tuple[str, np.ndarray]:
         """Its number format, and its bytes as a GGUF file would have them."""

@@ -11,14 +11,12 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.gguf_roles import special_id
+from polydraft.models.loading.gguf_roles import CONTROL, TOKENS, USER_DEFINED, special_id
 from polydraft.models.tokens.pre_tokenizers import PRE_TOKENIZERS, split_and_spell
 from polydraft.models.tokens.tokenizer import ROLES, BackendTokenizer
 
 __all__ = ["gguf_tokenizer"]
 
-CONTROL, USER_DEFINED = 3, 4
-"""Types of tokens that are matched whole before text is split; the first are no text."""
 TEMPLATE = "tokenizer.chat_template"
 
 
@@ -28,8 +26,8 @@ def gguf_tokenizer(file: GgufFile) -> BackendTokenizer | None:
     Raises:
         ModelLoadError: the file has none, or splits text in a way that is not known here.
     """
-    if "tokenizer.ggml.tokens" not in file.metadata:
-        raise file.refusal("it has no tokenizer (tokenizer.ggml.tokens)", "Give a whole file, or token ids instead of text")
+    if TOKENS not in file.metadata:
+        raise file.refusal(f"it has no tokenizer ({TOKENS})", "Give a whole file, or token ids instead of text")
     kind = file.metadata.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama", "gemma4"):
         return None
@@ -38,7 +36,7 @@ def gguf_tokenizer(file: GgufFile) -> BackendTokenizer | None:
         same = copy(cached)
         same.chat_template = _templates(file)
         return same
-    tokens = file.strings("tokenizer.ggml.tokens")
+    tokens = file.strings(TOKENS)
     backend, add_bos = _byte_level(file, tokens) if kind == "gpt2" else _sentencepiece(file, tokens)
     add_bos = bool(file.metadata.get("tokenizer.ggml.add_bos_token", add_bos))
     keys = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}

@@ -178,7 +178,7 @@ class OwnCacheTarget(SlotModel):
     @property
     def offers(self) -> Needs:
         """Hidden states, as many as a forward pass returns."""
-        return Needs(tuple(range(self._num_states)), logits=True, every_round=True)
+        return Needs(tuple(range(self._num_states)), logits=True, every_step=True)
 
     def append(self, token_ids: Mapping[int, Sequence[int]], hidden: Sequence[int]) -> list[tuple[Tensor, list[Tensor]]]:
         """See `slots.SlotModel.append`; one slot after the other."""

@@ -66,7 +66,7 @@ class AmusdDrafter:
     """
 
     methods = _METHODS
-    needs = Needs(every_round=True)
+    needs = Needs(every_step=True)
 
     def __init__(
         self,

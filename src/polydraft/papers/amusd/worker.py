@@ -21,7 +21,7 @@ from polydraft.drafters.base import as_one_step
 from polydraft.drafters.model.by_depth import ModelState
 from polydraft.drafters.model.paths import ModelDrafter
 from polydraft.errors import DraftWorkerError, InvalidInputError
-from polydraft.models.slots import common_length
+from polydraft.models.slot_pool import common_length
 from polydraft.papers.amusd.lead import Item, Lead, Step
 from polydraft.papers.amusd.trace import DRAFT, Trace
 from polydraft.sampling.noise import epoch_seed

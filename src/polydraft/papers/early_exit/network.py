@@ -117,7 +117,7 @@ class ExitModel(TargetSlots, HeadModel):
         self.check_tree(tree.num_nodes)
         self.check_slots(slots, [tree.num_nodes] * len(slots), TREE_ROOM)
         lengths, rows = self.lengths[slots], torch.tensor(list(slots)).to(self.device)
-        mask, depths = node_mask(np.zeros(len(slots), np.int64), tree.host[1], since)
+        mask, depths = node_mask(np.zeros(len(slots), np.int64), tree.host.parents, since)
         visible = torch.from_numpy(mask == 0).to(self.device)[:, None]
         positions = torch.from_numpy(depths + lengths[:, None]).to(self.device)[:, None]
         committed = torch.arange(int(lengths.max()), device=self.device) < torch.from_numpy(lengths).to(self.device)[:, None]

@@ -12,41 +12,41 @@ from polydraft.cli.options import AsJson, configured
 from polydraft.cli.progress import bars
 from polydraft.cli.start import quiet
 from polydraft.cli.tables import grid, output
-from polydraft.config import MODELS, OUTPUT, SAMPLING, SPECULATION, Config, setting
+from polydraft.config import Config, setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions(Config):
     """What is drawn, and how."""
 
-    out: Path = setting("File of the picture, PNG", Path, Path("images.png"), flag="--out", panel=OUTPUT)
+    out: Path = setting("File of the picture, PNG", Path, Path("images.png"), flag="--out", panel="Output")
     model: str | None = setting(
-        "Folder that `python -m studies.images` wrote", str, unset="the digits that come along", panel=MODELS
+        "Folder that `python -m studies.images` wrote", str, unset="the digits that come along", panel="Models"
     )
-    classes: str | None = setting("Names of classes, with commas between", str, unset="the first ten", panel=SAMPLING)
-    samples: int = setting("Number of pictures of each class", int, 1, low=1, high=64, panel=SAMPLING)
+    classes: str | None = setting("Names of classes, with commas between", str, unset="the first ten", panel="Sampling")
+    samples: int = setting("Number of pictures of each class", int, 1, low=1, high=64, panel="Sampling")
     guidance: float | None = setting(
-        "Scale of classifier-free guidance; 1 switches it off", float, unset="the folder's own", panel=SAMPLING
+        "Scale of classifier-free guidance; 1 switches it off", float, unset="the folder's own", panel="Sampling"
     )
-    temperature: float = setting("Sampling temperature", float, 1.0, low=0.01, panel=SAMPLING)
-    top_k: int = setting("Top-k of the codes; 0 switches it off", int, 0, low=0, panel=SAMPLING)
+    temperature: float = setting("Sampling temperature", float, 1.0, low=0.01, panel="Sampling")
+    top_k: int = setting("Top-k of the codes; 0 switches it off", int, 0, low=0, panel="Sampling")
     drafter: str = setting(
-        "Drafter: model, tree (its most probable codes), or ngram (those of training pictures)", str, "model", panel=SPECULATION
+        "Drafter: model, tree (its most probable codes), or ngram (those of training pictures)", str, "model", panel="Speculation"
     )
-    depth: int = setting("Speculation length: drafted codes along a path", int, 5, low=1, unit="codes", panel=SPECULATION)
+    depth: int = setting("Speculation length: drafted codes along a path", int, 5, low=1, unit="codes", panel="Speculation")
     delta: Sequence[float] = setting(
         "Additive budget of LANTERN; may be repeated",
         list,
         (),
         items=float,
         unset="0.1 and 0.4, and factors 1 and 4",
-        panel=SPECULATION,
+        panel="Speculation",
     )
     factor: Sequence[float] = setting(
-        "Multiplicative budget, lambda - 1 of LANTERN++; may be repeated", list, (), items=float, panel=SPECULATION
+        "Multiplicative budget, lambda - 1 of LANTERN++; may be repeated", list, (), items=float, panel="Speculation"
     )
-    neighbours: int | None = setting("Number of nearest codes of LANTERN", int, unset="half of them", panel=SPECULATION)
-    seed: int = setting("Random seed of all pictures", int, 0, panel=SAMPLING)
+    neighbours: int | None = setting("Number of nearest codes of LANTERN", int, unset="half of them", panel="Speculation")
+    seed: int = setting("Random seed of all pictures", int, 0, panel="Sampling")
 
 
 @configured

@@ -31,7 +31,7 @@ from polydraft.papers.nest.passages import Passages, key_layer
 __all__ = ["Hits", "Nearest", "query_end"]
 
 WINDOW = 64
-MOST_STORED = 512
+"""Tokens of a query, at most, and those after which a text that goes on is looked up again."""
 
 
 class Hits(NamedTuple):
@@ -129,7 +129,7 @@ class Nearest:
         text = tuple(context)
         if text not in self._hits:
             self._hits[text] = self._search(text, state)
-            if len(self._hits) > MOST_STORED:
+            if len(self._hits) > 512:  # those of the newest texts stay
                 self._hits.popitem(last=False)
         return self._hits[text]
 

@@ -60,7 +60,7 @@ class SpanDrafter:
                 f"delta={delta} and longest={longest} were given to the drafter 'nest'; expected 0 to 1, and at least 1."
             )
         self.decoding, self.delta, self.longest = decoding, delta, longest
-        self.needs = Needs(hidden=decoding.needs.hidden, every_round=True)
+        self.needs = Needs(hidden=decoding.needs.hidden, every_step=True)
 
     @classmethod
     def build(cls, parts: Parts, **options: Any) -> "SpanDrafter":

@@ -25,7 +25,7 @@ from polydraft.drafters.base import Parts, read_source
 from polydraft.drafters.grown_tree import GrownTree, point_mass
 from polydraft.drafters.text.base import TextDrafter, TextState, text_method
 from polydraft.errors import InvalidInputError
-from polydraft.models.slots import Slots, given_back_on_error
+from polydraft.models.slot_pool import Slots, given_back_on_error
 from polydraft.numerics.compiled_code import njit
 from polydraft.papers.lookahead.phrase_pool import PhrasePool, add_phrase, most_likely, read_text
 
@@ -181,7 +181,7 @@ class PhraseDrafter(TextDrafter[PhraseState]):
         tree, num_nodes = scores.tree, scores.tree.num_nodes
         learn = num_nodes > 1 and scores.logits.shape[-1] > 0  # of steps that were missed there are no logits
         best = most_likely(scores.logits) if learn else np.zeros((len(states), num_nodes), np.int64)
-        (tokens, parents), paths = tree.host, outcome.host[0]
+        (tokens, parents), paths = tree.host, outcome.host.path
         for b, (state, new) in enumerate(zip(states, outcome.emitted(tree), strict=True)):
             num_accepted = 0
             while num_accepted < min(len(new), len(state.drafted)) - 1 and new[num_accepted] == state.drafted[num_accepted]:

@@ -29,7 +29,7 @@ from polydraft.verifiers.lift.contexts import Contexts, Decision, heights, lifte
 from polydraft.verifiers.lift.draws import draws_at
 from polydraft.verifiers.lift.verdict import TreeVerdict
 from polydraft.verifiers.residual import normalise_or, positive_part
-from polydraft.verifiers.walks.rounds import Trees, arrays, outcome
+from polydraft.verifiers.walks.steps import Trees, arrays, outcome
 
 
 def keep(w: Float[Tensor, " M"], p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], x: Int[Tensor, " M"]) -> Float[Tensor, " M"]:

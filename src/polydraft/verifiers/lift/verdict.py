@@ -10,7 +10,7 @@ from torch import Tensor
 from polydraft.core import NoiseKey, Outcome, TokenTree
 from polydraft.core import geometry as tree
 from polydraft.errors import InvalidInputError
-from polydraft.sampling import noise
+from polydraft.sampling import categorical, noise
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class TreeVerdict:
                 f"a key of {len(key.seed)} seeds was given for {B} trees; expected one seed, sample and position each."
             )
         if self.order is None:
-            node = noise.draw(self.stop, key, noise.Stream.STOP)
+            node = categorical.draw(self.stop, key, noise.Stream.STOP)
         else:
-            place = noise.draw(self.stop.gather(1, self.order), key, noise.Stream.STOP)
+            place = categorical.draw(self.stop.gather(1, self.order), key, noise.Stream.STOP)
             node = self.order.gather(1, place[:, None])[:, 0]
-        token = noise.draw(self.probs_after(node), key, noise.Stream.EXTRA)
+        token = categorical.draw(self.probs_after(node), key, noise.Stream.EXTRA)
         path, length = tree.path_to(self.tree, node)
         return Outcome(path, length, token)

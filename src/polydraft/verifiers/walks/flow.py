@@ -11,8 +11,9 @@ form; tokens without mass have a = 0. Rows are float32 and sums float64. Visits 
 import numpy as np
 
 from polydraft.numerics.compiled_code import njit
-from polydraft.numerics.threads import PIECE, num_pieces, share_row, shared_code
-from polydraft.sampling.noise import last_nonzero
+from polydraft.numerics.shared_code import shared_code
+from polydraft.numerics.threads import PIECE, num_pieces, share_row
+from polydraft.sampling.categorical import last_nonzero
 from polydraft.verifiers.walks.rows import compiled, reweight, total
 from polydraft.verifiers.walks.visits import visit_trees
 

@@ -5,7 +5,8 @@ import math
 import numpy as np
 
 from polydraft.numerics.compiled_code import njit
-from polydraft.numerics.threads import PIECE, num_pieces, share_row, shared_code
+from polydraft.numerics.shared_code import shared_code
+from polydraft.numerics.threads import PIECE, num_pieces, share_row
 from polydraft.verifiers.walks.rows import compiled, copy_normalised, keep, reject, total
 from polydraft.verifiers.walks.visits import visit_trees
 

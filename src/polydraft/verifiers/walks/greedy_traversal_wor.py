@@ -3,7 +3,8 @@
 import numpy as np
 
 from polydraft.numerics.compiled_code import njit
-from polydraft.numerics.threads import PIECE, num_pieces, share_row, shared_code
+from polydraft.numerics.shared_code import shared_code
+from polydraft.numerics.threads import PIECE, num_pieces, share_row
 from polydraft.sampling.truncation import first_place, highest
 from polydraft.verifiers.walks.greedy_traversal import BUCKETS, order_by_ratio
 from polydraft.verifiers.walks.rows import compiled, keep, reject, scale, total, without

@@ -12,7 +12,8 @@ loop is a function of its own: so compiled, it uses vector registers, as long as
 import numpy as np
 
 from polydraft.numerics.compiled_code import njit
-from polydraft.numerics.threads import PIECE, num_pieces, share_row, shared_code
+from polydraft.numerics.shared_code import shared_code
+from polydraft.numerics.threads import PIECE, num_pieces, share_row
 
 compiled = njit(cache=True, error_model="numpy", fastmath={"reassoc"})  # sums may be reordered into vector registers
 

@@ -12,10 +12,11 @@ import numpy as np
 from polydraft.numerics.compiled_code import njit
 from polydraft.sampling.noise import uniform_at
 from polydraft.sampling.truncation import soften
-from polydraft.verifiers.walks.rounds import EXTRA, STOP, Tree, drawn, room
 from polydraft.verifiers.walks.rows import keep, leftover, reweight, scale, scaled, surplus, total
+from polydraft.verifiers.walks.steps import EXTRA, STOP, Tree, drawn, room
 
 FAULTY = -2
+"""In the place of a context."""
 
 
 @njit(error_model="numpy")
@@ -87,7 +88,7 @@ def _extra_token(u, at, seed, sample, position):
 
 @njit(error_model="numpy", inline="always")
 def visit_trees(try_next, needs_work, trees):
-    """Stop node and extra token of every tree of `rounds.Trees`; -1 where what was looked at is faulty.
+    """Stop node and extra token of every tree of `steps.Trees`; -1 where what was looked at is faulty.
 
     try_next: the next child to visit where a context has several draws, and its weight; see `traversal.try_next`. Who calls this is compiled with it.
     needs_work: whether that takes `Tree.work`.

@@ -8,21 +8,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polydraft.check.comparison import Comparison
+from polydraft.check.comparison import RESOLUTION, Comparison
 from polydraft.check.finding import Finding
 from polydraft.check.p_values import two_sided
 from polydraft.core import Draft, DraftSampling, NoiseKey, Outcome, TokenTree, Verdict, Verifier
 from polydraft.core import geometry as trees
 from polydraft.methods import registry
 
-RESOLUTION = 1e-5
-"""Distributions come from float32 logits: mean differences of this size mean nothing."""
 STATISTICS = ("draft", "sharp", "best", "best of draft")
 OF_TARGET = ("sharp", "best")
 """Statistics that need no draft: of tokens that came out they are a test even where all values are 0, as at temperature 0."""
 CONTROLS = ("speculative", "recursive", "recursive_wor", "block", "greedy_traversal")
 """Verifiers to stand beside the one that is checked."""
-FEWEST_ROUNDS = 30
+FEWEST_STEPS = 30
 """Positions reached in fewer steps are not tested: the normal distribution would not hold."""
 
 
@@ -34,7 +32,7 @@ class Recorder:
 
     paired: for each other lossless verifier that fits the drafts, M_j of `verifier` minus M_j of that verifier on the same draft.
     plain: X_1 of steps without a draft.  walks: outcomes beside those of the verdicts on the same noise.
-    rounds: sequences' steps, those without a draft among them.  spares: those whose chain had spare siblings, see `budget.Stop`.
+    steps: sequences' steps, those without a draft among them.  spares: those whose chain had spare siblings, see `budget.Stop`.
     """
 
     verifier: Verifier
@@ -44,7 +42,7 @@ class Recorder:
     plain: list[Float[np.ndarray, "S J"]] = field(default_factory=list[np.ndarray])
     again: "_Again" = field(default_factory=lambda: _Again())
     walks: Comparison = field(default_factory=Comparison)
-    rounds: int = 0
+    steps: int = 0
     spares: int = 0
 
     @property
@@ -56,7 +54,7 @@ class Recorder:
             *findings_of(self.values, "verifier", OF_TARGET),
             *findings_of(self.drawn, "draws", OF_TARGET),
             *findings_of(noise, "noise"),
-            *findings_of(self.plain, "rounds without drafts", OF_TARGET),
+            *findings_of(self.plain, "steps without drafts", OF_TARGET),
         ]
         for name, values in self.paired.items():
             results += findings_of(values, f"verifier beside {name}")
@@ -69,7 +67,7 @@ class Recorder:
         p = target_probs.cpu()
         if draft.probs is not None:
             draft = replace(draft, probs=draft.probs.cpu())
-        self.rounds += len(p)
+        self.steps += len(p)
         verdict, now = verifier(draft, p), _Statistics.of(draft, p)
         self.walks.see(verifier, verdict, draft, p, key, outcome)
         if draft.tree.num_nodes == 1:
@@ -118,7 +116,7 @@ class _Again:
 
     @property
     def findings(self) -> list[Finding]:
-        return [_normal("noise again", np.array(self.products))] if len(self.products) >= FEWEST_ROUNDS else []
+        return [_normal("noise again", np.array(self.products))] if len(self.products) >= FEWEST_STEPS else []
 
 
 @dataclass(frozen=True)
@@ -212,7 +210,7 @@ def findings_of(values: Sequence[Float[np.ndarray, "S _"]], look: str = "verifie
     for s, name in enumerate(STATISTICS):
 
         def test(where: str, x: Float[np.ndarray, " n"], name: str = name) -> None:
-            if len(x) >= FEWEST_ROUNDS and (x.any() or name in always):
+            if len(x) >= FEWEST_STEPS and (x.any() or name in always):
                 findings.append(_normal(f"{look}, {where}, {name}", x))
 
         for j in range(longest):

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from polydraft.check.check import Report, Watched, check
+from polydraft.check.comparison import RESOLUTION
 from polydraft.check.finding import Finding
 from polydraft.check.mutants import MATCH, WALKS, Edit, mistakes, mutant
-from polydraft.check.rounds import RESOLUTION, Recorder, _normal, _Statistics
+from polydraft.check.steps import Recorder, _normal, _Statistics
 from polydraft.check.wrong_drafters import FEW, Reversed
 from polydraft.core import SamplingParams
 from polydraft.drafters.model.paths import ModelDrafter
@@ -42,44 +43,44 @@ def engine():
 
 @pytest.mark.parametrize("ways", [{"drafter": "model", "depth": 2, "num_paths": 2}, {"drafter": "ngram", "depth": 3}], ids=str)
 def test_right_rules_pass_with_rules_draws_and_texts(ways, judge):
-    report = check(Engine.embedded(**ways), PROMPTS, PARAMS, judge=judge, rounds=500)
+    report = check(Engine.embedded(**ways), PROMPTS, PARAMS, judge=judge, steps=500)
     assert report.passed, report.verdict
     assert {f.look for f in report.findings} >= {"walk", "verifier", "draws", "text"}
-    assert report.rounds >= 500
+    assert report.steps >= 500
 
 
 def test_what_is_checked_is_what_requests_without_a_seed_get_spare_siblings_among_it():
     prices = Costs.of({1: 1.0, 8: 1.01, 16: 1.02}, draft_start=0.0, draft_step=0.1)
     engine = Engine.embedded(profile=Profile.of(prices))
-    report = check(engine, PROMPTS, PARAMS, rounds=300)
+    report = check(engine, PROMPTS, PARAMS, steps=300)
     assert report.spares > 30 and report.p_value > 1e-3
-    assert report.to_dict()["rounds_with_spare_siblings"] == report.spares
+    assert report.to_dict()["steps_with_spare_siblings"] == report.spares
 
 
 def test_the_check_ends_where_nothing_is_drafted(judge):
     engine = Engine.embedded(drafter=None)
     policy = engine.policy
-    report = check(engine, PROMPTS[:1], PARAMS, judge=judge, rounds=40)
+    report = check(engine, PROMPTS[:1], PARAMS, judge=judge, steps=40)
     assert report.status == "inconclusive"
-    assert (report.rounds, report.tokens) == (48, 48)
+    assert (report.steps, report.tokens) == (48, 48)
     assert engine.policy is policy
 
 
-def test_rounds_without_drafts_are_tested_too():
-    report = check(Engine.embedded(drafter=None), PROMPTS[:1], PARAMS, rounds=500)
+def test_steps_without_drafts_are_tested_too():
+    report = check(Engine.embedded(drafter=None), PROMPTS[:1], PARAMS, steps=500)
     assert report.passed, report.verdict
-    assert {f.look for f in report.findings} == {"walk", "rounds without drafts"}
+    assert {f.look for f in report.findings} == {"walk", "steps without drafts"}
 
 
 def test_greedy_tokens_are_compared_one_by_one(engine, judge):
-    report = check(engine, PROMPTS, PARAMS.with_(temperature=0), judge=judge, rounds=50)
+    report = check(engine, PROMPTS, PARAMS.with_(temperature=0), judge=judge, steps=50)
     (text,) = [f for f in report.findings if f.what.startswith("text")]
     assert report.passed
     assert text.count == report.tokens > 100
 
 
 def test_texts_of_another_distribution_are_found_by_the_judge(engine, judge):
-    sharper = check(engine, PROMPTS, PARAMS, judge=_Tempered(judge), rounds=120)
+    sharper = check(engine, PROMPTS, PARAMS, judge=_Tempered(judge), steps=120)
     assert not sharper.passed
 
 
@@ -119,7 +120,7 @@ def test_a_known_mistake_is_found(name, engine):
         num_paths=mistake.width,
         tokenizer=engine.tokenizer,
     )
-    report = check(wrong, PROMPTS, PARAMS.with_(top_k=FEW), rounds=1500, stop_early=True)
+    report = check(wrong, PROMPTS, PARAMS.with_(top_k=FEW), steps=1500, stop_early=True)
     assert report.status == "failed"
 
 
@@ -136,7 +137,7 @@ def test_a_mistake_in_a_shipped_walk_differs_from_the_verdict_on_the_same_noise(
         num_paths=width,
         tokenizer=engine.tokenizer,
     )
-    report = check(wrong, PROMPTS, PARAMS, rounds=400, stop_early=True)
+    report = check(wrong, PROMPTS, PARAMS, steps=400, stop_early=True)
     assert report.status == "failed"
     assert report.findings[0].look == "walk" and report.findings[0].effect > 0
     assert "the verdict samples" in report.differing[0]
@@ -174,20 +175,20 @@ def test_every_fused_rule_has_a_broken_walk_among_the_mistakes():
 
 def test_a_block_rule_whose_walk_is_replaced_is_found(engine, monkeypatch):
     monkeypatch.setattr(LeafToRoot, "walk", lambda self, *given: keep_all(*given))
-    assert not check(engine, PROMPTS, PARAMS, rounds=60).passed
+    assert not check(engine, PROMPTS, PARAMS, steps=60).passed
 
 
 def test_a_broken_greedy_walk_is_found(engine, monkeypatch):
     monkeypatch.setattr(greedy, "walk", keep_all)
-    assert not check(engine, PROMPTS, PARAMS.with_(temperature=0), rounds=60).passed
+    assert not check(engine, PROMPTS, PARAMS.with_(temperature=0), steps=60).passed
 
 
-def test_a_broken_walk_of_rounds_without_drafts_is_found(monkeypatch):
+def test_a_broken_walk_of_steps_without_drafts_is_found(monkeypatch):
     monkeypatch.setattr(Match, "walk", lambda self, *given: keep_all(*given))
-    assert not check(Engine.embedded(drafter=None), PROMPTS, PARAMS, rounds=60).passed
+    assert not check(Engine.embedded(drafter=None), PROMPTS, PARAMS, steps=60).passed
 
 
-def test_a_look_at_the_rounds_changes_no_token(engine):
+def test_a_look_at_the_steps_changes_no_token(engine):
     """And the rule's own walk is what is looked at."""
     plain = engine.generate(PROMPTS[0], PARAMS.with_(seed=3))[0].token_ids
     recorder, policy = Recorder(engine.verifier), engine.policy
@@ -202,7 +203,7 @@ def test_a_look_at_the_rounds_changes_no_token(engine):
 def test_texts_are_judged_as_they_come_without_a_look(engine, judge, monkeypatch):
     seen, submit = [], engine.submit
     monkeypatch.setattr(engine, "submit", lambda *given, **more: seen.append(type(engine.policy)) or submit(*given, **more))
-    report = check(engine, PROMPTS, PARAMS, judge=judge, rounds=40)
+    report = check(engine, PROMPTS, PARAMS, judge=judge, steps=40)
     watched = seen.count(Watched)
     assert seen == [type(engine.policy), *[Watched] * watched, *[type(engine.policy)] * watched]
     assert report.p_value > 1e-3
@@ -224,15 +225,15 @@ class Failing(ModelDrafter):
 def test_a_drafter_that_always_fails_does_not_pass_and_is_shown_with_its_line(engine):
     model = engine.drafter.model
     failing = Engine.of(engine.target, draft_model=model, drafter=Failing(model, "chain"), depth=2, tokenizer=engine.tokenizer)
-    report = check(failing, PROMPTS, PARAMS, rounds=40)
+    report = check(failing, PROMPTS, PARAMS, steps=40)
     line = next(i for i, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "no idea" in text)
-    assert (report.status, report.rounds) == ("failed", 0)
-    assert "no round had a draft" in report.verdict[1]
+    assert (report.status, report.steps) == ("failed", 0)
+    assert "no step had a draft" in report.verdict[1]
     (failure,) = report.failures
     assert f"RuntimeError: no idea, at {__file__}:{line}" in failure
 
 
-def test_few_rounds_and_doubtful_p_values_are_inconclusive():
+def test_few_steps_and_doubtful_p_values_are_inconclusive():
     def report(p_value, error):
         return Report([Finding("verifier, position 1, best", 100, 0.0, p_value, error)], 100, 100)
 
@@ -241,15 +242,15 @@ def test_few_rounds_and_doubtful_p_values_are_inconclusive():
     assert report(5e-5, 0.001).status == "failed"
     few = report(0.5, 0.05)
     assert few.status == "inconclusive"
-    assert "about 700 rounds" in few.verdict[1]
+    assert "about 700 steps" in few.verdict[1]
 
 
-def test_so_many_rounds_as_are_advised_find_the_bias():
+def test_so_many_steps_as_are_advised_find_the_bias():
     few = Finding("verifier, position 1, best", 100, 0.0, 1.0, error=0.05)
     many = Finding("verifier, position 1, best", 700, 0.0, 1.0, error=0.05 / 7**0.5)
     assert few.detectable(1e-4) > 0.1 > many.detectable(1e-4)
 
 
-def test_too_few_rounds_are_refused(engine):
-    with pytest.raises(InvalidInputError, match="rounds=3"):
-        check(engine, PROMPTS, PARAMS, rounds=3)
+def test_too_few_steps_are_refused(engine):
+    with pytest.raises(InvalidInputError, match="steps=3"):
+        check(engine, PROMPTS, PARAMS, steps=3)

@@ -15,7 +15,8 @@ from polydraft.core import Draft, NoiseKey, Outcome
 from polydraft.core import geometry as tree
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.threads import sync
-from polydraft.sampling.noise import Stream, choose_row, uniform_at
+from polydraft.sampling.categorical import choose_row
+from polydraft.sampling.noise import Stream, uniform_at
 from polydraft.sampling.truncation import SAMPLING
 from polydraft.verifiers.walks.rows import compiled
 

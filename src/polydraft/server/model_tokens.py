@@ -1,0 +1,153 @@
+"""Texts and conversations as token ids of a served model, and back."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from fastapi import Request
+
+from polydraft.engine.asynchronous import AsyncEngine
+from polydraft.errors import IncompatibleError
+from polydraft.models.tokens.chat_template import template_of
+from polydraft.models.tokens.spelling import Spelling
+from polydraft.server.errors import ApiError
+from polydraft.server.messages import CountRequest
+from polydraft.server.protocol import ChatRequest, DetokenizeRequest, Message, TokenizeRequest, Tools
+from polydraft.server.responses import ResponsesRequest
+from polydraft.server.tools import HERMES, CallFormat, described, format_of, with_ids
+
+__all__ = ["ModelTokens"]
+
+IDS_AT_ONCE = 16_384
+"""That are turned into text before others are answered."""
+
+
+class ModelTokens:
+    """Of one model, by its name in requests."""
+
+    engine: AsyncEngine
+    name: str
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's."""
+        return self.engine.engine.tokenizer
+
+    def template(self, *, tools: bool = False) -> str:
+        """That a conversation is written by."""
+        return template_of(getattr(self.tokenizer, "chat_template", None), tools=tools) or ""
+
+    @property
+    def call_format(self) -> CallFormat:
+        """How the model writes calls; where its template says nothing, as it is told to."""
+        return format_of(self.template(tools=True)) or HERMES
+
+    async def encoded(self, prompt: str | list[int], parse_special: bool) -> list[int]:
+        """Token ids of a text."""
+        return await asyncio.to_thread(self.engine.engine.encode, prompt, parse_special=parse_special)
+
+    def decoded(self, ids: Sequence[int]) -> str:
+        """Text of token ids."""
+        self._check_ids(ids)
+        return self.tokenizer.decode(list(ids))
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        most = self.engine.engine.target.vocab_size
+        bad = next((token for token in ids if not 0 <= token < most), None)
+        if bad is not None:
+            raise ApiError(400, f"token id {bad} was given; expected 0 <= id < {most}.", param="tokens")
+
+    def without_first(self, ids: list[int]) -> list[int]:
+        """Without the token that texts begin with."""
+        return ids[ids[:1] == [getattr(self.tokenizer, "bos_token_id", None)] :]
+
+    async def conversation(
+        self, body: ChatRequest | ResponsesRequest | CountRequest, messages: Sequence[Message], param: str
+    ) -> list[int]:
+        """Token ids of what an answer follows. param: where the messages stand in the request."""
+        options = {"tools": body.offered_tools(), "options": body.template_options(), "continued": body.continues()}
+        options |= {"opened": body.opens()}
+        return await self._encoded_chat(messages, body.parse_special, param=param, **options)
+
+    async def _encoded_chat(
+        self,
+        messages: Sequence[Message],
+        parse_special: bool,
+        *,
+        tools: Tools | None = None,
+        options: Mapping[str, Any] | None = None,
+        continued: bool = False,
+        opened: bool = True,
+        param: str = "messages",
+    ) -> list[int]:
+        plain, more = [message.plain() for message in messages], dict(options or {})
+        if reserved := more.keys() & {
+            "messages",
+            "conversation",
+            "tools",
+            "tokenize",
+            "add_generation_prompt",
+            "continue_final_message",
+            "continued",
+            "opened",
+            "parse_special",
+        }:
+            raise ApiError(400, f"chat_template_kwargs has {min(reserved)!r}, which is not for it.", param="chat_template_kwargs")
+        offered = [function.described() for function in tools.functions] if tools else []
+        if (calls := format_of(self.template(tools=bool(offered)))) is not None:
+            more |= {"tools": offered} if offered else {}
+            plain = with_ids(plain, calls)
+        else:
+            plain = described(plain, offered)
+        try:
+            turns = {"continued": continued, "opened": opened}
+            encode = partial(self.engine.engine.encode_chat, plain, parse_special=parse_special, **turns, **more)
+            return await asyncio.to_thread(encode)
+        except IncompatibleError as error:  # it names the model by its path
+            message = str(error).replace(str(self.engine.engine.summary()["target"]), self.name)
+            raise ApiError(400, message, param=param) from error
+
+    async def count_tokens(self, request: Request, body: CountRequest) -> dict[str, Any]:
+        """Tokens of a conversation in Anthropic's format."""
+        return {"input_tokens": len(await self.conversation(body, body.conversation(), "messages"))}
+
+    async def count_input(self, request: Request, body: ResponsesRequest) -> dict[str, Any]:
+        """Tokens of what a response would answer."""
+        ids = await self.conversation(body, body.messages(), "input")
+        return {"object": "response.input_tokens", "input_tokens": len(ids)}
+
+    async def tokenize(self, request: Request, body: TokenizeRequest) -> dict[str, Any]:
+        """Token ids of a text or a conversation."""
+        if sum(value is not None for value in (body.prompt, body.content, body.messages)) != 1:
+            raise ApiError(400, "expected one of prompt, content and messages.", param="prompt")
+        if body.messages is not None:
+            ids = await self._encoded_chat(body.messages, body.parse_special or False)
+        else:
+            ids = await self.encoded(body.prompt or body.content or "", body.parse_special is not False)
+            ids = ids if body.prompt or body.add_special else self.without_first(ids)
+        return {"tokens": ids, "count": len(ids), "max_model_len": self.engine.engine.target.max_model_len}
+
+    async def detokenize(self, request: Request, body: DetokenizeRequest) -> dict[str, Any]:
+        """Text of token ids."""
+        spelling, ids = Spelling.of(self.tokenizer), body.tokens
+        if len(ids) <= IDS_AT_ONCE:
+            text = self.decoded(ids)
+        elif not spelling.spells:
+            self._check_ids(ids)
+            text = await asyncio.to_thread(_decoded_beside, self.tokenizer, ids)
+        else:  # in pieces, between which others are answered
+            self._check_ids(ids)
+            parts = list[bytes]()
+            for start in range(0, len(ids), IDS_AT_ONCE):
+                parts.append(b"".join(map(spelling.bytes_of, ids[start : start + IDS_AT_ONCE])))
+                await asyncio.sleep(0)
+            text = b"".join(parts).decode("utf-8", spelling.errors)
+            text = text.removeprefix(" ") if spelling.strips else text
+        return {"prompt": text, "content": text}
+
+
+def _decoded_beside(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Text of token ids, while other threads run: the `tokenizers` library lets them where it decodes a batch."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return tokenizer.decode(ids) if backend is None else backend.decode_batch([ids], skip_special_tokens=False)[0]
