@@ -24,6 +24,7 @@ from polydraft.models.compiled.architectures.base import ATTENTION
 from polydraft.models.compiled.cache import COLUMNS, check_cache_dtype, new_memory, token_bytes
 from polydraft.models.compiled.draft_vocabulary import FIRST_TOKENS, DraftVocabulary
 from polydraft.models.compiled.forward import compiled_forward, embed_rows, head_rows
+from polydraft.models.compiled.guesses import Texts
 from polydraft.models.compiled.kernels import GELU, SILU
 from polydraft.models.compiled.layers import model_arrays, with_head
 from polydraft.models.compiled.padding import padded
@@ -137,6 +138,7 @@ class CompiledLlama(CompiledSlots):
         widest = max(outline.shape[1] for outline in source.outlines.values() if outline.ndim == 2)
         work, states = workspace(weights, sizes, threads, widest), self.new_states(spec)
         self.weights, self.arrays = weights, model_arrays(weights, sizes, memory, work, states)
+        self.read_texts = Texts(memory.tokens, memory.lengths)
         self._no_states = np.full(len(self.weights.attention_norm) + 1, -1, np.int64)
         self.pool = Pool(threads)
         self._vocabulary: DraftVocabulary | None = None

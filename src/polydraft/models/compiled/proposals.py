@@ -17,6 +17,7 @@ from polydraft.core.budget import Stop
 from polydraft.core.confidence import acceptance_at
 from polydraft.models.compiled.draft_vocabulary import OutputTokens, draft_samplings, hide_other_texts
 from polydraft.models.compiled.forward import draft_forward
+from polydraft.models.compiled.guesses import MOST_GUESSES, Texts, guess
 from polydraft.models.compiled.kernels import copy_row
 from polydraft.models.compiled.stops import add_spares, stops_asked
 from polydraft.models.compiled.trees import draft_distribution, grow
@@ -189,10 +190,11 @@ def _last_node(trees, raw):
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
-def _propose(sync, model, vocab, outputs, requests, pending, places, samplings, bias, siblings, raw, stops):
+def _propose(sync, model, vocab, outputs, requests, pending, places, samplings, bias, siblings, raw, stops, read):
     """requests: [B] of `DRAW`.  pending: [B, P] tokens, the root last: less the root they lie in the caches then, and the tree behind them;
     lengths are the caller's, see `CompiledProposals._committed`.  places: `layout.Layout`.  samplings: [B] of `truncation.SAMPLING`.  outputs: `OutputTokens`.
     siblings: value of the DraftSampling of the draws.  raw: [B, N, all outputs], what the logits after each node are written to; or no nodes.
+    read: `guesses.Texts`, whose tokens a forward pass of a single chain guesses ahead.
     Returns tokens, parents, rows and confidences [B, N], probs [B, R, V], the end of the last node that is drawn, and the number of
     forward passes; a node that is not drawn has parent -1.
     """
@@ -209,6 +211,8 @@ def _propose(sync, model, vocab, outputs, requests, pending, places, samplings, 
         trees.tokens[b, 0] = pending[b, requests[b].num_pending - 1]
         for i in range(requests[b].num_pending):
             fed[b, i], above[b, i] = pending[b, i], i - 1
+    is_chain = B == 1 and places.starts.shape[1] > N and places.starts[0, N - 1] == N - 1
+    num_ahead, last_run, logits, r = 0, places.inner[0].max() - 1 if is_chain else 0, np.empty((0, 0), _f32), 0
     for d in range(places.inner.shape[1] - 1):
         num_logits = 0
         for b in range(B):
@@ -220,9 +224,15 @@ def _propose(sync, model, vocab, outputs, requests, pending, places, samplings, 
                 num_logits += trees.goes_on[b, node]
         if num_logits == 0:
             break
-        logits = np.empty((num_logits, model.sizes.outputs), _f32)
-        draft_forward(model, slots, fed, above, first_nodes, node_ends, first_logits, logits)
-        r, passes = 0, passes + 1
+        if num_ahead > 0:
+            num_ahead -= 1
+        else:
+            if read.tokens.size > 0 and d < last_run:
+                num_ahead = guess(read, slots[0], fed[0], above[0], node_ends[0], min(MOST_GUESSES, last_run - d))
+                node_ends[0] += num_ahead
+            logits = np.empty((num_logits + num_ahead, model.sizes.outputs), _f32)
+            draft_forward(model, slots, fed, above, first_nodes, node_ends, first_logits, logits)
+            r, passes = 0, passes + 1
         for b in range(B):
             root, parents = requests[b].num_pending - 1, places.parents[b]
             depth = places.starts[b, d + 1], places.starts[b, d + 2], d
@@ -243,6 +253,7 @@ def _propose(sync, model, vocab, outputs, requests, pending, places, samplings, 
                     continue
                 _join(trees, b, parents, depth, n, samplings[b].temperature == 0.0, stops)
                 if trees.first[b, n] == n and trees.goes_on[b, n]:
+                    num_ahead *= fed[b, root + n] == trees.tokens[b, n]
                     fed[b, root + n], above[b, root + n] = trees.tokens[b, n], root + trees.first[b, parent]
     for b in range(B if num_spares else 0):
         add_spares(trees, b, stops, requests[b], rest)
@@ -274,6 +285,8 @@ class CompiledProposals(SlotModel):
     """A tuple of arrays for which there is a `forward.draft_forward`."""
     output_tokens: OutputTokens | None = None
     """Where slots draft tokens of their own."""
+    read_texts = Texts(np.empty((0, 0), np.int32), np.empty(0, np.int64))
+    """What slots have read, for guesses of what chains go on with: nothing where a row depends on more than the ids before it."""
 
     def propose_paths(
         self,
@@ -313,7 +326,7 @@ class CompiledProposals(SlotModel):
         model = sync, self.arrays, self.vocab_size, self.output_tokens or OutputTokens.of(self.draft_ids)
         with self.pool:
             *nodes, probs, last, passes = _propose(
-                *model, requests, token_ids, places, *samplings, draft_sampling.value, raw, path_stops
+                *model, requests, token_ids, places, *samplings, draft_sampling.value, raw, path_stops, self.read_texts
             )
         tokens, parents, rows, confidence = (np.ascontiguousarray(x[:, :last]) for x in nodes)
         self._committed(requests, drafting, places.parents.shape[1], passes)
