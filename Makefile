@@ -1,5 +1,5 @@
 # make demo        install, then watch the embedded pair generate with and without drafts
-# make chat        install, fetch a small chat model (93 MB) once, and talk to it
+# make chat        install, fetch a small chat model (98 MB) once, and talk to it
 # make test        install with development tools, then tests, examples and linters
 # make test-all    the same, and the studies that take minutes
 # make vllm        install vLLM's build for CPUs beside the package into .venv-vllm, then the tests of the plug-in inside it

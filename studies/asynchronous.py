@@ -185,7 +185,7 @@ def draw(trace: Any, path: Path) -> None:
                 color="white",
                 fontsize=8,
             )
-    axes.set_yticks([1, 0], ["verify worker\n(drafts kept)", "draft worker"])
+    axes.set_yticks([1, 0], ["verify worker\n(accepted drafts)", "draft worker"])
     axes.set_xlim(0, 1e3 * (end - begin))
     axes.set_xlabel("milliseconds")
     for side in ("top", "right"):

@@ -201,11 +201,11 @@ def picture(table: list[dict[str, Any]], file: Path) -> None:
 
     names = {
         "accepted": "drafts accepted (exact)",
-        "moved": "TV to the expert (exact)",
-        "right": "held-out tokens right",
+        "moved": "total variation from the expert (exact)",
+        "right": "held-out tokens predicted",
         "repetition": "repetition",
         "perplexity": "perplexity under the expert",
-        "sums": "sums right",
+        "sums": "sums answered",
     }
     figure, places = pyplot.subplots(2, 3, figsize=(10, 5.2), layout="constrained")
     for axes, (name, title) in zip(places.flat, names.items(), strict=True):
@@ -214,7 +214,9 @@ def picture(table: list[dict[str, Any]], file: Path) -> None:
             axes.plot(*zip(*line, strict=True), marker="o", label=f"alpha {alpha}")
         axes.set(title=title, xlabel="beta")
         if name == "perplexity":
-            axes.set_yscale("log")
+            axes.set(yscale="log", yticks=[2, 5, 10, 20, 50])
+            axes.get_yaxis().set_major_formatter("{x:g}")
+            axes.minorticks_off()
     places.flat[0].legend()
     figure.savefig(file, dpi=90)
     typer.echo(f"wrote {file}", err=True)

@@ -1,6 +1,6 @@
-"""What a first start compiles: signatures and CPU seconds by function, in an empty cache folder. Writes the table of docs/performance.md.
+"""What a first start compiles: signatures and CPU seconds by function, in an empty cache folder.
 
-    python -m studies.first_start --model NAME [--page docs/performance.md]
+    python -m studies.first_start --model NAME
 
 The command is `polydraft generate` with a chat; seconds are those of the process that answers, callees apart from their callers. What other
 processes compile meanwhile is counted by what lies in the folder when they have ended.
@@ -9,12 +9,10 @@ processes compile meanwhile is counted by what lies in the folder when they have
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from pathlib import Path
 from time import thread_time
 
 from numba.core.event import Event, Listener, register
@@ -23,7 +21,6 @@ from polydraft.numerics.processor import processor
 
 ROWS = 3
 """Functions that have a line of their own."""
-BEGIN, END = "<!-- first start -->\n", "<!-- end of first start -->\n"
 PROMPT = "Write a Python function that merges two sorted lists."
 
 
@@ -90,26 +87,15 @@ def table(model: str, first: dict[str, list[float]], second: dict[str, list[floa
     return "\n".join(lines) + "\n"
 
 
-def write(page: Path, text: str) -> None:
-    """Put a table between its marks."""
-    before = page.read_text(encoding="utf-8")
-    found = re.sub(f"{BEGIN}.*?{END}", lambda _: BEGIN + text + END, before, flags=re.DOTALL)
-    page.write_text(found, encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2-135m-instruct", help="name of `polydraft models list`, or FILE.gguf")
-    parser.add_argument("--page", type=Path, help="page whose table is written anew")
     parser.add_argument("--answer", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.answer:
         answer(options.answer)
         return
-    text = table(options.model, *measure(options.model))
-    if options.page:
-        write(options.page, text)
-    print(text)
+    print(table(options.model, *measure(options.model)))
 
 
 if __name__ == "__main__":

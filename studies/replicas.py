@@ -166,7 +166,7 @@ def modelled(found: list[Measured]) -> dict[int, float]:
 
 def batches(model: str | None, *, quick: bool = False) -> list[dict[str, Any]]:
     """Tokens per processor second by batch: plainly, with a chain of four always, and with what the policy chooses, in turns."""
-    ways: dict[str, dict[str, Any]] = {"plain": {"drafter": None}, "chain of 4": {"depth": 4, "num_paths": 1}, "planned": {}}
+    ways: dict[str, dict[str, Any]] = {"plain": {"drafter": None}, "chain of 4": {"depth": 4, "num_paths": 1}, "policy": {}}
     made = Engine.embedded if model is None else lambda **more: Engine.from_pretrained(model, **more)
     engines = {name: made(max_num_seqs=BATCHES[-1], max_model_len=256, threads=1, **more) for name, more in ways.items()}
     rows, tokens = list[dict[str, Any]](), 8 if quick else 48
@@ -225,13 +225,15 @@ def picture(report: dict[str, Any], path: Path) -> None:
     if count == 3:
         left.set(xscale="log", yscale="log", xlabel="replicas", ylabel="tokens/s", title="replicas")
     for model, rows in report["batches"].items():
-        for way in ("chain of 4", "planned"):
+        for way in ("chain of 4", "policy"):
             middle.plot([r["batch"] for r in rows], [r[way] / r["plain"] for r in rows], "o-", label=f"{model}, {way}")
-    middle.set(xscale="log", xlabel="sequences at a time", ylabel="times plain", title="measured on one core")
+    middle.set(xscale="log", xlabel="sequences at a time", ylabel="speed over plain decoding", title="measured on one core")
     for context in CONTEXTS:
         rows = [r for r in report["gpu"] if r["context"] == context and r["acceptance"] == ACCEPTANCES[-1]]
         right.plot([r["batch"] for r in rows], [r["gain"] for r in rows], "o-", label=f"{context} tokens of context")
-    right.set(xscale="log", xlabel="sequences at a time", ylabel="times plain", title="modelled: 8B and 1B, H100, acceptance 0.8")
+    right.set(
+        xscale="log", xlabel="sequences at a time", ylabel="speed over plain decoding", title="modelled: 8B with 1B on an H100"
+    )
     for axes in panels:
         axes.legend(fontsize=7)
         axes.grid(alpha=0.3)

@@ -3,7 +3,7 @@
     PYTHONPATH=src python docs/pictures/tree.py [FILE]
 
 Every number is computed here by the parts that the engine runs: three paths of three tokens from the draft model, one pass of
-the target over the tree, then `verify`. The seed is fixed; the picture shows that round and no average.
+the target over the tree, then `verify`. The seed is fixed; the picture shows that step and no average.
 """
 
 import sys
@@ -19,14 +19,12 @@ from polydraft.core import geometry as tree
 from polydraft.sampling.processing import distributions
 
 PROMPT = "for i in range("
-RULE, PATHS, DEPTH, SEED = "traversal", 3, 3, 32
-
-PLAIN = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
+VERIFIER, PATHS, DEPTH, SEED = "traversal", 3, 3, 32
 
 
 @dataclass(frozen=True)
-class Round:
-    """One drafted tree, the target's law at its nodes [1, N, V], and what the rule says before any randomness."""
+class Step:
+    """One draft tree, the target distribution at its nodes [1, N, V], and what the verifier says before any randomness."""
 
     draft: Draft
     target_probs: torch.Tensor
@@ -35,9 +33,9 @@ class Round:
     """The text of each node's token."""
 
 
-def one_round() -> Round:
-    """Draft, score, verify: the first three steps of a round."""
-    engine = Engine.embedded(drafter="model", verifier=RULE, depth=DEPTH, num_paths=PATHS)
+def one_step() -> Step:
+    """Draft, score, verify: the first three parts of a step."""
+    engine = Engine.embedded(drafter="model", verifier=VERIFIER, depth=DEPTH, num_paths=PATHS)
     ids, params = engine.encode(PROMPT), SamplingParams(seed=SEED)
     drafter, target = engine.drafter, engine.target
     assert drafter is not None
@@ -48,7 +46,7 @@ def one_round() -> Round:
     logits = unique.expand(target.score([0], unique.tree).logits)
     p = distributions(logits, draft.tree, [ids], [len(ids)], [params])
     words = [engine.tokenizer.decode([token]) for token in draft.tree.tokens[0].tolist()]
-    return Round(draft, p, verify(RULE, draft, p), words)
+    return Step(draft, p, verify(VERIFIER, draft, p), words)
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class Contexts:
         return [m for m, parent in self.parents.items() if parent == n]
 
     def reached(self, stop: list[float]) -> dict[int, float]:
-        """P(context n is kept) = P(the last kept one is n, or lies below it)."""
+        """P(context n is accepted) = P(the last accepted one is n, or lies below it)."""
         reach = {n: stop[n] for n in self.parents}
         for n in sorted(reach, reverse=True):
             if n:
@@ -92,8 +90,8 @@ class Contexts:
         return [n, *(m for k in self.children(n) for m in self._below(k))]
 
 
-def draw(shown: Round, path: Path) -> None:
-    """The tree from left to right: the wider an edge, the likelier is its node kept; below a token p, q and P(stop)."""
+def draw(shown: Step, path: Path) -> None:
+    """The tree from left to right: the wider an edge, the likelier its node is accepted; p, q and P(stop) away from the edge."""
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
@@ -108,20 +106,20 @@ def draw(shown: Round, path: Path) -> None:
             axes.plot([depths[parent], x], [height[parent], y], color="tab:blue", lw=width, alpha=0.45, zorder=1)
         box = {"boxstyle": "round,pad=0.35", "facecolor": "white" if n else "#dbe9f6", "edgecolor": "tab:blue"}
         axes.text(x, y, repr(shown.words[n])[1:-1], family="monospace", size=15, ha="center", va="center", bbox=box, zorder=3)
-        axes.text(
-            x, y - 0.2, told(shown, n, contexts.draws[n]), size=12, ha="center", va="top", color="0.25", bbox=PLAIN, zorder=2
-        )
+        above = n > 0 and y > height[parent]
+        place, side = (y + 0.2, "bottom") if above else (y - 0.2, "top")
+        axes.text(x, place, label(shown, n, contexts.draws[n]), size=12, ha="center", va=side, color="0.25", zorder=2)
     tokens = 1 + sum(chance * depth for chance, depth in zip(stop, depths, strict=True))
-    axes.set_title(f"{PATHS} paths after {PROMPT!r}, verified by {RULE}:\n{tokens:.2f} tokens expected in this step", size=14)
+    axes.set_title(f"{PATHS} paths after {PROMPT!r}, verified by {VERIFIER}:\n{tokens:.2f} tokens expected in this step", size=14)
     axes.set_xlim(-0.45, DEPTH + 0.45)
-    axes.set_ylim(min(height.values()) - 0.7, max(height.values()) + 0.35)
+    axes.set_ylim(min(height.values()) - 0.6, max(height.values()) + 0.6)
     axes.axis("off")
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
 
-def told(shown: Round, n: int, draws: int) -> str:
-    """What stands below a node."""
+def label(shown: Step, n: int, draws: int) -> str:
+    """What stands above or below a node."""
     stop = f"stop {float(shown.verdict.stop[0, n]):.2f}"
     if n == 0:
         return stop
@@ -132,4 +130,4 @@ def told(shown: Round, n: int, draws: int) -> str:
 
 
 if __name__ == "__main__":
-    draw(one_round(), Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_suffix(".png"))
+    draw(one_step(), Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_suffix(".png"))

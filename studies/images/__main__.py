@@ -246,6 +246,8 @@ def _curves(rows: list[dict[str, Any]], path: Path) -> None:
         for drafter, colour in zip(("model", "tree", "ngram"), ("C0", "C1", "C2"), strict=True):
             for kind, mark in (("exact", "*"), ("LANTERN,", "o"), ("LANTERN++", "s")):
                 chosen = [r for r in rows if r["drafter"] == drafter and r["verifier"].startswith(kind)]
+                if not chosen:
+                    continue
                 x, y = [r["tokens_per_step"] for r in chosen], [r[name] for r in chosen]
                 errors = [r.get(f"{name}_error", 0.0) for r in chosen]
                 style = "--" if kind == "LANTERN++" else "-"

@@ -67,8 +67,8 @@ def draw(report: dict[str, Any]) -> Any:
         fontsize=10,
     )
     T, n = s["temperature"], s["drafts_by_temperature"]
-    _acceptance(axes[0, 0], f"How often one of the drafts is kept, temperature {T:g}", report, "drafts", "temperature", T)
-    _acceptance(axes[0, 1], f"How often one of {n} drafts is kept, by temperature", report, "temperature", "drafts", n)
+    _acceptance(axes[0, 0], f"Acceptance of one of several drafts, temperature {T:g}", report, "drafts", "temperature", T)
+    _acceptance(axes[0, 1], f"Acceptance of one of {n} drafts, by temperature", report, "temperature", "drafts", n)
     _paths(axes[1, 0], report)
     _thirds(axes[1, 1], report)
     _relaxed(axes[2], report)
@@ -86,7 +86,7 @@ def picture(report: dict[str, Any], path: Path) -> None:
 
 def _acceptance(axis: Any, title: str, report: dict[str, Any], column: str, fixed: str, value: float) -> None:
     given = [r for r in report["nodes"] if r[fixed] == value]
-    panel = _Panel(axis, title, column, "acceptance at one node", [r[column] for r in given] or [1], len(NODE_RULES))
+    panel = _Panel(axis, title, column, "acceptance rate", [r[column] for r in given] or [1], len(NODE_RULES))
     for rule, distribution, colour in NODE_RULES:
         rows = sorted((r for r in given if (r["rule"], r["distribution"]) == (rule, distribution)), key=lambda r: r[column])
         style = {"color": colour, "fmt": "--" if rule == "optimum" else "o-"}
@@ -112,7 +112,7 @@ def _paths(axis: Any, report: dict[str, Any]) -> None:
         if not rows:
             continue  # the bound of few contexts
         style = {"color": "black", "fmt": "--"} if rule == "bound" else {"color": "gray"} if rule == "block" else {}
-        label = {"bound": "bound for any rule", "block": "block, one path"}.get(rule, rule)
+        label = {"bound": "no verifier exceeds", "block": "block, one path"}.get(rule, rule)
         panel.line(label, *_columns(rows, "paths", "tokens_per_step"), **style)
     panel.legend()
 
@@ -134,15 +134,15 @@ def _relaxed(axes: Any, report: dict[str, Any]) -> None:
     rules = list(dict.fromkeys(r["rule"] for r in report["relaxed"]))
     places = report["settings"]["temperatures"]
     far = _Panel(
-        axes[0], "Rules that are not lossless: how far from the target", "temperature", "total variation, one token", places, 4
+        axes[0], "Lossy verifiers: distance from the target distribution", "temperature", "total variation, one token", places, 4
     )
-    kept = _Panel(axes[1], "Rules that are not lossless: how often one draft is kept", "temperature", "kept", places, 5)
+    kept = _Panel(axes[1], "Lossy verifiers: acceptance of one draft", "temperature", "acceptance rate", places, 5)
     for rule in rules:
         rows = [r for r in report["relaxed"] if r["rule"] == rule]
         far.line(rule, *_columns(rows, "temperature", "tv"))
         kept.line(rule, *_columns(rows, "temperature", "kept", "kept_error"))
     rows = [r for r in report["relaxed"] if r["rule"] == next(iter(rules), None)]
     style = {"color": "black", "fmt": "--"}
-    kept.line("any lossless rule", *_columns(rows, "temperature", "kept_lossless", "kept_lossless_error"), **style)
+    kept.line("any lossless verifier", *_columns(rows, "temperature", "kept_lossless", "kept_lossless_error"), **style)
     far.legend()
     kept.legend()

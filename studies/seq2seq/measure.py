@@ -127,6 +127,6 @@ def picture(rows: Sequence[dict[str, Any]], path: Path) -> None:
         axis.set(title=f"{task} pairs", xlabel="tokens per step", ylabel="BLEU")
         axis.grid(alpha=0.3)
     axes[0][0].legend(fontsize=8)
-    figure.suptitle("Spec-Verification: what a tolerance gains and costs; numbers are tau at beta 5", fontsize=10)
+    figure.suptitle("Spec-Verification, numbers: tau at beta 5", fontsize=10)
     figure.savefig(path, dpi=130)
     plt.close(figure)

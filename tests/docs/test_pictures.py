@@ -32,7 +32,7 @@ def script():
 
 @pytest.fixture(scope="module")
 def shown(script):
-    return script.one_round()
+    return script.one_step()
 
 
 def test_script_draws_a_picture_of_the_size_of_the_one_shown(script, shown, tmp_path):
@@ -48,7 +48,7 @@ def test_two_of_three_paths_begin_alike(script, shown):
     assert sorted(count for n, count in draws.items() if n) == [1, 1, 1, 1, 1, 2, 2]
 
 
-def test_chances_of_keeping_fall_along_a_path_from_one(script, shown):
+def test_chances_of_acceptance_fall_along_a_path_from_one(script, shown):
     contexts = script.Contexts.of(shown.draft.tree)
     reach = contexts.reached(shown.verdict.stop[0].tolist())
     assert reach[0] == pytest.approx(1)

@@ -16,11 +16,7 @@ def test_a_callee_is_counted_apart_from_its_caller():
     assert name.startswith(f"{__name__}.") and signatures == 2 and seconds > 0 and not counter.open
 
 
-def test_the_table_is_written_between_its_marks_and_adds_up(tmp_path):
+def test_the_table_adds_up():
     first = {"polydraft.a": [1, 2.0], "polydraft.b": [3, 0.5], "numba.c": [2, 0.25]}
     text = first_start.table("m", first, {})
     assert "| `a` | 1 | 2.00 |" in text and "| **all** | 6 | 2.75 |" in text and "| all, at the next start | 0 | 0.00 |" in text
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{first_start.BEGIN}old\n{first_start.END}after\n", encoding="utf-8")
-    first_start.write(page, "new\n")
-    assert page.read_text(encoding="utf-8") == f"before\n{first_start.BEGIN}new\n{first_start.END}after\n"

@@ -15,9 +15,9 @@ def picture(tuning: Tuning, path: Path) -> None:
         depths, predicted, measured = zip(*chains, strict=True)
         axes.plot(depths, predicted, label="chains, predicted")
         axes.plot(depths, measured, "o", label="chains, measured")
-    for name, style in (("plain", ":"), ("adaptive", "--")):
-        axes.axhline(tuning.trial(name).measured, color="black", linestyle=style, label=f"{name}, measured")
-    axes.set_xlabel("depth: drafted tokens of a chain")
+    for name, label, style in (("plain", "without drafts", ":"), ("adaptive", "speculation policy", "--")):
+        axes.axhline(tuning.trial(name).measured, color="black", linestyle=style, label=label)
+    axes.set_xlabel("speculation length (draft tokens of a chain)")
     axes.set_ylabel("tokens per second")
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=7)

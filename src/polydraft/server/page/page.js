@@ -311,6 +311,8 @@ function race(prompt) {
   });
 }
 
+const short = (text, room) => (text.length > room ? `${text.slice(0, room - 1)}…` : text);
+
 // A step's draft tree from left to right: depth is the column, leaves share the height.
 function draw(tree) {
   const svg = $('tree'), ns = 'http://www.w3.org/2000/svg';
@@ -320,8 +322,10 @@ function draw(tree) {
   parents.forEach((parent, n) => { if (parent >= 0) { below[parent].push(n); depth[n] = depth[parent] + 1; } });
   const y = []; let leaves = 0;
   (function place(n) { below[n].forEach(place); y[n] = below[n].length ? below[n].reduce((sum, m) => sum + y[m], 0) / below[n].length : leaves++; })(0);
-  const columns = Math.max(...depth) + 1, step = Math.max(50, 330 / columns), high = Math.max(leaves * 30, 90);
-  svg.setAttribute('viewBox', `0 0 ${columns * step + 20} ${high + 24}`);
+  // As large as its place, or larger where tokens could not be read: it is scrolled then.
+  const { clientWidth, clientHeight } = svg.parentElement, columns = Math.max(...depth) + 1;
+  const step = Math.max(64, (clientWidth - 20) / columns), high = Math.max(leaves * 30, clientHeight - 30), room = Math.floor((step - 6) / 7.3);
+  svg.setAttribute('width', columns * step + 20); svg.setAttribute('height', high + 24);
   const at = (n) => [12 + depth[n] * step, 22 + (y[n] + 0.5) * (high / Math.max(leaves, 1)) - 6];
   const put = (tag, attributes, on) => {
     const e = document.createElementNS(ns, tag);
@@ -338,7 +342,7 @@ function draw(tree) {
   texts.forEach((text, n) => {
     const [x, top] = at(n);
     put('circle', { cx: x, cy: top, r: 4 }, accepted.has(n));
-    put('text', { x: x - 4, y: top - 8 }, accepted.has(n)).textContent = text.replace(/\n/g, '↵').replace(/ /g, '·').slice(0, 7);
+    put('text', { x: x - 4, y: top - 8 }, accepted.has(n)).textContent = short(text.replace(/\n/g, '↵').replace(/ /g, '·'), room);
   });
   svg.setAttribute('aria-label', `${texts.length - 1} draft tokens, ${path.length} accepted`);
 }
