@@ -30,7 +30,7 @@ from polydraft.core import SamplingParams, TokenTree
 from polydraft.models import load
 from polydraft.models.compiled import layers
 from polydraft.models.compiled.llama import CompiledLlama
-from polydraft.models.compiled.program import FIXED, ROWS, RUNS, Part, Program, new_program
+from polydraft.models.compiled.program import Items, Part, Program, new_program
 from polydraft.numerics.compile_time import unowned
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.processor import usable_cores
@@ -91,14 +91,14 @@ def only(model: CompiledLlama, kept: np.ndarray) -> CompiledLlama:
     """The same model whose passes do these parts and no others. kept: whether each of its program is."""
     other, program = copy(model), model.arrays.program
     parts = program.parts.copy()
-    parts["items"], parts["number"] = np.where(kept, parts["items"], FIXED), np.where(kept, parts["number"], 0)
+    parts["items"], parts["number"] = np.where(kept, parts["items"], Items.FIXED), np.where(kept, parts["number"], 0)
     other.arrays = model.arrays._replace(program=program._replace(parts=parts))
     return other
 
 
 def units_of(part: Any, rows: int) -> int:
     """Units that one slot's pass of so many rows cuts a part into: as many threads may help at most."""
-    count = {int(ROWS): rows, int(RUNS): part["number"] * part["pieces"]}.get(int(part["items"]), part["number"])
+    count = {Items.ROWS: rows, Items.RUNS: part["number"] * part["pieces"]}.get(Items(part["items"]), part["number"])
     return -(-int(count) // int(part["grain"]))
 
 

@@ -227,7 +227,7 @@ class EngineConfig(SpeculationConfig, ModelConfig, PairConfig):
     draft_quantization: str | None = setting("Weight quantization of the draft model; does not change the output distribution", str, choices=(*QUANTIZATIONS, "file"), unset="int4 for a GGUF file of more bits, else the format of the checkpoint", panel="Models")
     draft_vocabulary: int | None = setting("First tokens that the draft model drafts, beside special tokens and those of the text, 0 for all; does not change the output distribution", int, unit="tokens", low=0, unset="32,768, compiled backend, where that is at most half of the vocabulary", panel="Models")
     prefix_cache_bytes: int | None = setting("Maximum memory of the prefix cache beside the slots", int, unit="bytes", low=0, unset="an eighth of the free memory, at most 8 GiB", panel="Models")
-    prefix_cache_file: Any = setting("File that keeps the prefix cache across restarts: read at the start, written now and then and when the server ends", Path, objects="Path", unset="none", panel="Models")
+    prefix_cache_file: Any = setting("File in which the prefix cache outlives restarts: read at the start, written now and then and when the server ends", Path, objects="Path", unset="none", panel="Models")
     tie_margin: float | None = setting("Low precision: margin below which greedy near ties are decided by a forward pass of their own", float, unit="logits", unset="off", panel="Models")
 
 

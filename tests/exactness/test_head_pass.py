@@ -232,7 +232,7 @@ def test_the_drafters_confidence_keeps_or_drops_all_siblings(drawn):
     model = known("rnn")
     least = float(np.median([model.sure(path) for path in product(range(V), repeat=1)]))
     whole = [draft for *_, draft in drafts_of("rnn", drawn, budget, 8)]
-    cut = [draft for *_, draft in drafts_of("rnn", drawn, budget, 8, least_confidence=least)]
+    cut = [draft for *_, draft in drafts_of("rnn", drawn, budget, 8, min_confidence=least)]
     assert any(a.tree.num_nodes > b.tree.num_nodes for a, b in zip(whole, cut, strict=True))
     for a, b in zip(whole, cut, strict=True):
 

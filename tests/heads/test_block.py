@@ -1,5 +1,6 @@
 """Block diffusion: the distribution of a draft is fixed by its order, passes are counted, columns are the target's states in every layer."""
 
+import json
 from dataclasses import replace
 from itertools import product
 
@@ -243,6 +244,26 @@ def test_columns_after_rounds_are_those_of_a_fresh_reading(folder, target):
 def test_a_folder_that_is_no_drafter_is_refused_by_name(folder, tmp_path, change, said):
     with pytest.raises(ModelLoadError, match=said):
         BlockCheckpoint.load(spoiled(folder, tmp_path, change))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("sees", ["all", "some"]),
+        ("sees", ["all"]),
+        ("windows", [None, 0]),
+        ("slots", "four"),
+        ("in_place", "no"),
+        ("markov_head_type", "cubic"),
+        ("markov_rank", -1),
+    ],
+)
+def test_a_configuration_that_no_head_computes_is_refused_by_its_field(folder, tmp_path, field, value):
+    where = spoiled(folder, tmp_path, lambda tensors: None)
+    config = json.loads((where / "config.json").read_text())
+    (where / "config.json").write_text(json.dumps(config | {field: value}))
+    with pytest.raises(ModelLoadError, match=field):
+        BlockCheckpoint.load(where)
 
 
 def test_no_steps_and_another_target_are_refused_and_longer_blocks_are_cut(folder, target):

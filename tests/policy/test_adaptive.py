@@ -277,7 +277,7 @@ def test_of_a_batch_the_drafts_that_survive_are_drawn_and_the_others_leave_them_
     policy, batch = made(prices, rate=0.6), sequences(4)
     for s, sure in zip(batch, (True, False, True, False), strict=True):
         for step in range(30):
-            policy.course(s).seen.observe([-1, 0], [1] if sure or step % 2 else [], [1.0, 0.9])
+            policy.course(s).acceptance.observe([-1, 0], [1] if sure or step % 2 else [], [1.0, 0.9])
     depths = [budget.max_depth for budget in policy.budgets(batch)]
     assert depths[0] and depths[2] and not depths[1] and not depths[3]
 

@@ -161,7 +161,7 @@ VERDICTS = (
         Edit(LIFT, "positive_part(w[:, None] * p - q)", "positive_part(p - q)"),
     )),
     ("block", "clamped factors", "chain", 2, 1, (
-        Edit(VISITS, "keep(at.weight[u], at.p[u, x]", "at.weight[u] * keep(1.0, at.p[u, x]"),
+        Edit(VISITS, "accepted_weight(at.weight[u], at.p[u, x]", "at.weight[u] * accepted_weight(1.0, at.p[u, x]"),
         Edit(TRIES),
         Edit(LIFT, "(w * px / qx).clamp(max=1)", "w * (px / qx).clamp(max=1)"),
     )),

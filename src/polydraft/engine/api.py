@@ -36,7 +36,7 @@ from polydraft.heads.finding import head_for, located_head
 from polydraft.models import pair
 from polydraft.models.loading.defaults import sampling_defaults
 from polydraft.models.loading.memory import default_prefix_cache_bytes
-from polydraft.models.prefix_cache import PrefixCache, can_keep, shares
+from polydraft.models.prefix_cache import PrefixCache, can_store, shares
 
 __all__ = ["Engine"]
 
@@ -163,7 +163,7 @@ class Engine(PromptEncoding):
         parts = replace(parts, decoding=decoding(config.decoding, parts, config.all_decoding_options))
         check_encoders(parts)
         cache: dict[str, Any] = {"keep_prefixes": keep_prefixes, "prefix_cache_bytes": prefix_cache_bytes}
-        if keep_prefixes and draft_model is not parts.second_model and can_keep(draft_model):
+        if keep_prefixes and draft_model is not parts.second_model and can_store(draft_model):
             cache["prefix_cache_bytes"], draft_bytes = shares(prefix_cache_bytes, target, draft_model)
             parts.draft_slots.prefix_cache = PrefixCache(draft_model, draft_bytes)
         menu, max_step = Menu.of(config, parts, compile_drafts), inf if config.max_step_ms is None else 1e-3 * config.max_step_ms

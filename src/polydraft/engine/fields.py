@@ -86,6 +86,6 @@ class EngineFields(SpeculationFields, total=False):
     prefix_cache_bytes: int | None
     """Maximum memory of the prefix cache beside the slots (bytes, >= 0). Default: an eighth of the free memory, at most 8 GiB."""
     prefix_cache_file: str | Path | Path | None
-    """File that keeps the prefix cache across restarts: read at the start, written now and then and when the server ends. Default: none."""
+    """File in which the prefix cache outlives restarts: read at the start, written now and then and when the server ends. Default: none."""
     tie_margin: float | None
     """Low precision: margin below which greedy near ties are decided by a forward pass of their own (logits). Default: off."""

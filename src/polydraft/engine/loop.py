@@ -172,13 +172,13 @@ class Loop:
         self._roster.asked.append(sequence)
         return sequence.sample
 
-    def compile_grammar(self, wanted: StructuredOutputs, *, keep: bool = True) -> ConstraintSource:
-        """A form, ready to be the `structured_outputs` of requests, which may take a second; from any thread. keep: for those that ask for it again.
+    def compile_grammar(self, wanted: StructuredOutputs, *, store: bool = True) -> ConstraintSource:
+        """A form, ready to be the `structured_outputs` of requests, which may take a second; from any thread. store: for those that ask for it again.
 
         Raises:
             InvalidInputError, IncompatibleError: a form that is wrong, or cannot be had here.
         """
-        return self._admission.grammars().compiled(wanted, keep=keep)
+        return self._admission.grammars().compiled(wanted, store=store)
 
     def prepare_grammars(self) -> None:
         """Make what all grammars need of the tokenizer: of a large vocabulary 2 s in which no other thread runs; call it while nobody waits.

@@ -95,7 +95,7 @@ class PrefixWriter:
         file, start = self._engine.prefix_cache_file, perf_counter()
         assert file is not None
         try:
-            log.info("%d tokens of prompts are kept in %s", save_prefixes(file, contents), file)
+            log.info("%d tokens of prompts are stored in %s", save_prefixes(file, contents), file)
         except PolydraftError as error:
             log.error("%s", error)
         seconds = perf_counter() - start

@@ -214,8 +214,8 @@ class Grammars:
         self._cached: OrderedDict[str, CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()
 
-    def compiled(self, wanted: StructuredOutputs, *, keep: bool = True) -> CompiledGrammar:
-        """The grammar of a form. keep: among those used last.
+    def compiled(self, wanted: StructuredOutputs, *, store: bool = True) -> CompiledGrammar:
+        """The grammar of a form. store: among those used last.
 
         Raises:
             InvalidInputError: a schema, an expression or a grammar that is wrong, too large, or asks for what llguidance does not have.
@@ -234,7 +234,7 @@ class Grammars:
         make = partial(self._compile, wanted.kind, grammar_text)
         grammar = CompiledGrammar(make, num_bytes, self._vocab_size, self._stop_ids)
         with self._lock:
-            if keep:
+            if store:
                 self._cached[grammar_text] = grammar
             while len(self._cached) > CACHED_GRAMMARS or sum(g.num_bytes for g in self._cached.values()) > CACHED_BYTES:
                 self._cached.popitem(last=False)

@@ -273,11 +273,17 @@ HEAD = Record(
             (None, Items(Number(-1024, 1024), 0, 1024)),
         ),
         **dict.fromkeys(("medusa_num_heads", "medusa_num_layers", "block_size"), Number(1, 1024)),
+        "slots": Number(1, 1025),
+        "in_place": (True, False),
+        "sees": Items(String("all|causal|apart"), "layers", "layers"),
+        "windows": Items((None, Number(1, 1 << 40)), "layers", "layers"),
+        "markov_head_type": (None, String("none|vanilla|gated|rnn")),
+        "markov_rank": (None, Number(0, 1 << 24)),
     },
     more=True,
     partial=True,
 )
-"""What a draft head's config.json may say of the same, and of the head."""
+"""What a draft head's config.json may say of the same, and of the head. layers: of the head."""
 
 PROMPT = Record({"prompt": String(".+")}, more=True)
 """A line of a .jsonl file."""

@@ -131,7 +131,7 @@ class HeadCheckpoint:
         folder = Path(folder).expanduser()
         try:
             settings, tensors = cls.read(read_json((folder / "config.json").read_bytes()), folder)
-            if problem := fault(settings, HEAD):
+            if problem := fault(settings, HEAD, {"layers": settings.get("num_hidden_layers") or 1}):
                 raise ValueError(problem)
             if field := unknown_field(settings, {*cls.FIELDS, cls.LAYERS}):
                 raise ValueError(f"{field} is not understood, and may change what the head drafts")

@@ -13,6 +13,7 @@ The confidence that a drafted token is accepted, if all before it are, is a logi
 """
 
 from collections.abc import Mapping
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -24,16 +25,25 @@ from polydraft.numerics.exponential import exp
 
 __all__ = ["KINDS", "Markov", "add_bias", "bias_vectors", "confidence_logits", "markov", "markov_shapes", "place"]
 
-KINDS = ("none", "vanilla", "gated", "rnn")
-VANILLA, GATED, RNN = 1, 2, 3
-"""Numbers of `KINDS`."""
+
+class Kind(IntEnum):
+    """See the module."""
+
+    NONE = 0
+    VANILLA = 1
+    GATED = 2
+    RNN = 3
+
+
+KINDS = tuple(kind.name.lower() for kind in Kind)
+"""As configurations name them."""
 COLUMNS = 512
 """Draft tokens whose logits are summed at once."""
 W1, W2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
 
 
 class Markov(NamedTuple):
-    """kind: of `KINDS`.  words: [V, r] W1.  rows: [r, D] W2 transposed.  by_word, by_state: [m, r] of G or J.  by_place: [m, h] likewise, and
+    """kind: of `Kind`.  words: [V, r] W1.  rows: [r, D] W2 transposed.  by_word, by_state: [m, r] of G or J.  by_place: [m, h] likewise, and
     shift [m].  placed: [slots, K, m] what the places' states say.  begin: [slots, r] the rnn's state at the first drafted place.
     sure_word: [r or 0].  sure_place: [h or 0], and sure_shift.  sure: [slots, K] what the places' states say of confidence.
     """
@@ -78,10 +88,10 @@ def markov(
     words, rows = array(W1, 0, 0), array(W2, 0, 0)[:num_drafts].T.copy()
     r, matrix, shift = words.shape[1], np.zeros((0, 0), np.float32), np.zeros(0, np.float32)
     by_word, by_state, by_place = (np.zeros((0, r), np.float32) for _ in range(3))
-    if number == GATED:  # [h; w]
+    if number == Kind.GATED:  # [h; w]
         matrix, shift = array("markov_head.gate_proj.weight"), array("markov_head.gate_proj.bias")
         by_place, by_word = matrix[:, :-r].copy(), matrix[:, -r:].copy()
-    if number == RNN:  # [s; w; h]
+    if number == Kind.RNN:  # [s; w; h]
         matrix, shift = array("markov_head.joint_proj.weight"), array("markov_head.joint_proj.bias")
         by_state, by_word, by_place = (x.copy() for x in (matrix[:, :r], matrix[:, r : 2 * r], matrix[:, 2 * r :]))
     sure, sure_shift = array("confidence_head.proj.weight", 1, 0)[0], array("confidence_head.proj.bias", 1)
@@ -98,9 +108,9 @@ def place(arrays: Markov, slots: list[int], states: Float[np.ndarray, "B X h"], 
     drafting = states[:, -K:]
     if len(arrays.sure_place):
         arrays.sure[slots] = drafting @ arrays.sure_place + arrays.sure_shift
-    if arrays.kind in (GATED, RNN):
+    if arrays.kind in (Kind.GATED, Kind.RNN):
         arrays.placed[slots] = drafting @ arrays.by_place.T + arrays.shift
-    if arrays.kind == RNN:
+    if arrays.kind == Kind.RNN:
         arrays.begin[slots] = 0.0
         if states.shape[1] > K:
             r = arrays.begin.shape[1]
@@ -127,7 +137,7 @@ def _add_product(matrix, x, out):
 def bias_vectors(markov, slot, tokens, parents, n, depth, out):
     """What W2 is multiplied by behind node n of a tree. tokens, parents: of the tree's nodes, node 0 the last committed token."""
     r = markov.words.shape[1]
-    if markov.kind == VANILLA:
+    if markov.kind == Kind.VANILLA:
         for i in range(r):
             out[i] = markov.words[tokens[n], i]
         return
@@ -137,12 +147,12 @@ def bias_vectors(markov, slot, tokens, parents, n, depth, out):
         path[d], m = tokens[m], parents[m]
     for i in range(r):
         state[i] = markov.begin[slot, i]
-    for d in range(depth if markov.kind == GATED else 0, depth + 1):
+    for d in range(depth if markov.kind == Kind.GATED else 0, depth + 1):
         word = markov.words[path[d]]
         for i in range(len(joint)):
             joint[i] = markov.placed[slot, d, i]
         _add_product(markov.by_word, word, joint)
-        if markov.kind == GATED:
+        if markov.kind == Kind.GATED:
             for i in range(r):
                 out[i] = word[i] / (np.float32(1.0) + exp(-joint[i]))
             return

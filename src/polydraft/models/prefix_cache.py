@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, TypeGuard
 from polydraft.core import BlockCopying, EncoderDecoder, Target
 from polydraft.errors import InvalidInputError
 
-__all__ = ["PrefixCache", "StoredBlock", "can_keep", "shares"]
+__all__ = ["PrefixCache", "StoredBlock", "can_store", "shares"]
 
 
-def can_keep(model: Target | None) -> TypeGuard[BlockCopying]:
+def can_store(model: Target | None) -> TypeGuard[BlockCopying]:
     """Whether entries of a model's texts can outlive their slots."""
     return isinstance(model, BlockCopying) and model.rolls_back and not isinstance(model, EncoderDecoder)
 

@@ -1,7 +1,7 @@
 """Calls that compiled code hands to other threads, as two addresses: of the code, and of its arguments.
 
 A function of any arguments becomes one of five integers, which is the same for all; its arguments lie on the stack of the calling function, or where
-a program keeps them.
+a program stores them.
 """
 
 from typing import Any

@@ -116,7 +116,7 @@ class AdaptivePolicy(Policy):
     def open(self, profile: Profile) -> None:
         """Start from this."""
         self.profile, self.live = profile, LiveCosts(profile.costs)
-        self.seen = _acceptance_of(profile)
+        self.acceptance = _acceptance_of(profile)
         self._stored = self.missing = False
         """Whether what steps have shown is stored, and whether costs are assumed that could be measured."""
         self._share: Share | None = None
@@ -164,15 +164,15 @@ class AdaptivePolicy(Policy):
         if self.missing:
             self.profile = profile_of(target, drafter, verifier, rehearse, slots, stopped, text)
             self.live, self.missing = LiveCosts(self.profile.costs), False
-            shown = {greedy: seen for greedy, seen in self.seen.items() if seen.steps}
-            self.seen = _acceptance_of(self.profile) | shown
+            measured = {greedy: rates for greedy, rates in self.acceptance.items() if rates.steps}
+            self.acceptance = _acceptance_of(self.profile) | measured
 
     def course(self, s: RunningSequence) -> Course:
         """Where a sequence stands."""
         if s.course is None:
             params = s.request.params
             stored = self.profile.known(params.greedy) if params.seed is not None else None
-            shared = self.seen[params.greedy]
+            shared = self.acceptance[params.greedy]
             acceptance = Acceptance(*(stored or (shared.rates, shared.expected)), *OWN)
             s.course = Course(acceptance, self.profile.costs if stored else None, Repeats(s.request))
         return s.course
@@ -188,7 +188,7 @@ class AdaptivePolicy(Policy):
         costs = self.live.costs.behind(len(s.token_ids), number)
         if params.seed is not None:
             return True
-        acceptance, plain = self.seen[params.greedy], speed_of([], number, costs)
+        acceptance, plain = self.acceptance[params.greedy], speed_of([], number, costs)
         drafts = [acceptance.expected, Expected(1.0 + acceptance.rates[FIRST], 1.0, 1.0)]
         if number == 1:
             drafts.append(CERTAIN)
@@ -206,8 +206,8 @@ class AdaptivePolicy(Policy):
         self._batch, self._share = max(len(sequences), 1), None
         self._candidates = [c for s, c in zip(sequences, courses, strict=True) if s.drafting and not c.paused]
         for s, course in zip(sequences, courses, strict=True):
-            course.asked = self._next(s, course) if s.drafting else NOTHING
-        return [course.asked for course in courses]
+            course.step_budget = self._next(s, course) if s.drafting else NOTHING
+        return [course.step_budget for course in courses]
 
     def _next(self, s: RunningSequence, course: Course) -> Budget:
         if self._copies or self._copying:
@@ -221,7 +221,7 @@ class AdaptivePolicy(Policy):
         if self._reads and s.state is None and not self.opens(s, max(self._expected, self._batch)):
             course.meet(Event.CLOSED)
             return NOTHING
-        if course.held and course.budget is not NOTHING and course.seen.steps >= SURE:
+        if course.held and course.budget is not NOTHING and course.acceptance.steps >= SURE:
             course.held -= 1
             return course.budget
         course.budget = self._weighed(s, course)
@@ -247,14 +247,14 @@ class AdaptivePolicy(Policy):
         """Which drafts of the batch survive most often and make the fastest step, beside the rows of those that decode plainly. Once a step."""
         if self._share is None:
             ranked = sorted(self._candidates, key=lambda course: course.survival, reverse=True)
-            count, speed = fastest_share([course.seen.expected for course in ranked], self._batch, costs)
-            nodes = sum(course.seen.expected.nodes for course in ranked[:count])
+            count, speed = fastest_share([course.acceptance.expected for course in ranked], self._batch, costs)
+            nodes = sum(course.acceptance.expected.nodes for course in ranked[:count])
             self._share = Share(speed, frozenset(map(id, ranked[:count])), nodes)
         return self._share
 
     def _weighed(self, s: RunningSequence, course: Course) -> Budget:
         """The draft that the rule is for; nothing, and a pause, where the whole draft does not pay: in the batch or, with a seed, as if alone."""
-        costs, expected = self._costs(s, course), course.seen.expected
+        costs, expected = self._costs(s, course), course.acceptance.expected
         if course.costs:
             count, speed = fastest_share([expected], 1, costs)
             batch, rows, drafting, chosen = 1, 1.0, 1, count == 1
@@ -271,12 +271,12 @@ class AdaptivePolicy(Policy):
             course.meet(Event.HOPES)
         else:
             course.meet(Event.FAILS, min_pause(batch, costs))
-            course.seen.forget(REMEMBERED)
+            course.acceptance.forget(REMEMBERED)
             return NOTHING
         return self._budget(s, course, speed, rows, drafting, costs)
 
     def _budget(self, s: RunningSequence, course: Course, speed: float, rows: float, drafting: int, costs: Costs) -> Budget:
-        rates, greedy = course.seen.rates, s.request.params.greedy
+        rates, greedy = course.acceptance.rates, s.request.params.greedy
         reaches = min_reaches(speed, max(rates[NEXT], 0.05), rows, drafting, costs)
 
         def most_nodes(most: int, depth: int) -> int:
@@ -294,7 +294,7 @@ class AdaptivePolicy(Policy):
             return self._foretold(course, stop, speed, rows, drafting, costs, most_nodes, greedy=greedy)
         cheap_rows = not self.missing and costs.rows(rows + 16) - costs.rows(rows) < 16 * CHEAP_ROW * costs.rows(1)
         if self._ranked or (self._greedy_trees and greedy and cheap_rows):
-            row = speed * costs.row(rows + course.seen.expected.nodes)
+            row = speed * costs.row(rows + course.acceptance.expected.nodes)
             return Budget.grown(most_nodes(TREE_NODES, len(reaches)), len(reaches), TREE_WIDTH, min(row, 1.0)).ending(stop)
         if sampled_spares:
             chances = min_spare_chances(speed, (1.0 - min(rates[:BINS])) * rates[SPARE], rows, len(reaches), costs)
@@ -321,7 +321,7 @@ class AdaptivePolicy(Policy):
 
         most_nodes: of at most so many of such a depth, those that a step has time for.
         """
-        rates, nodes, depth = course.seen.rates, course.seen.expected.nodes, len(stop.min_reach)
+        rates, nodes, depth = course.acceptance.rates, course.acceptance.expected.nodes, len(stop.min_reach)
         most = 1.0 if greedy else (1.0 - min(rates[:BINS])) * rates[SPARE]
         chances = min_branch_chances(speed, most, rows, most_nodes(FORETOLD_NODES, depth), costs)
         if not chances:
@@ -340,14 +340,14 @@ class AdaptivePolicy(Policy):
         self._batch = len(sequences)
         for b, s in enumerate(sequences):  # those that failed in this step have no row
             course = self.course(s)
-            budget = course.asked
+            budget = course.step_budget
             if s.drafting and budget.copied:
                 self._rows += int((parents[b, 1:] >= 0).sum())
             elif s.drafting and budget.max_depth:
                 drafted = parents[b], paths[b], None if confidence is None else confidence[b]
                 greedy = s.request.params.greedy
-                nodes, depth = course.seen.observe(*drafted, in_turn=budget.has_spares and not greedy)
-                self.seen[greedy].observe(*drafted, in_turn=budget.has_spares and not greedy)
+                nodes, depth = course.acceptance.observe(*drafted, in_turn=budget.has_spares and not greedy)
+                self.acceptance[greedy].observe(*drafted, in_turn=budget.has_spares and not greedy)
                 self._rows, self._steps, self._drafting = self._rows + nodes, max(self._steps, depth), self._drafting + 1
         self._alike = self._alike + 1 if (before > 0) == (self._steps > 0) else 0
 
@@ -369,5 +369,5 @@ class AdaptivePolicy(Policy):
 
     def learnt(self) -> Profile:
         """What is known by now, as a profile to start from."""
-        modes = [(tuple(self.seen[greedy].rates), self.seen[greedy].expected) for greedy in (False, True)]
+        modes = [(tuple(self.acceptance[greedy].rates), self.acceptance[greedy].expected) for greedy in (False, True)]
         return Profile(self.live.costs, *modes, self.profile.about)

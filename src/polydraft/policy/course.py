@@ -68,28 +68,28 @@ UNWEIGHED = Weighed()
 
 @dataclass
 class Course:
-    """A policy's record of a sequence. seen: its own steps.  costs: None to follow the live ones.  repeats: of its text.  weighed: by what, the last time.
+    """A policy's record of a sequence. acceptance: of its own steps.  costs: None to follow the live ones.  repeats: of its text.  weighed: by what, the last time.
 
-    budget: the last one.  held: steps for which it still holds.  asked: the budget of the present step.
-    stage: see above.  pause: steps of the last one, until drafts pay again.  left, looks: steps of the pause, and drafts to look again, that are left.
+    budget: the last one.  held: steps for which it still holds.  step_budget: of the present step.
+    stage: see above.  pause: steps of the last one, until drafts pay again.  pause_left, looks: steps of the pause, and drafts to look again, that are left.
     """
 
-    seen: Acceptance
+    acceptance: Acceptance
     costs: Costs | None
     repeats: Repeats
     weighed: Weighed = UNWEIGHED
     budget: Budget = NOTHING
     held: int = 0
-    asked: Budget = NOTHING
+    step_budget: Budget = NOTHING
     stage: Stage = Stage.DRAFTING
     pause: int = 0
-    left: int = 0
+    pause_left: int = 0
     looks: int = 0
 
     @property
     def survival(self) -> float:
         """Accepted tokens by drafted node, as expected."""
-        expected = self.seen.expected
+        expected = self.acceptance.expected
         return (expected.tokens - 1.0) / max(expected.nodes, 1.0)
 
     @property
@@ -105,15 +105,15 @@ class Course:
             self.looks, self.held = self.looks - 1, 0
         elif event is Event.FAILS:
             self.pause = min(max(2 * self.pause, FIRST_PAUSE, min_pause), LONGEST_PAUSE)
-            self.left, self.looks = self.pause - 1, LOOK
+            self.pause_left, self.looks = self.pause - 1, LOOK
         elif event is Event.CLOSED:
-            self.left = FIRST_PAUSE - 1
+            self.pause_left = FIRST_PAUSE - 1
 
     def rest(self) -> bool:
         """Whether this step is one of a pause."""
         if self.paused:
-            self.left -= 1
-            if not self.left:
+            self.pause_left -= 1
+            if not self.pause_left:
                 self.meet(Event.OVER)
             return True
         return False

@@ -59,7 +59,7 @@ class Service(ModelTokens):
         self.engine, self.name, self.config, self.num_users = engine, name, config, 0
         engine.engine.menu.offer(registry.drafter(registry.COPYING)(eos_token_ids=engine.engine.eos_token_ids))  # for predictions
         self._metrics = metrics
-        self._schemas = Schemas(partial(engine.engine.compile_grammar, keep=False))
+        self._schemas = Schemas(partial(engine.engine.compile_grammar, store=False))
         engine.observe = metrics.join(engine.engine, name).observe
 
     @property

@@ -13,7 +13,7 @@ Traps: clamping each factor; a residual without the weight; an uncapped last pos
 from polydraft.core import DraftSampling, TreeShape
 from polydraft.methods.papers import method
 from polydraft.verifiers.lift.contexts import Contexts, Decision
-from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, keep, rejected
+from polydraft.verifiers.lift.leaf_to_root import LeafToRoot, accepted_weight, rejected
 from polydraft.verifiers.walks.traversal import walk
 
 
@@ -21,7 +21,7 @@ def tries(at: Contexts) -> Decision:
     """At contexts of weight w_i and their one draw."""
     w, p, q = at.weight, at.p, at.q
     assert q is not None
-    following = keep(w, p, q, at.tokens[:, 0])
+    following = accepted_weight(w, p, q, at.tokens[:, 0])
     h, residual = rejected(w, p, q)
     return Decision(following[:, None], h, residual, at.tokens.clamp(max=0))
 

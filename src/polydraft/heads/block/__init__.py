@@ -66,7 +66,7 @@ def revealed(
 
 class BlockDrafter(CachingDrafter):
     """A block drafter of the target; kinds are those of `ModelDrafter`, of one forward pass, and the orders of the module. steps: forward passes in an order.
-    least_confidence: a path ends before the first token of which a head with a confidence part is less sure.
+    min_confidence: a path ends before the first token of which a head with a confidence part is less sure.
 
     Raises:
         InvalidInputError: no steps.
@@ -87,16 +87,16 @@ class BlockDrafter(CachingDrafter):
         kind: str = "paths",
         *,
         steps: int = STEPS,
-        least_confidence: float = 0.0,
+        min_confidence: float = 0.0,
         stop_ids: Sequence[int] = (),
     ) -> None:
         if steps < 1:
             raise InvalidInputError(f"steps={steps} was given to the drafter 'block'; expected 1 or more.")
-        if not 0 <= least_confidence < 1:
+        if not 0 <= min_confidence < 1:
             raise InvalidInputError(
-                f"least_confidence={least_confidence} was given to the drafter 'block'; expected 0 (nothing ends early) or more, below 1."
+                f"min_confidence={min_confidence} was given to the drafter 'block'; expected 0 (nothing ends early) or more, below 1."
             )
-        self.least_confidence = least_confidence
+        self.min_confidence = min_confidence
         super().__init__(model, layers, "chain" if kind in ORDERS else kind, stop_ids=stop_ids)
         self.order, self.steps = (kind if kind in ORDERS else None), steps
         self.info = self.of_kind(kind)
@@ -122,13 +122,13 @@ class BlockDrafter(CachingDrafter):
     @property
     def options(self) -> dict[str, Any]:
         """See `HeadDrafter.options`."""
-        return {"steps": self.steps, "least_confidence": self.least_confidence}
+        return {"steps": self.steps, "min_confidence": self.min_confidence}
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
         """See `ModelDrafter.propose`."""
         if self.order is None:
             draft = super().propose(states, budgets)
-            return self._confident(draft, [s.slot for s in states]) if self.least_confidence else draft
+            return self._confident(draft, [s.slot for s in states]) if self.min_confidence else draft
         self.tell_roots(states)
         most = self.model.max_model_len - 1
         depths = [
@@ -154,7 +154,7 @@ class BlockDrafter(CachingDrafter):
         logits = confidence_logits(self.model.arrays.markov, slots, tokens, parents)
         if logits is None:
             return draft
-        stays = logits >= np.log(self.least_confidence / (1 - self.least_confidence))
+        stays = logits >= np.log(self.min_confidence / (1 - self.min_confidence))
         stays[:, 0] = True
         rows = np.arange(len(stays))
         for n in range(1, stays.shape[1]):

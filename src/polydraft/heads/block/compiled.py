@@ -10,6 +10,7 @@ Layers are parts of a program, see `heads.layers`, which the target's threads sh
 """
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,16 +38,21 @@ from polydraft.numerics.compiled_code import njit
 
 __all__ = ["CompiledBlock"]
 
-SEES = ("all", "causal", "apart")
-CAUSAL, APART = 1, 2
-"""Numbers of `SEES`."""
 MASK = -1
 """Token of a masked place where the mask is a vector of its own."""
 
 
+class Sees(IntEnum):
+    """What a place of a block attends to beside the text: all places, those before it and itself, or the masks and the last token apart."""
+
+    ALL = 0
+    CAUSAL = 1
+    APART = 2
+
+
 class BlockArrays(NamedTuple):
     """model: its first layer turns states into columns, the others are the head's.  states: [CHUNK, F] of the target.  mask: [h] or nothing.
-    logits: [CHUNK, D] of several blocks.  sights: [kinds, CHUNK] rows as the attention of a kind of layers reads them.  sees: [kinds] of `SEES`.  has_window: [kinds]."""
+    logits: [CHUNK, D] of several blocks.  sights: [kinds, CHUNK] rows as the attention of a kind of layers reads them.  sees: [kinds] of `Sees`.  has_window: [kinds]."""
 
     model: ModelArrays
     states: np.ndarray
@@ -75,9 +81,9 @@ def _sight(row, n, length, places, sees, has_window):
     row.num_seen = places
     if has_window:
         row.position = length - 1
-    if sees == CAUSAL:
+    if sees == Sees.CAUSAL:
         row.num_seen = n + 1
-    elif sees == APART and n == 0:
+    elif sees == Sees.APART and n == 0:
         row.num_seen = 1
 
 
@@ -167,7 +173,7 @@ class CompiledBlock(DepthDistributions):
         )
         model = ModelArrays(*model_ends, sizes, memory, work, program)
         mask = np.zeros(0, np.float32) if own_mask is None else own_mask.float().numpy()
-        sees, has_window = np.array([SEES.index(sees) for sees, _ in kinds]), np.array([window for _, window in kinds])
+        sees, has_window = np.array([Sees[sees.upper()] for sees, _ in kinds]), np.array([window for _, window in kinds])
         self.net = BlockArrays(model, states, aligned(CHUNK, sizes.outputs), mask, sights, sees, has_window)
         self.roots = np.zeros(target.max_num_seqs, np.int64)
         """The last token of each slot."""

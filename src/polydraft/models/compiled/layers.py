@@ -60,8 +60,7 @@ from polydraft.models.compiled.parts.state_space import (
 )
 from polydraft.models.compiled.products import Packed, matmul
 from polydraft.models.compiled.program import (
-    FIXED,
-    RUNS,
+    Items,
     Part,
     Program,
     Work,
@@ -168,7 +167,7 @@ def attention_block(weights: Weights, sizes: Sizes, memory: SlotMemory, work: Wo
     """Keys and values go to the slot's column, then every row attends to those that it sees."""
     heads = Place(step, sizes, work.rows, work.qkv, weights.bias, weights.q_norm, weights.k_norm,
                   weights.cos, weights.sin, weights.rotaries, memory)  # fmt: skip
-    runs = Work(RUNS, sizes.groups, sizes.heads // sizes.groups, grain=1)
+    runs = Work(Items.RUNS, sizes.groups, sizes.heads // sizes.groups, grain=1)
     parts = (
         product(step, work.normed, weights.qkv, work.qkv, work),
         Part(place_code, heads),
@@ -210,7 +209,7 @@ def state_space_block(weights: Weights, sizes: Sizes, memory: StateSpaceMemory, 
         Part(keep_rows_code, KeepRows(step, work.rows, x, memory)),
         Part(mix_code, mix, Work(grain=1)),
         Part(overlap_code, Overlap(*rows, memory, mixed, overlaps), Work(grain=1)),
-        Part(scan_code, Scan(*rows, memory, of["ssm_skips"], mixed, overlaps, y), Work(FIXED, s.heads, grain=1)),
+        Part(scan_code, Scan(*rows, memory, of["ssm_skips"], mixed, overlaps, y), Work(Items.FIXED, s.heads, grain=1)),
         Part(gated_norm_code, norm),
         *biased_product(step, y, out, work.update, work, of["ssm_out_bias"]),
     )
@@ -227,7 +226,7 @@ def delta_net_block(weights: Weights, sizes: Sizes, memory: DeltaMemory, work: W
     net = DeltaNet(step, work.rows, work.runs, work.seen_columns, numbers, memory, x, mixed, scratch)
     parts = (
         product(step, work.normed, into, x, work),
-        Part(delta_code, net, Work(RUNS, d.key_heads, grain=1)),
+        Part(delta_code, net, Work(Items.RUNS, d.key_heads, grain=1)),
         Part(rounding_code, Rounding(mixed, values, out.rounding, work.rounded)),
         product(step, mixed, out, work.update, work),
     )

@@ -27,7 +27,7 @@ from polydraft.models.compiled.parts.experts import (
 from polydraft.models.compiled.parts.feed_forward import Gate, gate_code
 from polydraft.models.compiled.parts.products import Product, Rounding, product_code, rounding_code
 from polydraft.models.compiled.products import EXACT, Packed
-from polydraft.models.compiled.program import COUNTED, FIXED, Part, Work, panel_grain, panel_work
+from polydraft.models.compiled.program import Items, Part, Work, panel_grain, panel_work
 from polydraft.models.compiled.rounding import rounded_bytes
 from polydraft.models.compiled.vectors import aligned
 from polydraft.models.compiled.workspace import CHUNK, Sizes, Workspace
@@ -120,7 +120,7 @@ def expert_parts(weights: ExpertWeights, sizes: Sizes, work: Workspace, step: np
         return aligned(places, width if w.reads_numbers else 0), aligned(places, rounded, dtype=np.uint8)
 
     def multiply(x: np.ndarray, w: Packed, rounded: np.ndarray, y: np.ndarray) -> Part:
-        items = Work(COUNTED, w.panels, grain=panel_grain.py_func(routing.chosen * w.panels, w.panel_bytes, threads))
+        items = Work(Items.COUNTED, w.panels, grain=panel_grain.py_func(routing.chosen * w.panels, w.panel_bytes, threads))
         return Part(multiply_code, MultiplyExperts(step, x, w, routing.experts, rounded, y, choices), items)
 
     gathered, gathered_rounded = rows_for(weights.gate_up, hidden)
@@ -132,7 +132,7 @@ def expert_parts(weights: ExpertWeights, sizes: Sizes, work: Workspace, step: np
     return (
         Part(product_code, router, panel_work(weights.router.panels, weights.router.panel_bytes, threads)),
         Part(choose_code, Choose(step, weights.router_bias, weights.choice, routing, choices)),
-        Part(group_code, Group(step, choices), Work(FIXED, 1)),
+        Part(group_code, Group(step, choices), Work(Items.FIXED, 1)),
         Part(gather_code, Gather(work.normed, work.rounded, choices, gathered, gathered_rounded)),
         multiply(gathered, weights.gate_up, gathered_rounded, both),
         _activation(weights, sizes, step, choices, both, act, act_rounded),

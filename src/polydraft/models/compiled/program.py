@@ -10,6 +10,7 @@ layer is a file in `parts` and its place in `layers.layer_parts`.
 
 import weakref
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,10 +21,7 @@ from polydraft.numerics.shared_code import put_arguments, shared_code
 from polydraft.numerics.threads import share, sync
 
 __all__ = [
-    "COUNTED",
-    "FIXED",
-    "ROWS",
-    "RUNS",
+    "Items",
     "Part",
     "Program",
     "Work",
@@ -36,9 +34,6 @@ __all__ = [
     "run_parts",
 ]
 
-ROWS, FIXED, RUNS, COUNTED = map(np.int64, range(4))
-"""What a part's items are: rows of the forward pass; a number that is known when a model is built; runs of rows of one slot, times `number`, each cut
-into up to `pieces` where there are fewer than threads; what a part before it wrote to `step.counted`, times `number`."""
 PART = np.dtype([(name, np.int64) for name in ("code", "arguments", "index", "items", "number", "pieces", "grain")])
 STEP = np.dtype([(name, np.int64) for name in ("index", "rows", "runs", "pieces", "counted", "logits")])
 """The part that is open. index: of its layer among those that have it.  rows, runs: of the forward pass.  pieces: that its items are cut into.
@@ -51,10 +46,20 @@ UNITS, SMALLEST = 4, 1 << 17
 """Units that a product is cut into for each thread, and bytes of weights of the smallest."""
 
 
-class Work(NamedTuple):
-    """A part's items, see `ROWS`."""
+class Items(IntEnum):
+    """What a part's items are: rows of the forward pass; a number that is known when a model is built; runs of rows of one slot, times `number`, each
+    cut into up to `pieces` where there are fewer than threads; what a part before it wrote to `step.counted`, times `number`."""
 
-    items: Any = ROWS
+    ROWS = 0
+    FIXED = 1
+    RUNS = 2
+    COUNTED = 3
+
+
+class Work(NamedTuple):
+    """A part's items."""
+
+    items: Items = Items.ROWS
     number: int = 0
     pieces: int = 1
     grain: int = FEW
@@ -100,7 +105,7 @@ def panel_grain(panels, panel_bytes, threads):
 
 def panel_work(panels: int, panel_bytes: int, threads: int) -> Work:
     """All panels of a matrix."""
-    return Work(FIXED, panels, grain=panel_grain.py_func(panels, panel_bytes, threads))
+    return Work(Items.FIXED, panels, grain=panel_grain.py_func(panels, panel_bytes, threads))
 
 
 def new_program(layers: Sequence[Sequence[tuple[Part, int]]], step: np.ndarray, threads: int) -> Program:
@@ -130,11 +135,11 @@ def run_parts(program, layer, rows, runs, logits):
     for p in range(program.layers[layer], program.layers[layer + 1]):
         part = program.parts[p]
         step.index, count = part.index, part.number
-        if part.items == ROWS:
+        if part.items == Items.ROWS:
             count = rows
-        elif part.items == RUNS:
+        elif part.items == Items.RUNS:
             step.pieces = max(1, min(part.pieces, threads // (runs * count)))
             count *= runs * step.pieces
-        elif part.items == COUNTED:
+        elif part.items == Items.COUNTED:
             count *= step.counted
         share(program.sync, threads, (part.code, part.arguments), count, part.grain)

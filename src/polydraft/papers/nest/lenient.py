@@ -53,9 +53,9 @@ class Lenient:
         p = normalise(target_probs.double())
         real, rows = draft.tree.is_node[:, 1:], torch.arange(len(p))
         token_probs = p[:, :-1].gather(-1, draft.tree.tokens[:, 1:, None])[..., 0]
-        keep = torch.where(real, accept_probability(p[:, :-1], token_probs, self.gamma), 0)
-        reach = torch.cat([torch.ones_like(p[:, :1, 0]), keep], 1).cumprod(1)
-        stop = reach * (1 - torch.cat([keep, torch.zeros_like(keep[:, :1] if keep.shape[1] else reach)], 1))
+        accepted = torch.where(real, accept_probability(p[:, :-1], token_probs, self.gamma), 0)
+        reach = torch.cat([torch.ones_like(p[:, :1, 0]), accepted], 1).cumprod(1)
+        stop = reach * (1 - torch.cat([accepted, torch.zeros_like(accepted[:, :1] if accepted.shape[1] else reach)], 1))
         return TreeVerdict(draft.tree, stop, lambda at: p[rows, at])
 
 

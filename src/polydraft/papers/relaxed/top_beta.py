@@ -102,8 +102,8 @@ class TopBeta:
         is_accepted = acceptable(p[:, :-1].flatten(0, 1), self.beta, self.tau).view(p[:, :-1].shape).gather(-1, x)[..., 0]
         if self.greedy:  # of tied tokens the first
             is_accepted = (x[..., 0] == best[:, :-1]).to(p.dtype)
-        keep = torch.where(draft.tree.is_node[:, 1:], is_accepted, 0)
-        reach = torch.cat([torch.ones_like(p[:, :1, 0]), keep], 1).cumprod(1)
+        accepted = torch.where(draft.tree.is_node[:, 1:], is_accepted, 0)
+        reach = torch.cat([torch.ones_like(p[:, :1, 0]), accepted], 1).cumprod(1)
         end = reach.sum(1).long() - 1
         stop = torch.zeros_like(reach).scatter_(1, end[:, None], 1.0)
         return TreeVerdict(draft.tree, stop, lambda at: torch.nn.functional.one_hot(best[rows, at], p.shape[-1]).to(p.dtype))

@@ -32,11 +32,13 @@ from polydraft.verifiers.residual import normalise_or, positive_part
 from polydraft.verifiers.walks.steps import Trees, arrays, outcome
 
 
-def keep(w: Float[Tensor, " M"], p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], x: Int[Tensor, " M"]) -> Float[Tensor, " M"]:
+def accepted_weight(
+    w: Float[Tensor, " M"], p: Float[Tensor, "M V"], q: Float[Tensor, "M V"], x: Int[Tensor, " M"]
+) -> Float[Tensor, " M"]:
     """min(1, w p(x) / q(x)): the weight with which x is entered; NaN where the draft gave it no mass, which no draw can do.
 
     Example:
-        >>> keep(torch.ones(1), torch.tensor([[0.25, 0.75]]), torch.tensor([[0.5, 0.5]]), torch.tensor([0])).tolist()
+        >>> accepted_weight(torch.ones(1), torch.tensor([[0.25, 0.75]]), torch.tensor([[0.5, 0.5]]), torch.tensor([0])).tolist()
         [0.5]
     """
     px, qx = (row.gather(1, x[:, None])[:, 0] for row in (p, q))
@@ -93,7 +95,7 @@ class Tries:
         x = x.clamp(min=0)
         repeated = ((self.tokens == x) & (self._turns >= 0)).any(1)
         enters = there & ~repeated & self._reached
-        into = torch.where(enters, keep(w, self.rest, q, x[:, 0]), 0.0)
+        into = torch.where(enters, accepted_weight(w, self.rest, q, x[:, 0]), 0.0)
         first = (self.tokens == x).int().argmax(1, keepdim=True)  # of equal draws, whose context it is
         here = (self._places == first) & enters[:, None]
         self._weights = torch.where(here, into[:, None], self._weights)

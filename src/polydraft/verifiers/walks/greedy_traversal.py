@@ -7,7 +7,7 @@ import numpy as np
 from polydraft.numerics.compiled_code import njit
 from polydraft.numerics.shared_code import shared_code
 from polydraft.numerics.threads import PIECE, num_pieces, share_row
-from polydraft.verifiers.walks.rows import compiled, copy_normalised, keep, reject, total
+from polydraft.verifiers.walks.rows import accepted_weight, compiled, copy_normalised, reject, total
 from polydraft.verifiers.walks.visits import visit_trees
 
 PER_OCTAVE, HALF, GATE = 16.0, 128, 0.2
@@ -194,7 +194,7 @@ def try_next(u, at):
         x, status[draw] = tokens[draw], _TRIED
         at.turn[u] += 1
         if not (tokens[:begin] == x).any():
-            return draw, keep(at.weight[u], at.p[u, x], at.tried[at.depth[u], x])
+            return draw, accepted_weight(at.weight[u], at.p[u, x], at.tried[at.depth[u], x])
 
 
 @njit(cache=True, error_model="numpy")

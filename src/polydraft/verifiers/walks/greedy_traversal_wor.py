@@ -7,7 +7,7 @@ from polydraft.numerics.shared_code import shared_code
 from polydraft.numerics.threads import PIECE, num_pieces, share_row
 from polydraft.sampling.truncation import first_place, highest
 from polydraft.verifiers.walks.greedy_traversal import BUCKETS, order_by_ratio
-from polydraft.verifiers.walks.rows import compiled, keep, reject, scale, total, without
+from polydraft.verifiers.walks.rows import accepted_weight, compiled, reject, scale, total, without
 from polydraft.verifiers.walks.visits import visit_trees
 
 
@@ -103,7 +103,7 @@ def try_next(u, at):
         order[turn] = turn
     at.turn[u] += 1
     x = tokens[order[turn]]
-    return order[turn], keep(at.weight[u], p[x], tried[x] if turn >= n - 2 else untried[x])
+    return order[turn], accepted_weight(at.weight[u], p[x], tried[x] if turn >= n - 2 else untried[x])
 
 
 @njit(cache=True, error_model="numpy")

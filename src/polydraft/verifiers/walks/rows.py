@@ -74,7 +74,7 @@ def copy_normalised(row: np.ndarray, out: np.ndarray) -> None:
 
 
 @compiled
-def keep(w: float, px: float, qx: float) -> float:
+def accepted_weight(w: float, px: float, qx: float) -> float:
     """Weight of the tried token's context; NaN where the draft gave it no mass, which no draw can do."""
     if not qx > 0.0:
         return np.nan

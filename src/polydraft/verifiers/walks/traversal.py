@@ -4,17 +4,16 @@ import numpy as np
 
 from polydraft.core import DraftSampling
 from polydraft.numerics.compiled_code import njit
-from polydraft.verifiers.walks.rows import copy_normalised, keep, reject, reject_point, without
+from polydraft.verifiers.walks.rows import accepted_weight, copy_normalised, reject, reject_point, without
 from polydraft.verifiers.walks.visits import visit_trees
-
-INDEPENDENT, POINT_MASS = DraftSampling.INDEPENDENT.value, DraftSampling.POINT_MASS.value
-WITHOUT_REPLACEMENT, GREEDY_PLUS_ONE = DraftSampling.WITHOUT_REPLACEMENT.value, DraftSampling.GREEDY_PLUS_ONE.value
 
 
 @njit(cache=True, error_model="numpy")
 def _was_drawn(turn, x, q, sampling):
     """Whether the token that is tried in this turn was drawn from q; else it is a point mass."""
-    return sampling != POINT_MASS and (sampling != GREEDY_PLUS_ONE or (turn == 0 and q[x] > 0.0))
+    return sampling != DraftSampling.POINT_MASS.value and (
+        sampling != DraftSampling.GREEDY_PLUS_ONE.value or (turn == 0 and q[x] > 0.0)
+    )
 
 
 @njit(cache=True, error_model="numpy")
@@ -25,7 +24,7 @@ def try_next(u, at):
     """
     n, p, q, sampling = at.counts[u], at.p[u], at.untried[at.depth[u]], at.sampling
     tokens = at.tokens[at.kids[u, :n]]
-    if sampling == GREEDY_PLUS_ONE:  # the sampled one first
+    if sampling == DraftSampling.GREEDY_PLUS_ONE.value:  # the sampled one first
         tokens = np.roll(tokens, 1)
         if at.turn[u] == 0:
             for x in tokens[1:]:
@@ -35,17 +34,17 @@ def try_next(u, at):
         if turn > 0:
             x = tokens[turn - 1]
             w = at.weight[u] = reject(at.sync, w, p, q) if _was_drawn(turn - 1, x, q, sampling) else reject_point(w, p, x)
-            if sampling == WITHOUT_REPLACEMENT:
+            if sampling == DraftSampling.WITHOUT_REPLACEMENT.value:
                 without(q, x)
         if turn == n:
             return -1, 0.0
-        draw = (turn - 1) % n if sampling == GREEDY_PLUS_ONE else turn
+        draw = (turn - 1) % n if sampling == DraftSampling.GREEDY_PLUS_ONE.value else turn
         x = tokens[turn]
-        if sampling == INDEPENDENT and turn > 0:
+        if sampling == DraftSampling.INDEPENDENT.value and turn > 0:
             copy_normalised(at.q[at.rows[at.kids[u, draw]]], q)
         at.turn[u] += 1
         if not (tokens[:turn] == x).any():
-            return draw, keep(w, p[x], q[x] if _was_drawn(turn, x, q, sampling) else 1.0)
+            return draw, accepted_weight(w, p[x], q[x] if _was_drawn(turn, x, q, sampling) else 1.0)
 
 
 @njit(cache=True, error_model="numpy")

@@ -12,7 +12,7 @@ import numpy as np
 from polydraft.numerics.compiled_code import njit
 from polydraft.sampling.noise import uniform_at
 from polydraft.sampling.truncation import soften
-from polydraft.verifiers.walks.rows import keep, leftover, reweight, scale, scaled, surplus, total
+from polydraft.verifiers.walks.rows import accepted_weight, leftover, reweight, scale, scaled, surplus, total
 from polydraft.verifiers.walks.steps import EXTRA, STOP, Tree, drawn, room
 
 FAULTY = -2
@@ -42,7 +42,7 @@ def _try_single(u, at):
     at.turn[u] = 1
     child = at.kids[u, 0]
     x, row = at.tokens[child], at.rows[child]
-    return 0, keep(at.weight[u], at.p[u, x] * at.scale[u], at.q[row, x] * at.draft_scale[u])
+    return 0, accepted_weight(at.weight[u], at.p[u, x] * at.scale[u], at.q[row, x] * at.draft_scale[u])
 
 
 @njit(error_model="numpy", inline="always")

@@ -257,7 +257,7 @@ def _gated_norm(out, norm, epsilon, gate, mixed):
 
 
 @borrowed
-def _keep(x, inputs, begin, width):
+def _store_inputs(x, inputs, begin, width):
     source, target = x[begin : begin + width], inputs[begin : begin + width]
     for i in range(width):
         target[i] = source[i]
@@ -280,7 +280,7 @@ def _prepare(weights, memory, layer, folded, rows, columns, first, last, g, proj
         end = max(end, place + 1)
         for role in range(2):
             begin, x = ((1 - role) * sizes.key_heads + g) * K, pairs[pair + role]
-            _keep(projected[t], inputs[place], begin, K)
+            _store_inputs(projected[t], inputs[place], begin, K)
             _convolve(taps, tail, inputs, row, columns[t], folded, begin, K, x)
             _unit(x, ONE if role == 0 else scale)
             panel, lane = panels[(pair + role) // PANEL], (pair + role) % PANEL
@@ -384,7 +384,7 @@ def delta_heads(weights, memory, layer, rows, seen, first, last, g, projected, m
         )
         for t in range(first, last):
             row, x, place = rows[t], projected[t], rows[t].column - folded
-            _keep(x, inputs[place], values + j * V, V)
+            _store_inputs(x, inputs[place], values + j * V, V)
             _convolve(taps, tail, inputs, row, seen[t], folded, values + j * V, V, value)
             decays[place, j] = weights.rate[layer, j] * _softplus(x[a] + weights.rate_bias[layer, j])
             beta = ONE / (ONE + exp(-x[b]))
