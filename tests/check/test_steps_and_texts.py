@@ -137,7 +137,7 @@ def test_a_mistake_in_a_shipped_walk_differs_from_the_verdict_on_the_same_noise(
         num_paths=width,
         tokenizer=engine.tokenizer,
     )
-    report = check(wrong, PROMPTS, PARAMS, steps=400, stop_early=True)
+    report = check(wrong, PROMPTS[:2], PARAMS, steps=400, stop_early=True)
     assert report.status == "failed"
     assert report.findings[0].look == "walk" and report.findings[0].effect > 0
     assert "the verdict samples" in report.differing[0]

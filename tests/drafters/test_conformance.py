@@ -27,7 +27,7 @@ def pairs():
     first = dict[tuple, str]()
     for kind in KINDS:
         for rule in pairing.fitting(INFO[kind]):
-            drawing = INFO[kind].draft_sampling, INFO[kind].shapes, rule
+            drawing = INFO[kind].draft_sampling, rule
             is_first = not kind.startswith("model") and first.setdefault(drawing, kind) == kind
             if is_first or rule == pairing.best_for(INFO[kind]):
                 yield kind, rule

@@ -6,7 +6,7 @@ from studies.large_vocabulary import BUDGETS, PARAMS, csv_of, measured, page
 
 
 def test_every_kind_of_draft_model_is_measured_with_the_verifier_of_auto():
-    rows = measured(1024)
+    rows = measured(1024, steps=6)
     methods = {info.name: info for info in registry.drafter("model").methods}
     assert sorted(row[0] for row in rows) == sorted([*methods] * 2)
     assert all(verifier in (best_for(methods[drafter]), "block") for drafter, verifier, *_ in rows)
