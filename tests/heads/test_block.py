@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from polydraft import Engine
 from polydraft.core import Budget, Draft, DraftSampling, Outcome, TreeShape
 from polydraft.core import geometry as tree
+from polydraft.drafters.base import as_one_step
 from polydraft.errors import IncompatibleError, InvalidInputError, ModelLoadError
 from polydraft.heads.block import ORDERS, BlockDrafter, revealed
 from polydraft.heads.block.checkpoint import BlockCheckpoint
@@ -232,6 +233,25 @@ def test_columns_after_rounds_are_those_of_a_fresh_reading(folder, target):
     assert drafter.model.net.model.memory.lengths[state.slot] == len(ids) - 1
     assert draft.tree.tokens.tolist() == fresh.tree.tokens.tolist()
     torch.testing.assert_close(draft.probs, fresh.probs, atol=1e-5, rtol=1e-3)
+
+
+@both_forms
+@pytest.mark.parametrize("order", [None, "left_to_right"])
+def test_what_was_emitted_in_a_pause_is_cached_in_pieces_and_drafts_the_same(folder, target, form, order):
+    ids, drafter = text(target, 90), drafter_of(folder, target, order or "chain", form)
+    scores = target.prefill([0], [ids[:-1]], hidden=drafter.needs.hidden)
+    target.release([0])
+    (state,) = drafter.start(requests(ids[:1]))
+    outcome, told = as_one_step([ids[0]], [ids[1:]])
+    (state,) = drafter.observe([state], outcome, replace(told, hidden=scores.hidden))
+    assert drafter.num_pending(state) == 89
+    whole = drafter.propose([state], CHAIN)
+    pieces = drafter.catch_up(drafter.catch_up(state, 30), 40)
+    draft = drafter.propose([pieces], CHAIN)
+    assert drafter.num_pending(pieces) == 19 and torch.equal(draft.tree.tokens, whole.tree.tokens)
+    (read, _) = begun(drafter, target, ids)
+    torch.testing.assert_close(draft.probs, drafter.propose([replace(read, request=state.request)], CHAIN).probs)
+    drafter.release([pieces, read])
 
 
 @pytest.mark.parametrize(

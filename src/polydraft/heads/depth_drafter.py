@@ -15,7 +15,7 @@ from polydraft.core.geometry import chain
 from polydraft.drafters.model.paths import ModelState, ProposePaths, shape_of
 from polydraft.heads.drafter import HeadDrafter, HeadState
 from polydraft.heads.one_pass import draw_trees
-from polydraft.models.compiled.proposals import Keys
+from polydraft.models.compiled.proposals import LONGEST_PENDING, Keys
 
 __all__ = ["CachingDrafter", "DepthDrafter"]
 
@@ -82,7 +82,10 @@ class DepthDrafter(HeadDrafter):
 
 
 class CachingDrafter(DepthDrafter):
-    """One whose model caches what the target's states of all committed tokens but the last became, by `inject`, and reads `roots`."""
+    """One whose model caches what the target's states of all committed tokens but the last became, by `inject`, and reads `roots`.
+
+    What was emitted during a pause is `pending` in a state, with the target's states before each token, and is cached in pieces where it is long.
+    """
 
     def held(self, state: Any) -> int:
         """None: its columns are of this text alone."""
@@ -96,18 +99,28 @@ class CachingDrafter(DepthDrafter):
             self.model.inject(s.slot, start, known_states, s.context[start + 1 : start + 1 + len(known_states)])
         return super().read(states, scores, start)
 
-    def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
-        """Columns of what was the root and of what was accepted."""
-        joined, (paths, _) = self._joined(scores), outcome.lists
-        for b, (s, emitted) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
-            self.model.inject(s.slot, len(s.context) - 1, self._accepted(joined[b], paths[b]), emitted)
-        return super().observe(states, outcome, scores)
+    def catch_up(self, state: Any, count: int) -> Any:
+        """See `core.Offers`; of as many as are pending, the state before the root is left."""
+        begin = len(state.context) - 1 - len(state.pending)
+        self.model.inject(state.slot, begin, state.states[:count], state.pending[:count])
+        return replace(state, pending=state.pending[count:], states=state.states[min(count, len(state.pending) - 1) :])
 
-    def tell_roots(self, states: Sequence[Any]) -> None:
-        """The last committed tokens."""
+    def observe(self, states: Sequence[Any], outcome: Outcome, scores: Scores) -> list[Any]:
+        """Columns of what was the root and of what was accepted, unless that is more than a draft should wait for."""
+        joined, (paths, _), new = self._joined(scores), outcome.lists, list[HeadState]()
+        for b, (s, emitted) in enumerate(zip(states, outcome.emitted(scores.tree), strict=True)):
+            self._proposed.pop(s.slot, None)
+            accepted = self._accepted(joined[b], paths[b])
+            unread = torch.cat([s.states, accepted]) if s.pending else accepted
+            state = replace(s, context=s.context + tuple(emitted), pending=s.pending + tuple(emitted), states=unread)
+            new.append(state if len(state.pending) > LONGEST_PENDING else self.catch_up(state, len(state.pending)))
+        return new
+
+    def prepared(self, states: Sequence[Any]) -> list[Any]:
+        """States with nothing pending, whose roots the model knows."""
         self.model.roots[[s.slot for s in states]] = [s.context[-1] for s in states]
+        return [self.catch_up(s, len(s.pending)) if s.pending else s for s in states]
 
     def propose(self, states: Sequence[Any], budgets: Sequence[Budget]) -> Draft:
         """See `ModelDrafter.propose`."""
-        self.tell_roots(states)
-        return super().propose(states, budgets)
+        return super().propose(self.prepared(states), budgets)

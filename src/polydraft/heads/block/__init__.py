@@ -129,7 +129,7 @@ class BlockDrafter(CachingDrafter):
         if self.order is None:
             draft = super().propose(states, budgets)
             return self._confident(draft, [s.slot for s in states]) if self.min_confidence else draft
-        self.tell_roots(states)
+        states = self.prepared(states)
         most = self.model.max_model_len - 1
         depths = [
             max(min(g.chain_length, self.model.depths, most - len(s.context)), 0) if len(s.states) else 0
