@@ -13,6 +13,7 @@ from polydraft.drafters.text.ngram import NgramDrafter
 from polydraft.engine.sample_text import sample_ids
 from polydraft.errors import InvalidInputError
 from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.compiled.vectors import PANEL
 from polydraft.policy import costs as module
 from polydraft.policy import profile
 from polydraft.policy.costs import KNOTS, MEASURED, PROMPT, Costs, LiveCosts, measured
@@ -122,16 +123,18 @@ def test_steps_behind_a_long_text_are_no_news_about_short_ones():
 
 
 def test_what_a_token_of_the_context_costs_is_measured_and_the_cache_left_as_it_was(monkeypatch):
-    """Behind 4,096 columns, of which none was written: here a pass takes as long as its rows attend to columns."""
+    """Behind 4,096 columns, which are written, as a page that nobody wrote is read at no cost: here a pass takes as long as its rows attend to columns."""
     config = llama_config(num_hidden_layers=1, max_position_embeddings=5000)
     target, draft = (CompiledLlama(LlamaForCausalLM(config).eval(), max_num_seqs=2, cache_dtype="bfloat16") for _ in range(2))
-    attended = list[int]()
+    attended, written = list[int](), list[bool]()
 
     def counting(model):
         score = model.score
 
         def scored(slots, tree, **options):
-            attended.append(int(model.lengths[slots[0]]) * tree.num_nodes)
+            attended.append((length := int(model.lengths[slots[0]])) * tree.num_nodes)
+            keys = model.arrays.memory.keys[:, slots[0], :, : length // PANEL]
+            written.append(bool(keys.any(axis=(-1, -2, -3)).all()))
             return score(slots, tree, **options)
 
         monkeypatch.setattr(model, "score", scored)
@@ -140,7 +143,7 @@ def test_what_a_token_of_the_context_costs_is_measured_and_the_cache_left_as_it_
     counting(draft)
     monkeypatch.setattr(module, "clock", lambda _: lambda: float(sum(attended)))
     costs = measured(target, ModelDrafter(draft)).costs
-    assert (costs.first_row_token, costs.row_token, costs.draft_token) == pytest.approx((1.0, 1.0, 1.0))
+    assert (costs.first_row_token, costs.row_token, costs.draft_token) == pytest.approx((1.0, 1.0, 1.0)) and all(written)
     assert not any(target.lengths) and max(*target.written, *draft.written) < 100
 
 

@@ -22,7 +22,7 @@ import torch
 from polydraft.core import Budget, Drafter, Request, SamplingParams, Target, TokenTree
 from polydraft.core.geometry import chain
 from polydraft.errors import InvalidInputError
-from polydraft.models.slots import SlotModel
+from polydraft.models.slots import COLUMN, TREE_ROOM, SlotModel
 from polydraft.numerics.clock import clock
 
 __all__ = [
@@ -302,28 +302,44 @@ def _text(target: Target, text: Sequence[int]) -> list[int]:
     return np.random.default_rng(0).choice(present, needed).tolist()
 
 
-def _token_seconds(model: Any, slot: int | None, rows: int, seconds: Callable[[Callable[[], object]], float]) -> float:
-    """Seconds that each token of the context adds to a forward pass of so many rows: behind columns that nobody wrote, as what they hold costs no time.
+def _lengthen(model: SlotModel, slot: int, length: int) -> None:
+    """Write copies of the columns of a slot behind them, up to so many: what nobody wrote is one page of zeros, which stays in the processor's caches."""
+    while (written := int(model.lengths[slot])) < length:
+        count = min(written, length - written)
+        source, target = np.empty(count, COLUMN), np.empty(count, COLUMN)
+        source["slot"] = target["slot"] = slot
+        source["column"], target["column"] = np.arange(count), np.arange(written, written + count)
+        model.move(source, target)
+        model.filled(slot, written + count)
+
+
+def _token_seconds(
+    model: Any, slot: int | None, rows: Sequence[int], seconds: Callable[[Callable[[], object]], float]
+) -> tuple[float, ...]:
+    """Seconds that each token of the context adds to forward passes of so many rows.
 
     slot: one that may be written behind its text; None for any.
     Only where memory is taken as it is written, and nothing beside keys and values follows the text; else 0.
     """
     if not isinstance(model, SlotModel) or not model.cache_grows or model.state_bytes or not model.bytes_per_token:
-        return 0.0
+        return (0.0,) * len(rows)
     slot = int(np.argmin(model.lengths)) if slot is None else slot
-    length, context = int(model.lengths[slot]), min(LONG, model.max_model_len)
-    tree = TokenTree.chain(torch.zeros(1, rows, dtype=torch.int64))
-
-    def behind(num_tokens: int) -> float:
-        model.filled(slot, num_tokens)
-        return seconds(lambda: model.score([slot], tree))
-
+    begun, free = int(model.lengths[slot]), model.cache_tokens - int(model.written.sum())
+    length = min(LONG, model.max_model_len, begun + free - TREE_ROOM)
+    trees = [TokenTree.chain(torch.zeros(1, count, dtype=torch.int64)) for count in rows]
+    if length < begun + PROMPT + 1:
+        return (0.0,) * len(rows)
     try:
-        short, far = behind(length), behind(max(context, length))
+        model.prefill([slot], [_text(model, ())[:PROMPT]])
+        start = int(model.lengths[slot])
+        short = [seconds(lambda tree=tree: model.score([slot], tree)) for tree in trees]
+        _lengthen(model, slot, length)
+        far = [seconds(lambda tree=tree: model.score([slot], tree)) for tree in trees]
     finally:
-        model.filled(slot, length)
-        model.cut(slot, length)
-    return max(far - short, 0.0) / max(context - length, 1)
+        model.cut(slot, begun)
+        if not begun:
+            model.trim(slot)
+    return tuple(max(b - a, 0.0) / (length - start) for a, b in zip(short, far, strict=True))
 
 
 @torch.inference_mode()
@@ -354,7 +370,7 @@ def measured(
 
         return _seconds(unless_stopped, time, spreads, before)
 
-    first, several = (_token_seconds(target, slot, rows, seconds) for rows in (1, ROWS_BEHIND))
+    first, several = _token_seconds(target, slot, (1, ROWS_BEHIND), seconds)
     scores = target.prefill([slot], [prompt[:-1]], hidden=drafter.needs.hidden)
     try:
         passes = dict[int, float]()
@@ -377,7 +393,7 @@ def measured(
             drafter.release([state])
     finally:
         target.release([slot])
-    drafted = 0.0 if drafter.needs.hidden else _token_seconds(drafter.offers.model, None, 1, seconds)
+    (drafted,) = (0.0,) if drafter.needs.hidden else _token_seconds(drafter.offers.model, None, (1,), seconds)
     step = max((long - short) / (DEEP - 1), 0.0)
     costs = Costs.of(passes, draft_start=max(short - step, 0.0), draft_step=step)
     further = max(several - first, 0.0) / (ROWS_BEHIND - 1)
