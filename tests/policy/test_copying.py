@@ -65,11 +65,11 @@ def test_the_distribution_of_every_run_with_copies_is_exactly_the_tables(monkeyp
 def test_a_copy_in_place_of_a_draft_that_was_looked_at_is_not_exact(monkeypatch):
     right = drafting.propose
 
-    def peeking(target, drafter, rule, sequences, budgets, *rest):
+    def peeking(drafter, rule, sequences, budgets, *rest):
         """Wrong: copies where the draft model's first token is 0."""
-        draft = right(target, drafter, rule, sequences, [Budget.fixed(chain(2))], *rest)
+        draft = right(drafter, rule, sequences, [Budget.fixed(chain(2))], *rest)
         if draft.tree.num_nodes > 1 and draft.tree.tokens[0, 1] == 0:
-            return right(target, drafter, rule, sequences, [Budget.copying((1, 1))], *rest)
+            return right(drafter, rule, sequences, [Budget.copying((1, 1))], *rest)
         return draft
 
     monkeypatch.setattr(drafting, "propose", peeking)

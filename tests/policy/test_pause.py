@@ -1,5 +1,7 @@
 """Drafters that pause: not called while nothing is drafted, and up to date when they are asked again."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -200,13 +202,20 @@ def test_pauses_change_no_greedy_token_and_credit_no_stale_source():
     assert len(sample.origins) == 24 and sum(o.source == "target" for o in sample.origins) == sample.stats.steps
 
 
-def test_a_drafter_that_fails_while_catching_up_is_switched_off():
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_drafter_that_fails_while_catching_up_begins_anew_and_is_switched_off_where_it_fails_again(failures):
     class Broken(NgramDrafter):
+        left = failures
+
         def observe(self, states, outcome, scores):
-            if scores.tree.num_nodes > 3:
+            if self.left and (scores.tree.num_nodes > 3 or self.left < failures):
+                self.left -= 1
                 raise RuntimeError("no room")
             return super().observe(states, outcome, scores)
 
-    with pytest.warns(match="no room"):
-        (sample,) = run(Broken(), 1, *[0] * 6, 2, temperature=0.0)
-    assert sample.token_ids == plain_greedy(TableModel(), (1, 2, 3, 1, 2), 24) and sample.stats.drafter_error
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        (sample,) = run(Broken(), 1, *[0] * 6, *[2] * 6, temperature=0.0)
+    assert sample.token_ids == plain_greedy(TableModel(), (1, 2, 3, 1, 2), 24)
+    is_off = failures == 2
+    assert bool(sample.stats.drafter_error) == any("no room" in str(warning.message) for warning in told) == is_off

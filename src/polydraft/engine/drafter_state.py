@@ -6,6 +6,7 @@ A long text is read by a draft model in pieces. A state whose `release` fails is
 import warnings
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from math import inf
 from time import perf_counter
 
 from polydraft.core.methods import Drafter
@@ -20,7 +21,7 @@ __all__ = ["Pace", "begin", "begin_one", "release", "switch_off", "teach"]
 PIECE, FIRST, FEWEST = 512, 64, 16
 """Tokens of a prompt that a draft model reads in a step: maximum; beside others, before any was timed; minimum."""
 PIECE_SECONDS = 0.05
-"""That a piece takes beside others; the last one may be twice as long."""
+"""That a piece takes beside others, at most; the last one may be twice as long."""
 
 
 def switch_off(drafter: Drafter, sequence: Sequence, error: Exception) -> None:
@@ -29,6 +30,18 @@ def switch_off(drafter: Drafter, sequence: Sequence, error: Exception) -> None:
     sequence.drafting = False
     note_failure(sequence, error)
     release(drafter, [sequence])
+
+
+def begin_anew(drafter: Drafter, sequence: Sequence, error: Exception) -> None:
+    """Forget a state that a failed step has left, perhaps of another sequence's making; off where this one was alone in it.
+
+    The next step begins with its text, in pieces as with that of a new sequence.
+    """
+    if sequence.is_suspect or isinstance(error, DraftWorkerError):
+        switch_off(drafter, sequence, error)
+    else:
+        release(drafter, [sequence])
+        sequence.drafting, sequence.held, sequence.is_suspect = False, True, True
 
 
 def note_failure(sequence: Sequence, error: Exception) -> None:
@@ -43,29 +56,30 @@ def note_failure(sequence: Sequence, error: Exception) -> None:
 
 
 class Pace:
-    """How many tokens of a long text a drafter's own model reads in a step: as many as take PIECE_SECONDS where others wait for the step."""
+    """How many tokens of a long text a drafter's own model reads in a step: as many as there is time for."""
 
     def __init__(self) -> None:
         self._token_seconds = 0.0
 
-    def count(self, beside: bool) -> int:
-        """beside: whether others wait."""
-        if not beside:
+    def count(self, spare: float) -> int:
+        """spare: seconds for which those wait that run beside it; inf where nobody does."""
+        if spare == inf:
             return PIECE
-        return min(max(int(PIECE_SECONDS / self._token_seconds), FEWEST), PIECE) if self._token_seconds else FIRST
+        seconds = min(spare, PIECE_SECONDS)
+        return min(max(int(seconds / self._token_seconds), FEWEST), PIECE) if self._token_seconds else FIRST
 
     def learn(self, count: int, seconds: float) -> None:
         """So many tokens took so long."""
         self._token_seconds = seconds / count
 
 
-def begin(drafter: Drafter, sequences: Seq[Sequence], pace: Pace | None, *, beside: bool = False) -> list[Sequence]:
+def begin(drafter: Drafter, sequences: Seq[Sequence], pace: Pace | None, spare: float = inf) -> list[Sequence]:
     """Give each sequence without one a drafter state that has read all its committed tokens; those that have to wait for theirs.
 
     A long text is read over several steps, one text a step. Meanwhile its sequence has no drafts; where these decide the output, with a seed above
     temperature 0, it is left out of the steps; without a pace all of it is read at once then. beside: whether others wait for this step.
     """
-    late, count, spent = list[Sequence](), pace.count(beside) if pace else PIECE, False
+    late, count, spent = list[Sequence](), pace.count(spare) if pace else PIECE, False
     for s in [s for s in sequences if s.drafting and s.state is None]:
         start = perf_counter()
         at_once = pace is None and s.follows_drafts

@@ -1,8 +1,8 @@
 """Asking a drafter for drafts without trusting it: one that raises is switched off and the text is unharmed.
 
 Every call is guarded, and only the requests that fail lose their drafts. `propose` and `aux` are pure: a failing batch is asked
-again one row at a time. `observe` changes states: after a failure of the batch each request begins anew from its committed tokens
-and is told again, alone. What a drafter returns is checked before it is scored.
+again one row at a time. `observe` changes states: after a failure of the batch each request begins anew from its committed tokens, in pieces as a new
+one, and is told of the next step alone. What a drafter returns is checked before it is scored.
 
 Steps without any draft are not told: a drafter that pauses is not called at all, and reads what it missed in one go when it
 is asked again, with the hidden states that it needs. Only one that says so is told of every step. Auxiliary rows ride in the
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from time import perf_counter
 from typing import TypeVar
 
@@ -27,11 +28,10 @@ from polydraft.core.drafts import Draft
 from polydraft.core.geometry import chains
 from polydraft.core.methods import Drafter, Verifier
 from polydraft.core.outcomes import Outcome
-from polydraft.core.targets import AuxRows, Scores, Target
+from polydraft.core.targets import AuxRows, Scores
 from polydraft.drafters.base import as_one_step
 from polydraft.engine import drafter_state
-from polydraft.engine.drafter_state import Pace, begin_one, release, switch_off
-from polydraft.engine.reading import states_of
+from polydraft.engine.drafter_state import Pace, begin_anew, switch_off
 from polydraft.engine.sequence import Sequence, Unread
 from polydraft.engine.speculation import Speculation
 from polydraft.engine.structured import pruned
@@ -62,7 +62,6 @@ def _ask(
 
 
 def propose(
-    target: Target,
     drafter: Drafter,
     verifier: Verifier,
     sequences: Seq[Sequence],
@@ -80,9 +79,9 @@ def propose(
         if not others:
             return copied
         rest = [sequences[b] for b in others], [budgets[b] for b in others], roots[others]
-        return Draft.scatter([copying, others], [copied, propose(target, drafter, verifier, *rest, vocab_size)])
+        return Draft.scatter([copying, others], [copied, propose(drafter, verifier, *rest, vocab_size)])
     begun = [b for b, s in enumerate(sequences) if s.drafting and s.state is not None]
-    _tell_missed(target, drafter, [sequences[b] for b in begun if sequences[b].num_read < len(sequences[b].token_ids)])
+    _tell_missed(drafter, [sequences[b] for b in begun if sequences[b].num_read < len(sequences[b].token_ids)])
     live = [b for b in begun if sequences[b].drafting]
     if not live:
         return Draft.bare(roots)
@@ -109,16 +108,15 @@ def propose(
     return Draft.scatter([live, idle], [draft, Draft.bare(roots[idle])]) if idle else draft
 
 
-def catch_up(
-    target: Target, drafter: Drafter, sequences: Seq[Sequence], pace: Pace | None, *, beside: bool = False
-) -> list[Sequence]:
-    """Of sequences that are to draft, those whose drafter has much to read of what was emitted without it.
+def catch_up(drafter: Drafter, sequences: Seq[Sequence], pace: Pace | None, spare: float = inf) -> list[Sequence]:
+    """Of sequences that are to draft, those whose drafter has much to read of what was emitted without it, or begins anew.
 
     A piece of one text is read a step, see `drafter_state.begin`; without a pace a text that its drafts decide is left to be read at once.
     """
     begun = [s for s in sequences if s.drafting and s.state is not None]
-    _tell_missed(target, drafter, [s for s in begun if s.num_read < len(s.token_ids)])
-    behind, count, is_spent = list[Sequence](), pace.count(beside) if pace else drafter_state.PIECE, False
+    _tell_missed(drafter, [s for s in begun if s.num_read < len(s.token_ids)])
+    behind = [s for s in sequences if s.held and s.is_suspect]
+    count, is_spent = pace.count(spare) if pace else drafter_state.PIECE, False
     for s in [s for s in begun if s.state is not None and not (pace is None and s.follows_drafts)]:
         offers = s.speculation.offers
         if offers.num_pending is None or offers.catch_up is None or offers.num_pending(s.state) <= drafter_state.FIRST:
@@ -143,7 +141,7 @@ def _copied(sequences: Seq[Sequence], budgets: Seq[Budget]) -> Draft:
     return pruned(copied, [s.token_ids for s in sequences], [s.request.params for s in sequences])
 
 
-def _tell_missed(target: Target, drafter: Drafter, behind: Seq[Sequence]) -> None:
+def _tell_missed(drafter: Drafter, behind: Seq[Sequence]) -> None:
     """Tell the drafter all that these sequences emitted since it was last told, as one step whose draft was right."""
     if not behind:
         return
@@ -151,7 +149,7 @@ def _tell_missed(target: Target, drafter: Drafter, behind: Seq[Sequence]) -> Non
     layers = drafter.needs.hidden
     unread = {layer: [torch.cat([states.hidden[layer][states.row] for states in s.unread]) for s in behind] for layer in layers}
     hidden = {layer: pad_sequence(rows, batch_first=True) for layer, rows in unread.items()}
-    _tell(target, drafter, behind, outcome, replace(scores, hidden=hidden))
+    _tell(drafter, behind, outcome, replace(scores, hidden=hidden))
     for s in behind:
         s.num_read = len(s.token_ids)
         s.unread.clear()
@@ -173,7 +171,7 @@ def aux(speculation: Speculation, sequences: Seq[Sequence], room: int) -> AuxRow
     return scatter([live, idle], [rows, AuxRows(*resting)]) if idle else rows
 
 
-def observe(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
+def observe(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
     """Tell the drafter what the step accepted, unless the forward pass carried nothing of its own. The target's KV caches hold it already."""
     bare = scores.tree.num_nodes == 1 and scores.aux_logits is None and not drafter.needs.every_step
     untold = [b for b, s in enumerate(sequences) if s.drafting and (bare or s.copying)]
@@ -186,42 +184,26 @@ def observe(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome:
         return
     live_outcome, live_scores = (outcome, scores) if len(live) == len(sequences) else select((outcome, scores), live)
     observers = [sequences[b] for b in live]
-    _tell(target, drafter, observers, live_outcome, live_scores)
+    _tell(drafter, observers, live_outcome, live_scores)
     for s, accepted in zip(observers, live_outcome.num_accepted.tolist(), strict=True):
         s.num_read = len(s.token_ids) + accepted + 1
         if s.speculation.offers.report is not None and s.drafting:
             s.sample.stats.drafter_counts = dict(s.speculation.offers.report(s.state)) or None
 
 
-def _tell(target: Target, drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
-    """One step for all; where that fails, each begins anew with what it knew before and is told alone.
-
-    target: to make the hidden states of what it knew once more, in the sequence's own slot.
-    """
-
-    def tell(rows: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
-        states = drafter.observe([s.state for s in rows], outcome, scores)
-        for s, state in zip(rows, states, strict=True):
-            s.state = state
-
-    with suppress(Exception):
-        tell(sequences, outcome, scores)
-        return
-    for b, s in enumerate(sequences):
-        release(drafter, [s])
-        states = _once_more(target, drafter, s, outcome.emitted(scores.tree)[b]) if drafter.needs.hidden else None
-        begin_one(drafter, s, s.num_read, states)
+def _tell(drafter: Drafter, sequences: Seq[Sequence], outcome: Outcome, scores: Scores) -> None:
+    """One step for all but those that were in a step that failed: each of these is told alone."""
+    suspects = [[b] for b, s in enumerate(sequences) if s.is_suspect]
+    for rows in [*suspects, [b for b, s in enumerate(sequences) if not s.is_suspect]]:
+        some = [sequences[b] for b in rows]
+        if not some:
+            continue
+        told = (outcome, scores) if len(some) == len(sequences) else select((outcome, scores), rows)
         try:
-            if s.drafting:
-                tell([s], *select((outcome, scores), [b]))
+            states = drafter.observe([s.state for s in some], *told)
         except Exception as error:
-            switch_off(drafter, s, error)
-
-
-def _once_more(target: Target, drafter: Drafter, s: Sequence, emitted: Seq[int]) -> Scores | None:
-    """Hidden states of what a drafter was told of a sequence, less its last token: the cache is emptied and filled again."""
-    assert s.slot is not None
-    target.release([s.slot])
-    (states,) = states_of(target, drafter, [s], [[*s.token_ids[: s.num_read], *emitted[:-1]]])
-    num_observed = s.num_read - 1
-    return replace(states, hidden={layer: x[:, :num_observed] for layer, x in states.hidden.items()}) if num_observed else None
+            for s in some:
+                begin_anew(drafter, s, error)
+            continue
+        for s, state in zip(some, states, strict=True):
+            s.state, s.is_suspect = state, False

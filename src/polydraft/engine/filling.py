@@ -65,23 +65,27 @@ class RowCost:
 
 
 class StepTime(NamedTuple):
-    """What a step took. rows: in its forward pass.  scoring, whole: seconds of the forward pass, and of all."""
+    """What a step took. rows: in its forward pass, drafts: those of drafted tokens.  scoring, drafting, whole: seconds of the forward pass, of making
+    drafts, and of all."""
 
     rows: int
+    drafts: int
     scoring: float
+    drafting: float
     whole: float
 
 
 class Filling:
     """What is read of new sequences in each step. clock: seconds, by which the size of pieces is learnt.  max_step: of a step in which others run.
 
-    second: the second sequences, which are read whole.
-    rides: whether pieces ride in the forward passes of steps.  step_seconds: of a step, without what rode in it; the median of the last.
+    second: the second sequences, of which pieces are read behind those of the first.
+    rides: whether pieces ride in the forward passes of steps.  step_seconds: of a step of plain decoding, without what rode in it; the median of the
+        last. Drafts make steps longer, and pieces no longer than they are beside plain decoding: whoever waits for a step would wait for both.
     """
 
     def __init__(self, target: Target, clock: Callable[[], float], max_step: float = inf, second: Second | None = None) -> None:
         self._target, self._clock, self._max_step, self._second = target, clock, max_step, second
-        self.rides = isinstance(target, Mixing)
+        self.rides = isinstance(target, Mixing) and second is None
         self._cost, self._seconds_per_token, self._num_read, self.step_seconds = RowCost(), 0.0, 0, 0.0
         self._recent = deque[float](maxlen=RECENT)
         self._alone = 0.0
@@ -94,11 +98,18 @@ class Filling:
         count = int(seconds / self._seconds_per_token) if self._seconds_per_token else 0
         return max(1 if self.rides else FEWEST, min(MOST, count))
 
+    def spare(self, riding: int) -> float:
+        """Seconds that are left of what pieces may take of a step, for drafters that read, too. riding: prompt tokens in its forward pass."""
+        return max(SHARE * self.step_seconds - riding * self._seconds_per_token, 0.0)
+
     def join(self, s: Sequence) -> None:
         """A sequence has a slot; what that holds already is not read."""
         s.due = self._num_read + self._left(s)
 
     def _left(self, s: Sequence) -> int:
+        return self._left_of_first(s) + (0 if self._second is None else self._second.num_unread(s))
+
+    def _left_of_first(self, s: Sequence) -> int:
         assert s.slot is not None
         return len(s.token_ids) - 1 - int(self._target.lengths[s.slot])
 
@@ -113,9 +124,7 @@ class Filling:
 
     def read(self, new: list[Sequence], *, beside: bool) -> dict[Sequence, int]:
         """Read what this step reads of new sequences; how many tokens of which are left to its first forward pass. beside: whether others run."""
-        whole, riding = new, dict[Sequence, int]()
-        if new and self._second is None:
-            whole, riding = self.pieces(new) if beside else (self.piece(new), riding)
+        whole, riding = self.pieces(new) if beside else (self.piece(new), dict[Sequence, int]())
         for s in new:
             s.sample.stats.read_tokens = int(self._target.lengths[s.slot])
         if whole:
@@ -171,8 +180,11 @@ class Filling:
 
     def _read_alone(self, s: Sequence, count: int) -> float:
         """Seconds of a token."""
-        start = self._clock()
-        reading.read_on(self._target, s, count)
+        start, of_first = self._clock(), min(count, self._left_of_first(s))
+        if of_first:
+            reading.read_on(self._target, s, of_first)
+        if self._second is not None and count > of_first:
+            self._second.read_on(s, count - of_first)
         seconds = self._clock() - start
         s.sample.stats.seconds["prefill"] += seconds
         self._num_read += count
@@ -187,11 +199,11 @@ class Filling:
 
     def learn(self, times: Seq[StepTime], riding: int) -> None:
         """What the sequences that are drafted for alike took, one after the other. riding: prompt tokens in the first forward pass."""
-        whole = sum(time.whole for time in times)
+        rows, plain = riding + sum(time.drafts for time in times), sum(time.whole - time.drafting for time in times)
         if self.rides:
             for time in times:
                 if time.rows:
                     self._cost.learn(time.rows, time.scoring)
             self._seconds_per_token = self._cost.seconds
-        self._recent.append(max(whole - riding * self._seconds_per_token, whole / (1 + riding)))
+        self._recent.append(max(plain - rows * self._seconds_per_token, plain / (1 + rows)))
         self.step_seconds = median(self._recent)

@@ -348,8 +348,9 @@ class Loop:
     def _step_alike(self, chosen: Speculation, sequences: list[Sequence], riding: Mapping[Sequence, int]) -> StepTime:
         """One step of sequences that are drafted for alike, with pieces of new ones in its forward pass."""
         began = self._pricing()
-        chosen.policy.expect(self._expected, sum(riding.values()))
-        done = self._stepper(chosen)(sequences, riding, beside=self.num_running > 1)
+        num_riding = sum(riding.values())
+        chosen.policy.expect(self._expected, num_riding)
+        done = self._stepper(chosen)(sequences, riding, self._filling.spare(num_riding) if self.num_running > 1 else inf)
         start = self._clock()
         failed = list(done.failed)
         for b, s in enumerate(done.sequences):
@@ -367,7 +368,8 @@ class Loop:
                 self._leaving.finish(s, retain=True)
         done.seconds["other"] += self._clock() - start
         whole = sum(done.seconds.values()) - done.seconds["prefill"]
-        took = StepTime(done.num_scored + sum(riding.values()), done.seconds["scoring"], whole)
+        drafts = done.num_scored - len(done.sequences) - len(done.failed)
+        took = StepTime(done.num_scored + num_riding, drafts, done.seconds["scoring"], done.seconds["drafting"], whole)
         self._filling.book(riding, done.seconds)
         share([s.sample.stats for s in sequences], done.seconds)
         if done.sequences and not riding:

@@ -47,13 +47,31 @@ class Second:
     def _token_ids(self, s: Sequence) -> list[int]:
         return [*s.second_ids, *s.token_ids[s.num_prompt_tokens :]]
 
+    def num_unread(self, s: Sequence) -> int:
+        """Tokens that its slot lacks of all but the last."""
+        assert s.second_slot is not None
+        return len(self._token_ids(s)) - 1 - int(self.model.lengths[s.second_slot])
+
+    def read_on(self, s: Sequence, count: int) -> None:
+        """Append the next so many tokens."""
+        assert s.second_slot is not None
+        held = int(self.model.lengths[s.second_slot])
+        self.model.prefill([s.second_slot], [self._token_ids(s)[held : held + count]])
+
     def fill(self, sequences: Seq[Sequence]) -> None:
-        """Fill the slots with all tokens but the last, those left out that they hold."""
-        slots = [(s, s.second_slot) for s in sequences if s.second_slot is not None]
-        unread = {slot: self._token_ids(s)[int(self.model.lengths[slot]) : -1] for s, slot in slots}
-        behind = {slot: ids for slot, ids in unread.items() if ids}
-        if behind:
-            self.model.prefill(list(behind), list(behind.values()))
+        """Fill the slots with all tokens but the last, those left out that they hold; equal texts are read once and copied."""
+        behind, sources = [s for s in sequences if self.num_unread(s)], dict[tuple[int, ...], int]()
+        for s in sequences:
+            if s.second_slot is not None and s not in behind:
+                sources[tuple(self._token_ids(s))] = s.second_slot
+        for s in behind:
+            ids, slot = tuple(self._token_ids(s)), s.second_slot
+            source = sources.setdefault(ids, slot) if slot is not None else None
+            if source == slot:
+                self.read_on(s, self.num_unread(s))
+            elif source is not None and slot is not None:
+                self.model.cut(slot, 0)
+                self.model.copy(source, slot, len(ids) - 1)
 
     def score(
         self, sequences: Seq[Sequence], draft: Draft, unique: Dedup, *, hidden: Seq[int] = (), aux: AuxRows | None = None

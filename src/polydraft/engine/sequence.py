@@ -207,7 +207,8 @@ class Sequence:
     token_ids: prompt and output, the one truth about what is committed.  slot: None while waiting.  filling: part of it is still to be read.
     due: when, in prompt tokens that the engine reads, see `filling`.
     state: the drafter's, or None where drafting is off.  course: the policy's.  num_read: committed tokens that the state has been told.
-    held: whether it began without drafts as their code was being compiled.
+    held: whether it has no drafts for now, as their code is being compiled or as its drafter begins anew.
+    is_suspect: whether its drafter failed in a step of several sequences, and was not told of a step of this one alone since then.
     postponed: size of the batch in which drafts for it did not pay, see `opening`; 0 otherwise.
     copying: whether what is verified in this step was copied from the text, not drafted.
     unread: hidden states of the steps since then, where the drafter needs them.
@@ -230,6 +231,7 @@ class Sequence:
     drafting: bool = True
     postponed: int = 0
     held: bool = False
+    is_suspect: bool = False
     second_ids: tuple[int, ...] = ()
     second_slot: int | None = None
     speculation: Speculation = PLAIN
@@ -239,9 +241,9 @@ class Sequence:
         return len(self.request.prompt_token_ids)
 
     @property
-    def context(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """All that its cache is a function of: the source, if there is one, and the committed tokens."""
-        return self.request.source_token_ids, tuple(self.token_ids)
+    def context(self) -> tuple[tuple[int, ...], ...]:
+        """All that its caches are a function of: the source and the beginning of the second sequence, if there are any, and the committed tokens."""
+        return self.request.source_token_ids, self.second_ids, tuple(self.token_ids)
 
     @property
     def num_ahead(self) -> int:

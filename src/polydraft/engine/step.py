@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 from time import perf_counter
 
 import numpy as np
@@ -96,12 +97,10 @@ class Stepper:
     clock: Callable[[], float] = perf_counter
     pace: drafter_state.Pace | None = None
 
-    def __call__(
-        self, sequences: Seq[Sequence], riding: Mapping[Sequence, int] | None = None, *, beside: bool = False
-    ) -> StepResult:
+    def __call__(self, sequences: Seq[Sequence], riding: Mapping[Sequence, int] | None = None, spare: float = inf) -> StepResult:
         """One step; target cache and drafter states move on, the sequences' tokens are the caller's to extend.
 
-        riding: so many tokens of new sequences are read in its forward pass, see `filling`.  beside: whether others wait for it.
+        riding: so many tokens of new sequences are read in its forward pass, see `filling`.  spare: seconds that a drafter may read texts for.
         Sequences whose drafter has to read more before their first draft have no part in it.
         """
         watch, drafter = Stopwatch(self.clock), self.speculation.drafter
@@ -109,7 +108,7 @@ class Stepper:
             budgets = self._budgets(sequences)
         if budgets and drafter is not None:
             with watch.phase("prefill"):
-                budgets, late = self._caught_up(drafter, sequences, budgets, beside)
+                budgets, late = self._caught_up(drafter, sequences, budgets, spare)
             if len(late) == len(sequences):
                 with watch.phase("scoring"):
                     self._read(riding or {})
@@ -139,21 +138,20 @@ class Stepper:
                     self.second.commit(done.sequences, done.draft, unique, done.outcome)
             with watch.phase("drafting"):
                 if drafter is not None and (budgets or drafter.needs.each_step):
-                    drafting.observe(self.target, drafter, done.sequences, done.outcome, done.scores)
+                    drafting.observe(drafter, done.sequences, done.outcome, done.scores)
             self.speculation.policy.learn(done.sequences, done.draft, lambda: done.probs, done.outcome)
             self._record(done)
         return replace(done, num_scored=num_scored, seconds=watch.stop())
 
     def _caught_up(
-        self, drafter: Drafter, sequences: Seq[Sequence], budgets: Seq[Budget], beside: bool
+        self, drafter: Drafter, sequences: Seq[Sequence], budgets: Seq[Budget], spare: float
     ) -> tuple[list[Budget], list[Sequence]]:
         """Budgets, none for a text of which the drafter has read a piece and no more, and the sequences that wait for that."""
-        late, behind = list[Sequence](), list[Sequence]()
+        late = list[Sequence]()
         if any(s.drafting and s.state is None for s in sequences):
-            late = drafter_state.begin(drafter, sequences, self.pace, beside=beside)
-        if self.speculation.offers.catch_up is not None:
-            to_draft = [s for s, budget in zip(sequences, budgets, strict=True) if budget.max_depth and not budget.copied]
-            behind = drafting.catch_up(self.target, drafter, to_draft, self.pace, beside=beside)
+            late = drafter_state.begin(drafter, sequences, self.pace, spare)
+        to_draft = [s for s, budget in zip(sequences, budgets, strict=True) if budget.max_depth and not budget.copied]
+        behind = drafting.catch_up(drafter, to_draft, self.pace, spare)
         caught_up = [budget.within(0) if s in behind else budget for s, budget in zip(sequences, budgets, strict=True)]
         return caught_up, [*late, *(s for s in behind if s.follows_drafts)]
 
@@ -210,7 +208,7 @@ class Stepper:
         drafter, verifier = self.speculation.drafter, self.speculation.verifier
         if drafter is None or not budgets:
             return Draft.bare(roots)
-        return drafting.propose(self.target, drafter, verifier, sequences, budgets, roots, self.target.vocab_size)
+        return drafting.propose(drafter, verifier, sequences, budgets, roots, self.target.vocab_size)
 
     def _room(self, sequence: Sequence) -> int:
         """Deepest useful draft: the block's extra token is the last that the context or `max_tokens` leaves room for."""

@@ -35,6 +35,7 @@ from polydraft.policy.marginal import (
 from polydraft.policy.profile import Profile, begun, check_identity, profile_of, remember_steps
 from polydraft.policy.rehearsal import Rehearsed, unrehearsed
 from polydraft.policy.repeats import Repeats
+from polydraft.policy.shared_steps import fit
 
 __all__ = ["AdaptivePolicy"]
 
@@ -207,6 +208,8 @@ class AdaptivePolicy(Policy):
         self._candidates = [c for s, c in zip(sequences, courses, strict=True) if s.drafting and not c.paused]
         for s, course in zip(sequences, courses, strict=True):
             course.step_budget = self._next(s, course) if s.drafting else NOTHING
+        costs = self.live.costs.behind(self._num_tokens, self._batch)
+        fit([course for s, course in zip(sequences, courses, strict=True) if s.drafting], self._batch, self._riding, costs)
         return [course.step_budget for course in courses]
 
     def _next(self, s: RunningSequence, course: Course) -> Budget:
@@ -262,7 +265,7 @@ class AdaptivePolicy(Policy):
             share = self._share_of(costs)
             batch, speed, chosen = self._batch, share.speed, id(course) in share.drafting
             drafting = len(share.drafting) + (not chosen)
-            rows = batch + share.nodes - chosen * expected.nodes + self._riding
+            rows = batch + share.nodes - chosen * expected.nodes
         worth = gain(expected, speed, rows, drafting, costs)
         course.weighed = Weighed(speed, rows, worth if chosen else min(worth, 0.0))
         if course.weighed.gain > 0:

@@ -109,6 +109,11 @@ class Course:
         elif event is Event.CLOSED:
             self.pause_left = FIRST_PAUSE - 1
 
+    def wait(self) -> None:
+        """Nothing is drafted in this step, as others wait for it: a look is left for the next."""
+        self.step_budget = NOTHING
+        self.looks += self.stage is Stage.LOOKING
+
     def rest(self) -> bool:
         """Whether this step is one of a pause."""
         if self.paused:

@@ -1,0 +1,55 @@
+"""Drafts that others wait for make a step a fifth longer at most: beside prompts that are read in its forward pass, and where many look again."""
+
+import pytest
+
+from polydraft.policy.costs import Costs
+from polydraft.policy.course import Stage
+from polydraft.policy.shared_steps import LONGER, most_rows
+from tests.policy.planning import costs, made, sequences
+
+DEAR = Costs.of({1: 1.0, 4: 1.1, 8: 1.4, 16: 2.5}, draft_start=0.05, draft_step=0.08)
+"""Rows behind the fourth cost their arithmetic, as on two cores."""
+
+
+def asked(policy, batch, riding, prices=DEAR):
+    """The drafts of a step, and its price."""
+    policy.expect(len(batch), riding)
+    budgets = [budget for budget in policy.budgets(batch) if budget.max_depth]
+    rows, steps = len(batch) + riding + sum(map(most_rows, budgets)), max((budget.max_depth for budget in budgets), default=0)
+    return budgets, prices.step(rows, steps, max(len(budgets), 1))
+
+
+@pytest.mark.parametrize("riding", [1, 8, 40])
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_a_step_that_reads_a_prompt_takes_a_fifth_more_for_drafts_at_most(count, riding):
+    policy, batch = made(DEAR, rate=0.8), sequences(count)
+    policy.acceptance[False]._means = policy.acceptance[False]._means * 0 + [1.1, 1.0, 1.0]
+    plain = DEAR.step(count + riding, 0)
+    alone, _ = asked(policy, batch, 0)
+    beside, seconds = asked(policy, batch, riding)
+    assert seconds <= LONGER * plain and sum(map(most_rows, beside)) <= sum(map(most_rows, alone)), (seconds, plain)
+    assert asked(policy, batch, 0)[0] == alone, "what paid before the prompt came pays behind it"
+
+
+def test_drafts_stay_beside_a_prompt_where_each_sequence_has_its_tokens_as_soon():
+    policy, batch = made(DEAR, rate=0.95), sequences(1)
+    alone, _ = asked(policy, batch, 0)
+    beside, seconds = asked(policy, batch, 4)
+    tokens = policy.course(batch[0]).acceptance.expected.tokens
+    assert beside == alone and LONGER * DEAR.step(5, 0) < seconds < LONGER * tokens * DEAR.step(5, 0)
+    seeded = sequences(2, seed=3)
+    assert asked(policy, seeded, 0)[0] == asked(policy, seeded, 40)[0], "a text of a seed is decided as if it ran alone"
+
+
+def test_sequences_that_look_again_take_turns():
+    prices = costs(row=0.06, step=0.02)
+    policy, batch, counts = made(prices, rate=0.5), sequences(8), []
+    for s in batch:
+        policy.course(s).stage, policy.course(s).looks = Stage.LOOKING, 9
+        policy.course(s).acceptance.forget(0.0)
+        policy.course(s).acceptance._means[:] = 1.01, 1.0, 1.0
+    for _ in range(9):
+        budgets, seconds = asked(policy, batch, 0, prices)
+        counts.append(len(budgets))
+        assert 1 <= len(budgets) < 8 and seconds <= LONGER * prices.step(8, 0)
+    assert all(policy.course(s).looks > 0 for s in batch[1:])
