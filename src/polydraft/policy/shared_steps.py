@@ -19,7 +19,13 @@ LONGER = 1.2
 
 
 def most_rows(budget: Budget) -> int:
-    """Rows of a forward pass that a draft may have, its spare siblings included."""
+    """Rows of a forward pass that a draft may have, its spare siblings included.
+
+    Example:
+        >>> from polydraft.core.budget import Stop
+        >>> most_rows(Budget.fixed((-1, 0)).ending(Stop((0.5,), min_spare_chance=(0.1, 0.2))))
+        3
+    """
     return max(budget.max_nodes, len(budget.stop.min_spare_chance) + 1 if budget.stop and budget.has_spares else 0)
 
 
