@@ -33,8 +33,8 @@ def cut_to(budget: Budget, rows: int) -> Budget:
     """The same with so many rows at most.
 
     Example:
-        >>> cut_to(Budget.fixed((-1, 0, 1, 2)), 2).parents, cut_to(Budget.grown(24, 4, 3), 2)
-        ((-1, 0, 1), Budget(max_nodes=2, max_depth=2, width=3, least=0.0, parents=(), stop=None))
+        >>> cut_to(Budget.fixed((-1, 0, 1, 2)), 2).parents, cut_to(Budget.grown(24, 4, 3), 2).max_nodes
+        ((-1, 0, 1), 2)
     """
     if rows >= most_rows(budget):
         return budget
