@@ -70,7 +70,7 @@ def test_the_cost_model_is_told_as_the_policy_sees_it(adaptive):
     assert families["polydraft:cost_model_draft_step_seconds"].samples[0].value == costs.draft_step
     assert families["polydraft:cost_model_overhead_seconds"].samples[0].value == costs.overhead
     rates = {(s.labels["mode"], s.labels["draft"]): s.value for s in families["polydraft:policy_acceptance_rate"].samples}
-    seen = {"sampled": adaptive.engine.policy.seen[False], "greedy": adaptive.engine.policy.seen[True]}
+    seen = {"sampled": adaptive.engine.policy.acceptance[False], "greedy": adaptive.engine.policy.acceptance[True]}
     lanes = {"first": FIRST, "next": NEXT}
     assert rates == {(mode, draft): seen[mode].rates[lane] for mode in seen for draft, lane in lanes.items()}
     lengths = {s.name: s.value for s in families["polydraft:speculation_length"].samples}

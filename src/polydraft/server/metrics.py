@@ -144,7 +144,7 @@ class ModelMetrics:
             figures[f"polydraft:cost_model_{name}_seconds"] = getattr(costs, name)
         passes = {(str(rows),): costs.rows(rows) for rows in (1, 4, 8, 16, 32, 64)}
         kinds = product((("first", FIRST), ("next", NEXT)), (("sampled", False), ("greedy", True)))
-        rates = {(draft, mode): policy.seen[greedy].rates[lane] for (draft, lane), (mode, greedy) in kinds}
+        rates = {(draft, mode): policy.acceptance[greedy].rates[lane] for (draft, lane), (mode, greedy) in kinds}
         by_label |= {"polydraft:cost_model_pass_seconds": passes, "polydraft:policy_acceptance_rate": rates}
         return {name: {(): value} for name, value in figures.items()} | by_label
 
