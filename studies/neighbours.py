@@ -51,12 +51,21 @@ def hostile(context: int) -> dict[str, tuple[str, dict[str, Any]]]:
     short = {"prompt": "a", "max_tokens": 64, "temperature": 1, "ignore_eos": True}
     tool = {"type": "object", "properties": {f"p{n}": {"type": "string", "pattern": f"a{{{n},900}}"} for n in range(20)}}
     tools = [{"type": "function", "function": {"name": f"f{n}", "parameters": tool}} for n in range(100)]
+    plain = {f"p{n}": {"type": "integer"} for n in range(20)}
+    many = [
+        {
+            "type": "function",
+            "function": {"name": f"g{n}", "parameters": {"type": "object", "properties": plain, "required": [f"p{n % 20}"]}},
+        }
+        for n in range(500)
+    ]
     chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 16}
     return {
         "nothing": ("", {}),
         'guided_regex "(a{1,1000}){1,1000}"': ("/v1/completions", {**short, "guided_regex": "(a{1,1000}){1,1000}"}),
         'guided_regex ".*(a|b){1,900}.*"': ("/v1/completions", {**short, "guided_regex": ".*(a|b){1,900}.*"}),
         "100 tools of 20 patterns": ("/v1/chat/completions", {**chat, "tools": tools}),
+        "500 tools of 20 parameters": ("/v1/chat/completions", {**chat, "tools": many}),
         "100,000 stop strings": ("/v1/completions", {**short, "stop": [f"#{n}" for n in range(100_000)]}),
         "1,024 stop strings": ("/v1/completions", {**short, "stop": [f"#{n}" for n in range(1024)]}),
         "logit_bias of 2,000 ids": ("/v1/completions", {**short, "logit_bias": {str(n): 1 for n in range(2000)}}),
