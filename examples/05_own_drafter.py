@@ -46,7 +46,7 @@ prompt = "import os\nimport sys\nimport os\n"
 drafted = Engine.embedded(drafter=LastTime(), depth=4).generate(prompt, greedy)[0]
 plain = Engine.embedded(drafter=None).generate(prompt, greedy)[0]
 print("the same text:", drafted.text == plain.text)
-print(f"{drafted.stats.generated_tokens} tokens in {drafted.stats.steps} passes, {plain.stats.steps} without drafts")
+print(f"{drafted.stats.generated_tokens} tokens in {drafted.stats.steps} forward passes, {plain.stats.steps} without drafts")
 
 # the same text: True
-# 32 tokens in 8 passes, 32 without drafts
+# 32 tokens in 8 forward passes, 32 without drafts

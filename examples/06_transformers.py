@@ -16,7 +16,7 @@ inputs = tokenizer("import os\nimport ", return_tensors="pt")
 plain = model.generate(inputs["input_ids"], do_sample=False, max_new_tokens=16)
 drafted = model.generate(inputs["input_ids"], do_sample=False, max_new_tokens=16, custom_generate=fast)
 print("greedy, the same tokens:", torch.equal(plain, drafted))
-print(f"{fast.stats[0].generated_tokens} tokens in {fast.stats[0].steps} passes of the model")
+print(f"{fast.stats[0].generated_tokens} tokens in {fast.stats[0].steps} forward passes")
 
 # Processors, sampling parameters, several samples, scores: as always.
 torch.manual_seed(0)
@@ -35,5 +35,5 @@ found = model.generate(
 print("samples:", len(found.sequences), "steps with scores:", len(found.scores))
 
 # greedy, the same tokens: True
-# 16 tokens in 5 passes of the model
+# 16 tokens in 5 forward passes
 # samples: 2 steps with scores: 12

@@ -68,7 +68,7 @@ head = LinearHead(plain.target, [result.prompt_token_ids + result.token_ids for 
 greedy = SamplingParams(temperature=0, max_tokens=64)
 drafted = Engine.of(plain.target, tokenizer=plain.tokenizer, drafter=head, depth=3).generate(prompts[:4], greedy)
 print("the same texts:", [r.text for r in drafted] == [r.text for r in plain.generate(prompts[:4], greedy)])
-print("tokens a pass:", *(round(r.stats.generated_tokens / r.stats.steps, 2) for r in drafted))
+print("tokens per step:", *(round(r.stats.generated_tokens / r.stats.steps, 2) for r in drafted))
 
 # the same texts: True
-# tokens a pass: 1.64 1.52 1.0 2.46
+# tokens per step: 1.64 1.52 1.0 2.46

@@ -168,7 +168,7 @@ class ModelConfig(Config):
 
     dtype: Any = setting("Data type of the weights and activations, such as float32 or bfloat16", str, objects="torch.dtype", unset="float32 on a CPU, the checkpoint's own on a GPU", panel="Models")
     device: Any = setting("Device, such as cpu or cuda", str, objects="torch.device", unset="the first GPU, else the CPU", panel="Models")
-    backend: str = setting("Backend: compiled (Llama family on a CPU), transformers (any model and device)", str, "auto", choices=("auto", "compiled", "transformers"), panel="Models", advice="Use backend='transformers' for any model and device.")
+    backend: str = setting("Backend: compiled (most architectures, on a CPU), transformers (any model and device)", str, "auto", choices=("auto", "compiled", "transformers"), panel="Models", advice="Use backend='transformers' for any model and device.")
     quantization: str | None = setting("Weight quantization of the target model, compiled backend; changes the output distribution", str, choices=QUANTIZATIONS, unset="the format of the checkpoint", panel="Models")
     activations: str | None = setting("Float32 activations with quantized weights of a GGUF file; slower", str, flag="--exact", value="float32", choices=("int8", "float32"), unset="8 bits a block", panel="Models")
     cache_dtype: str | None = setting("Data type of the target's KV cache, compiled backend; q8_0 takes a quarter of float32", str, choices=("bfloat16", "float32", "q8_0"), unset="bfloat16, with --exact float32", panel="Models")
@@ -225,7 +225,7 @@ class EngineConfig(SpeculationConfig, ModelConfig, PairConfig):
     """An engine on models by name: the models, how they are loaded, and how tokens are drafted."""
 
     draft_quantization: str | None = setting("Weight quantization of the draft model; does not change the output distribution", str, choices=(*QUANTIZATIONS, "file"), unset="int4 for a GGUF file of more bits, else the format of the checkpoint", panel="Models")
-    draft_vocabulary: int | None = setting("First tokens that the draft model drafts, beside special tokens and those of the text, 0 for all; does not change the output distribution", int, unit="tokens", low=0, unset="32,768, compiled backend, where that is at most half of the vocabulary", panel="Models")
+    draft_vocabulary: int | None = setting("Number of vocabulary entries, from the first, that the draft model drafts beside special tokens and those of the text; 0 for all; does not change the output distribution", int, unit="tokens", low=0, unset="32,768, compiled backend, where that is at most half of the vocabulary", panel="Models")
     prefix_cache_bytes: int | None = setting("Maximum memory of the prefix cache beside the slots", int, unit="bytes", low=0, unset="an eighth of the free memory, at most 8 GiB", panel="Models")
     prefix_cache_file: Any = setting("File in which the prefix cache outlives restarts: read at the start, written now and then and when the server ends", Path, objects="Path", unset="none", panel="Models")
     tie_margin: float | None = setting("Low precision: margin below which greedy near ties are decided by a forward pass of their own", float, unit="logits", unset="off", panel="Models")
@@ -243,7 +243,7 @@ class SamplingConfig(Config):
     repetition_penalty: float | None = setting("Repetition penalty; 1 switches it off", float, unset="the model's own, else 1", panel="Sampling")
     presence_penalty: float = setting("Presence penalty; 0 switches it off", float, 0.0, panel="Sampling")
     frequency_penalty: float = setting("Frequency penalty; 0 switches it off", float, 0.0, panel="Sampling")
-    seed: int | None = setting("Random seed; it repeats a text at temperature 0, with a fixed draft shape or profile, or with the verifier race", int, unset="drawn and reported", panel="Sampling")
+    seed: int | None = setting("Random seed; it repeats a text while measured costs stay, and always with --depth, --profile or the verifier race", int, unset="drawn and reported", panel="Sampling")
     stop: "Sequence[str]" = setting("Text that ends the output; may be repeated", list, (), panel="Sampling")
     ignore_eos: bool = setting("Generation beyond the end-of-text token", bool, False, flag="--ignore-eos", panel="Sampling")
     n: int = setting("Number of independent samples", int, 1, flag="--n -n", panel="Sampling")
@@ -259,7 +259,7 @@ class ServerConfig(Config):
     served_model_name: str | None = setting("Model name in requests", str, unset="the model's own", panel="Server")
     api_key_file: Any = setting("File of API keys, one a line, beside POLYDRAFT_API_KEY", Path, unset="no key needed", panel="Server")
     cors: "Sequence[str]" = setting("Origin whose pages may send requests, or *; may be repeated", list, (), panel="Server")
-    allowed_hosts: "Sequence[str]" = setting("Name by which a server without a key on this machine alone may be asked, beside localhost and addresses; may be repeated", list, (), flag="--allowed-host", panel="Server")
+    allowed_hosts: "Sequence[str]" = setting("Host name that requests to a server without a key may use, beside localhost and addresses; may be repeated", list, (), flag="--allowed-host", panel="Server")
     max_waiting: int = setting("Maximum number of waiting samples; more are refused with status 429", int, 256, low=1, panel="Server")
     max_body: int = setting("Maximum size of a request", int, 4 << 20, unit="bytes", low=1, panel="Server")
     max_choices: int = setting("Maximum number of prompts times n of a request", int, 64, low=1, panel="Server")

@@ -66,6 +66,14 @@ def test_a_request_with_a_shape_of_its_own_waits_for_its_drafts():
     assert compiler.waited > 0
 
 
+def test_a_request_for_plain_decoding_does_not_wait_for_drafts(plain):
+    built, compiler = engine(looks=10_000)
+    request = built.submit("def add(a, b):", PARAMS.with_(seed=3), budget=Budget.fixed((-1,)))
+    while built.has_unfinished_requests:
+        built.step()
+    assert request.text == plain and compiler.waited == 0
+
+
 def test_a_request_that_waits_for_its_drafts_lets_those_behind_it_pass(plain):
     built, compiler = engine(looks=10_000)
     sampled = PARAMS.with_(temperature=1.0, seed=3)

@@ -27,11 +27,11 @@ def _kernels() -> dict[str, Any]:
         model.score([0], root)
     return {
         "path": type(model).__name__,
-        "why": reason or "a model of the Llama family on a CPU: one compiled call per forward pass",
+        "why": reason or "the Llama architecture is compiled for CPUs: one call per forward pass",
         "kernels": f"{instruction_set()} through numba, no compiler needed",
         "weights": model.weight_format or "as in the checkpoint",
         "seconds_to_load_and_compile": round(ready, 2),
-        "milliseconds_per_pass": round((perf_counter() - start) * 100, 3),
+        "milliseconds_per_forward_pass": round((perf_counter() - start) * 100, 3),
     }
 
 

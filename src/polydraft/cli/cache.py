@@ -80,7 +80,7 @@ def list_cached(as_json: AsJson = False) -> None:
 def clear(
     kinds: Annotated[list[Kind] | None, typer.Argument(help="What to delete; all of them where none is named.")] = None,
 ) -> None:
-    """Delete it: the next start packs, measures and compiles anew. Models stay, see `polydraft models rm`."""
+    """Delete what is stored: the next start packs, measures and compiles anew. Models stay, see `polydraft models rm`."""
     typer.echo(f"{sum(map(_delete, map(_files_of, kinds or Kind))) / 1e6:.0f} MB deleted")
 
 

@@ -37,4 +37,4 @@ def doctor(
         typer.secho(title, bold=True)
         for name, value in facts.items():
             text = f"{value:.4g}" if isinstance(value, float) else value
-            typer.echo(f"  {name.replace('_', ' ')}: {text}")
+            typer.echo(f"  {name if name.isupper() else name.replace('_', ' ')}: {text}")

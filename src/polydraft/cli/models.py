@@ -29,7 +29,7 @@ def _listed_model(name: str) -> "HubModel":
 
 @app.command("list")
 def list_models(as_json: AsJson = False) -> None:
-    """Show them: size, licence, whether they are here; with --json their sources and SHA-256, too."""
+    """Show the models: size, licence, whether they are here; with --json their sources and SHA-256, too."""
     from polydraft.models.loading.catalogue import MODELS, cached
 
     if as_json:

@@ -62,7 +62,7 @@ class EngineFields(SpeculationFields, total=False):
     device: str | torch.device | None
     """Device, such as cpu or cuda. Default: the first GPU, else the CPU."""
     backend: Literal["auto", "compiled", "transformers"]
-    """Backend: compiled (Llama family on a CPU), transformers (any model and device) (auto, compiled, transformers). Default: 'auto'."""
+    """Backend: compiled (most architectures, on a CPU), transformers (any model and device) (auto, compiled, transformers). Default: 'auto'."""
     quantization: Literal["int8", "int4", "bfloat16", "bfloat16-dot"] | None
     """Weight quantization of the target model, compiled backend; changes the output distribution (int8, int4, bfloat16, bfloat16-dot). Default: the format of the checkpoint."""
     activations: Literal["int8", "float32"] | None
@@ -82,7 +82,7 @@ class EngineFields(SpeculationFields, total=False):
     draft_quantization: Literal["int8", "int4", "bfloat16", "bfloat16-dot", "file"] | None
     """Weight quantization of the draft model; does not change the output distribution (int8, int4, bfloat16, bfloat16-dot, file). Default: int4 for a GGUF file of more bits, else the format of the checkpoint."""
     draft_vocabulary: int | None
-    """First tokens that the draft model drafts, beside special tokens and those of the text, 0 for all; does not change the output distribution (tokens, >= 0). Default: 32,768, compiled backend, where that is at most half of the vocabulary."""
+    """Number of vocabulary entries, from the first, that the draft model drafts beside special tokens and those of the text; 0 for all; does not change the output distribution (tokens, >= 0). Default: 32,768, compiled backend, where that is at most half of the vocabulary."""
     prefix_cache_bytes: int | None
     """Maximum memory of the prefix cache beside the slots (bytes, >= 0). Default: an eighth of the free memory, at most 8 GiB."""
     prefix_cache_file: str | Path | Path | None

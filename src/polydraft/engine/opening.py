@@ -31,7 +31,8 @@ class Opening:
 
     def awaits_drafts(self, s: Sequence) -> bool:
         """Whether it waits while drafts are compiled, as its text depends on them or on their costs; those behind it do not."""
-        depends = s.request.budget is not None or s.follows_drafts
+        budget = s.request.budget
+        depends = s.follows_drafts if budget is None else budget.max_nodes > 0
         return depends and (self._compiles(s) or (self.follows_costs(s) and self._menu.is_compiling))
 
     def next(self, waiting: Iterable[Sequence]) -> Sequence | None:

@@ -67,7 +67,7 @@ def local(name: str | os.PathLike[str]) -> Path | None:
         return _in_folder(path)
     if path.is_file() and not is_gguf(path):
         raise ModelLoadError(
-            f"the file {text!r} was given; expected a folder, or a GGUF file, which begins with b'GGUF'. Give the folder around it."
+            f"the file {text!r} was given; expected a model folder, or a GGUF file, which begins with GGUF. Give the folder that it lies in, or another file."
         )
     if path.exists():
         return parts_of(path)[0]

@@ -35,7 +35,7 @@ def check_same_tokens(ours: Mapping[str, int], theirs: Mapping[str, int], *, rol
     differing = ours.items() ^ theirs.items()
     lowest = min(i for _, i in differing)
     first = min(token for token, i in differing if i == lowest)
-    bridges = ", or drafter='tli' (common tokens) or 'slem' (through text)" if role == "draft" else ""
+    bridges = ", or drafter='tli' (common tokens) or drafter='slem' (through text)" if role == "draft" else ""
     raise IncompatibleError(
         f"target and {role} have different vocabularies: {len({token for token, _ in differing})} tokens differ, the first is {first!r}, "
         f"id {ours.get(first)} in the target and {theirs.get(first)} in the {role}. "

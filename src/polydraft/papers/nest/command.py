@@ -17,7 +17,7 @@ def delete(
     source: Annotated[str, typer.Argument(help="Name of the document, as its quotations show it.")],
     model: Annotated[str | None, typer.Option(help="The target it was built with; the embedded one without it.")] = None,
 ) -> None:
-    """Delete a document's passages: they are never quoted again, by engines that run already either."""
+    """Delete a document's passages: no engine quotes them again, a running one neither."""
     quiet()
     target, tokenizer = _target(model)
     from polydraft.papers.nest.passages import Passages

@@ -260,7 +260,11 @@ function send() {
       const box = place.output.querySelector('.answer:last-child'), text = at?.text ?? (box === begun?.shown ? '' : box?.textContent ?? '');
       if (!place.output.isConnected) talk.length = 0; // cleared meanwhile
       else if (text && box) keep(box, text.replace(THOUGHT, ''), begun);
-      else if (!begun) $('prompt').value ||= talk.pop().content;
+      else if (!begun) { // not answered: the message is the prompt again
+        const { content } = talk.pop();
+        $('prompt').value ||= content;
+        place.output.querySelector('.user:last-child')?.remove();
+      }
     }
     if (!place.output.isConnected) return;
     $('more').hidden = !['length', 'abort'].includes(at.reason) || talk.at(-1)?.role !== 'assistant';
