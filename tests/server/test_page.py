@@ -102,6 +102,7 @@ def test_a_text_the_race_a_chat_and_an_error_are_shown(window, served):
     window.fill("#prompt", "more " * 600)
     window.click("#go")
     window.locator("#error", has_text="512").wait_for()
+    assert window.locator(".output .user").count() == 1  # the refused message is the prompt again
     assert [x for x in said if "400" not in x] == []  # nothing that the policy refused
 
 
