@@ -72,7 +72,7 @@ class HeadRows(RowStore):
     def know(self) -> None:
         """The pass of a head that foretells all depths."""
         if isinstance(self.drafter, CachingDrafter):
-            self.drafter.tell_roots([self.state])
+            (self.state,) = self.drafter.prepared([self.state])
         self.model.know([self.slot], self.state.states)
 
     def _clear(self, root: int) -> None:
