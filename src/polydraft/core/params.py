@@ -206,6 +206,11 @@ class SamplingParams:
         return self.temperature == 0
 
     @property
+    def follows_drafts(self) -> bool:
+        """Whether the text depends on what is drafted: it was given a seed, and is sampled."""
+        return self.seed is not None and not self.greedy
+
+    @property
     def has_penalties(self) -> bool:
         """Whether the distribution depends on which tokens came before."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0

@@ -252,8 +252,8 @@ class Sequence:
 
     @property
     def follows_drafts(self) -> bool:
-        """Whether its text depends on what is drafted: it was given a seed, and is sampled."""
-        return self.request.params.seed is not None and not self.request.params.greedy
+        """See `SamplingParams.follows_drafts`."""
+        return self.request.params.follows_drafts
 
     @property
     def finished(self) -> bool:

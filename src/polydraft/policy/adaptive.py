@@ -172,7 +172,7 @@ class AdaptivePolicy(Policy):
         """Where a sequence stands."""
         if s.course is None:
             params = s.request.params
-            stored = self.profile.known(params.greedy) if params.seed is not None else None
+            stored = self.profile.known(params.greedy) if params.follows_drafts else None
             shared = self.acceptance[params.greedy]
             acceptance = Acceptance(*(stored or (shared.rates, shared.expected)), *OWN)
             s.course = Course(acceptance, self.profile.costs if stored else None, Repeats(s.request))
@@ -187,7 +187,7 @@ class AdaptivePolicy(Policy):
         token, or, alone, of one that is accepted for sure."""
         params, number = s.request.params, max(num_sequences, 1)
         costs = self.live.costs.behind(len(s.token_ids), number)
-        if params.seed is not None:
+        if params.follows_drafts:
             return True
         acceptance, plain = self.acceptance[params.greedy], speed_of([], number, costs)
         drafts = [acceptance.expected, Expected(1.0 + acceptance.rates[FIRST], 1.0, 1.0)]
