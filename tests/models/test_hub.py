@@ -192,7 +192,7 @@ def test_a_file_that_was_cut_off_is_fetched_again(model):
         ("./nowhere", "model folder './nowhere' does not exist"),
         ("nowhere.gguf", "GGUF file 'nowhere.gguf' does not exist"),
         ("", "an empty name of a model was given"),
-        (__file__, "expected a folder, or a GGUF file"),
+        (__file__, "expected a model folder, or a GGUF file"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_told_with_the_nearest_one(given, said):
