@@ -29,6 +29,8 @@ __all__ = ["MIN_BYTES", "MOST_BYTES", "PackedFile", "code_digest", "folder"]
 
 MIN_BYTES, MOST_BYTES = 32 << 20, 8 << 30
 """Smaller models are packed at once; of all files those that were used last stay."""
+LEFT_FREE = 0.1
+"""Share of the disk that stays free."""
 PAGE = 4096
 HEADER = 4 * PAGE
 """Bytes: matrices begin at pages of the system, behind the line of JSON."""
@@ -109,7 +111,7 @@ class PackedFile:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             _make_room(self._path.parent, self._starts[-1])
             disk = shutil.disk_usage(self._path.parent)
-            if self._starts[-1] > disk.free - disk.total // 10:
+            if self._starts[-1] > disk.free - LEFT_FREE * disk.total:
                 return
             header = {"about": self._about, "sizes": self._sizes, "sums": self._sums_of(_sum), "figures": figures}
             line = json.dumps(header).encode() + b"\n"
