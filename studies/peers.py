@@ -54,7 +54,6 @@ def build(folder: Path, jobs: int) -> Path:
         "--no-deps",
         "--no-binary",
         ":all:",
-        "--no-build-isolation",
         "-d",
         str(folder),
         SOURCE,
