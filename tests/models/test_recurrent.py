@@ -22,8 +22,8 @@ class Text:
         kind, capacity = StateKind((self.states,), (self.rows,), self.fold), snapshots * SHAPE.state_bytes
         self.memory, self.num_read = RecurrentMemory([kind], self.lengths, self.folded, capacity, self.read), 0
 
-    def fold(self, slot, count, rest):
-        for row in range(count):
+    def fold(self, slot, first):
+        for row in range(first, first + BLOCK):
             self.states[:, slot] = DECAY * self.states[:, slot] + self.rows[:, slot, row]
 
     def read(self, slot, begin, end):

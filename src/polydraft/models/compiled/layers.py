@@ -57,6 +57,7 @@ from polydraft.models.compiled.parts.state_space import (
     new_state_space,
     overlap_code,
     scan_code,
+    scan_scratch,
 )
 from polydraft.models.compiled.products import Packed, matmul
 from polydraft.models.compiled.program import (
@@ -71,7 +72,7 @@ from polydraft.models.compiled.program import (
     replace_part,
     run_parts,
 )
-from polydraft.models.compiled.recurrent import PENDING, StateKind, StateShape
+from polydraft.models.compiled.recurrent import BLOCK, PENDING, StateKind, StateShape
 from polydraft.models.compiled.rounding import quantize_rows
 from polydraft.models.compiled.vectors import aligned
 from polydraft.models.compiled.workspace import CHUNK, NONE, Sizes, Workspace
@@ -201,7 +202,8 @@ def state_space_block(weights: Weights, sizes: Sizes, memory: StateSpaceMemory, 
     of, s = weights.others, memory.sizes
     into, out, taps = of["ssm_in"], of["ssm_out"], np.ascontiguousarray(of["ssm_taps"][:, :, 0].swapaxes(1, 2))
     x, mixed, y = aligned(CHUNK, into.outputs), aligned(CHUNK, s.channels), aligned(CHUNK, s.inner)
-    overlaps, rows = aligned(CHUNK, s.groups, PENDING), (step, work.rows, work.seen_columns)
+    overlaps, rows = aligned(CHUNK, s.groups, BLOCK), (step, work.rows, work.seen_columns)
+    scan = Scan(*rows, memory, of["ssm_skips"], mixed, overlaps, y, scan_scratch(s, CHUNK, len(work.queries)))
     mix = Mix(*rows, x, memory, taps, of["ssm_taps_bias"], -np.exp(of["ssm_rates"]), of["ssm_rate_bias"], mixed)
     norm = GatedNorm(step, x, y, of["ssm_norm"], s.groups, sizes.epsilon, out.rounding, work.rounded)
     parts = (
@@ -209,7 +211,7 @@ def state_space_block(weights: Weights, sizes: Sizes, memory: StateSpaceMemory, 
         Part(keep_rows_code, KeepRows(step, work.rows, x, memory)),
         Part(mix_code, mix, Work(grain=1)),
         Part(overlap_code, Overlap(*rows, memory, mixed, overlaps), Work(grain=1)),
-        Part(scan_code, Scan(*rows, memory, of["ssm_skips"], mixed, overlaps, y), Work(Items.FIXED, s.heads, grain=1)),
+        Part(scan_code, scan, Work(Items.FIXED, s.heads, grain=1)),
         Part(gated_norm_code, norm),
         *biased_product(step, y, out, work.update, work, of["ssm_out_bias"]),
     )

@@ -2,11 +2,16 @@
 
     state      what a layer stores of the first `folded` tokens of a slot, whole blocks of them
     pending    what each token behind those left for its layer, such as the inputs of a convolution: row `column - folded`
-    fold       the rows of a block become part of the state
+    fold       the rows of one block become part of the state
+    border     tokens before the block of a row's own token, a multiple of BLOCK
     snapshot   a copy of a slot's state, which it is set back to where it must forget what was folded
 
-No forward pass writes a state. A node of a tree reads the state and the rows of its ancestors, so that a rejected node costs nothing, and the
-rows of an accepted path move to the front as keys and values do. What was folded is forgotten by a snapshot; tokens behind it are then read again.
+A row reads the state at its border, and the pending rows of its path behind that. Where the border lies behind what is folded, within a prompt or a
+tree, its layer folds the blocks of its path into a state beside the slot's. So a row's sums have one order, and its bits depend on its own tokens alone:
+how many of them are committed, by which forward passes, and who is beside them changes nothing.
+
+No forward pass writes a slot's state: a rejected node costs nothing, and the rows of an accepted path move to the front as keys and values do.
+What was folded is forgotten by a snapshot; tokens behind it are then read again.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,9 +33,16 @@ __all__ = [
     "SNAPSHOT_TOKENS",
     "RecurrentMemory",
     "StateKind",
+    "StateOrder",
     "StateShape",
+    "block_places",
+    "border_column",
+    "border_of",
+    "fold_begin",
+    "order_by_state",
     "pending_row",
     "snapshot_bytes",
+    "state_order",
 ]
 
 BLOCK = 32
@@ -95,12 +107,12 @@ class StateShape(NamedTuple):
 class StateKind(NamedTuple):
     """The recurrent layers of one kind. states, pending: of `StateShape`; states are zero where there is no text.
 
-    fold: of a slot, how many of its first pending rows become part of its states, and how many committed ones lie behind them and stay.
+    fold: of a slot, from which pending row on a block becomes part of its states.
     """
 
     states: tuple[np.ndarray, ...]
     pending: tuple[np.ndarray, ...]
-    fold: Callable[[int, int, int], None]
+    fold: Callable[[int, int], None]
 
 
 @inner
@@ -111,6 +123,81 @@ def pending_row(row, columns, folded, back):
     """
     at = row.num_seen - 1 - back
     return columns[at] - folded if at >= 0 else row.length + at - folded
+
+
+@inner
+def border_of(row):
+    """Tokens in the state that a row of `layers.ROW` reads: the whole blocks before its own token."""
+    return (row.length + row.num_seen - 1) // BLOCK * BLOCK
+
+
+@inner
+def border_column(row, columns, border):
+    """The column of the last of so many tokens of a row's path, -1 of none: rows of a slot with the same one read the same state."""
+    at = border - 1 - row.length
+    return columns[at] if at >= 0 else border - 1
+
+
+@inner
+def block_places(row, columns, folded, border, places):
+    """The pending rows of the block before a border on a row's path. places: [BLOCK]."""
+    for i in range(BLOCK):
+        at = border - BLOCK + i - row.length
+        places[i] = (columns[at] if at >= 0 else row.length + at) - folded
+
+
+@inner
+def fold_begin(row, columns, folded, held, held_column):
+    """Tokens in the state that folding up to a row's border goes on from: those of a state beside the slot's where it lies on the row's path, else
+    `folded`. held, held_column: tokens in that state, and the column of the last of them."""
+    is_on_path = folded < held <= border_of(row) and border_column(row, columns, held) == held_column
+    return held if is_on_path else folded
+
+
+class StateOrder(NamedTuple):
+    """Rows of a slot by the state that they read, of each thread.
+
+    rows: [threads, rows] those of one state side by side.  ends: [threads, rows] behind the last of each state.  columns, states: of `order_by_state`.
+    """
+
+    rows: np.ndarray
+    ends: np.ndarray
+    columns: np.ndarray
+    states: np.ndarray
+
+
+def state_order(threads: int, rows: int) -> StateOrder:
+    """rows: of a slot that are in work at once."""
+    return StateOrder(*(np.zeros((threads, rows), np.int64) for _ in StateOrder._fields))
+
+
+@inner
+def order_by_state(rows, columns, first, last, order, thread):
+    """Bring rows first .. last-1, all of one slot, into the order of the states that they read, each behind those of its path; returns how many
+    states these are."""
+    places, ends, found, states = order.rows[thread], order.ends[thread], order.columns[thread], order.states[thread]
+    num = np.int64(0)
+    for t in range(first, last):
+        column = border_column(rows[t], columns[t], border_of(rows[t]))
+        s = num - 1
+        while s >= 0 and found[s] != column:
+            s -= 1
+        if s < 0:
+            s = num
+            found[s], ends[s] = column, 0
+            num += 1
+        states[t - first] = s
+        ends[s] += 1
+    begin = 0
+    for s in range(num):
+        count = ends[s]
+        ends[s] = begin
+        begin += count
+    for t in range(first, last):
+        s = states[t - first]
+        places[ends[s]] = t
+        ends[s] += 1
+    return num
 
 
 class Snapshots:
@@ -244,18 +331,17 @@ class RecurrentMemory:
             self._fold(slot, length)
 
     def _fold(self, slot: int, length: int) -> None:
-        """All whole blocks of so many tokens whose rows are there, with a snapshot where one is due."""
-        whole = length // BLOCK * BLOCK
-        while (folded := int(self.folded[slot])) < whole:
-            end = min(whole, (folded // SNAPSHOT_TOKENS + 1) * SNAPSHOT_TOKENS)
-            count, rest = end - folded, length - end
+        """All whole blocks of so many tokens whose rows are there, one after the other, with a snapshot where one is due."""
+        begin, whole = int(self.folded[slot]), length // BLOCK * BLOCK
+        for folded in range(begin, whole, BLOCK):
             for kind in self.kinds:
-                kind.fold(slot, count, rest)
-            for rows in self._pending:
-                rows[:, slot, :rest] = rows[:, slot, count : count + rest]
-            self.folded[slot] = end
-            if end % SNAPSHOT_TOKENS == 0:
+                kind.fold(slot, folded - begin)
+            self.folded[slot] = folded + BLOCK
+            if self.folded[slot] % SNAPSHOT_TOKENS == 0:
                 self.take_snapshot(slot)
+        if begin < whole:
+            for rows in self._pending:
+                rows[:, slot, : length - whole] = rows[:, slot, whole - begin : length - begin]
 
     # Snapshots
 

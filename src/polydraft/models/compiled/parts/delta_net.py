@@ -5,14 +5,16 @@ with q and k normalised and q scaled by its width, each token of a path does
 
     S <- exp(g) S;    u = beta (v - k^T S);    S <- S + k u^T;    o = q^T S
 
-With S_0 the stored state, G_i the sum of g from the first token behind it to node i, and A(i) the tokens behind it that i's path goes through:
+With S_0 the state at the border of i's block, G_i the sum of g from the first token behind it to node i, and A(i) the tokens behind it that i's path
+goes through:
 
     u_i = beta_i (v_i - exp(G_i) k_i^T S_0 - sum over l in A(i) of exp(G_i - G_l) (k_i . k_l) u_l)
     o_i = exp(G_i) q_i^T S_0 + sum over l in A(i) and i of exp(G_i - G_l) (q_i . k_l) u_l
     S   = exp(G_a) S_0 + sum over l in A(a) and a of exp(G_a - G_l) k_l u_l^T        behind an accepted node a
 
-So the state is read once for all nodes, a branch costs dot products of keys, and what is rejected was never in it: k, u, g and the inputs of the
-convolution of each token are rows of `recurrent`'s memory, which folds whole blocks of accepted ones into the state.
+So the state is read once for all nodes of a block, a branch costs dot products of keys, and what is rejected was never in it: k, u, g and the inputs of
+the convolution of each token are rows of `recurrent`'s memory, which folds blocks of accepted ones into the state. Where a tree or a prompt crosses a
+border, the block before it is folded into a state beside that, once for all nodes that it is on the path of.
 
 Trap: G_i - G_l is a sum from l to i in float64, never a difference of two float32 sums: behind strong decays those are large, and their
 difference decides.
@@ -27,7 +29,20 @@ from polydraft.models.compiled.cache import whole
 from polydraft.models.compiled.kernels import inverse_norm
 from polydraft.models.compiled.products import call_product, number_product
 from polydraft.models.compiled.program import lasting_code
-from polydraft.models.compiled.recurrent import FORGOTTEN, PENDING, StateKind, StateShape, pending_row
+from polydraft.models.compiled.recurrent import (
+    BLOCK,
+    FORGOTTEN,
+    StateKind,
+    StateOrder,
+    StateShape,
+    block_places,
+    border_column,
+    border_of,
+    fold_begin,
+    order_by_state,
+    pending_row,
+    state_order,
+)
 from polydraft.models.compiled.tiles import UNROLL
 from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.models.compiled.workspace import NONE, ONE
@@ -93,9 +108,22 @@ class DeltaMemory(NamedTuple):
     sizes: DeltaSizes
 
 
-class DeltaScratch(NamedTuple):
-    """Of each thread, for rows of one slot."""
+class FoldScratch(NamedTuple):
+    """Of each thread, for one head. places: [threads, BLOCK] rows of memory.  scaled_keys: [threads, key width, BLOCK].
+    right: [threads, value width / PANEL, BLOCK, PANEL] updates.  sums: [threads, key width, value width in whole panels] of their outer products."""
 
+    places: np.ndarray
+    scaled_keys: np.ndarray
+    right: np.ndarray
+    sums: np.ndarray
+
+
+class DeltaScratch(NamedTuple):
+    """Of each thread, for rows of one slot, in the order of the states that they read."""
+
+    order: StateOrder
+    fold: FoldScratch
+    state: np.ndarray  # [threads, value width / PANEL, key width, PANEL] of a head, at a border behind what is folded
     pairs: np.ndarray  # [threads, 2 rows, key width]: key and query of each row
     panels: np.ndarray  # [threads, 2 rows / PANEL, key width, PANEL], the same
     dots: np.ndarray  # [threads, rows of memory, 2 rows]
@@ -120,9 +148,21 @@ def delta_shape(layers: int, sizes: DeltaSizes) -> StateShape:
 def new_delta(shape: StateShape, folded: np.ndarray) -> tuple[DeltaMemory, StateKind]:
     """Memory for the slots that `folded` counts, as parts and as `recurrent.RecurrentMemory` take it."""
     states, pending = shape.new_states(len(folded)), shape.new_pending(len(folded))
+    assert shape.sizes.taps <= BLOCK
     memory = DeltaMemory(*states, *pending, folded, number_product(np.dtype(np.float32)), shape.sizes)
-    scratch = fold_scratch(shape.sizes, PENDING)
-    return memory, StateKind(states, pending, lambda slot, count, _: fold_slot(memory, scratch, slot, count))
+    scratch = fold_scratch(shape.sizes, 1)
+    return memory, StateKind(states, pending, lambda slot, first: fold_slot(memory, scratch, slot, first))
+
+
+def fold_scratch(sizes: DeltaSizes, threads: int) -> FoldScratch:
+    """Of so many threads."""
+    K, V = sizes.key_width, whole(sizes.value_width)
+    return FoldScratch(
+        places=np.zeros((threads, BLOCK), np.int64),
+        scaled_keys=aligned(threads, K, BLOCK),
+        right=aligned(threads, V // PANEL, BLOCK, PANEL),
+        sums=aligned(threads, K, V),
+    )
 
 
 def delta_scratch(sizes: DeltaSizes, rows: int, memory_rows: int, threads: int) -> DeltaScratch:
@@ -130,6 +170,9 @@ def delta_scratch(sizes: DeltaSizes, rows: int, memory_rows: int, threads: int) 
     assert sizes.key_width % UNROLL == 0
     pairs, width = whole(2 * rows), whole(sizes.value_width)
     return DeltaScratch(
+        order=state_order(threads, rows),
+        fold=fold_scratch(sizes, threads),
+        state=aligned(threads, width // PANEL, sizes.key_width, PANEL),
         pairs=aligned(threads, pairs, sizes.key_width),
         panels=aligned(threads, pairs // PANEL, sizes.key_width, PANEL),
         dots=aligned(threads, memory_rows, pairs),
@@ -145,49 +188,34 @@ def _value_head(sizes, g, m):
     return g + m * sizes.key_heads if sizes.tiled else g * (sizes.value_heads // sizes.key_heads) + m
 
 
-class FoldScratch(NamedTuple):
-    """Of one head. scaled_keys: [key width, rows of memory].  right: [value width / PANEL, rows of memory, PANEL] updates.
-    sums: [key width, value width in whole panels] of their outer products."""
-
-    scaled_keys: np.ndarray
-    right: np.ndarray
-    sums: np.ndarray
-
-
-def fold_scratch(sizes: DeltaSizes, memory_rows: int) -> FoldScratch:
-    """memory_rows: a multiple of UNROLL."""
-    K, V = sizes.key_width, whole(sizes.value_width)
-    return FoldScratch(aligned(K, memory_rows), aligned(V // PANEL, memory_rows, PANEL), aligned(K, V))
-
-
 @borrowed
-def _fold_head(memory, scratch, layer, slot, count, j):
-    """The first rows of a slot become part of the state of value head j: one product of their keys, by what is left of them, with their updates."""
-    sizes, scaled_keys, right, sums = memory.sizes, scratch.scaled_keys, scratch.right, scratch.sums
-    K, V, state = sizes.key_width, sizes.value_width, memory.states[layer, slot, j]
+def _fold_head(memory, scratch, thread, layer, slot, j, state, behind):
+    """A block of rows, at `scratch.places`, becomes part of a state of value head j: one product of their keys, by what is left of them, with their
+    updates. behind: the state with them, perhaps the same memory."""
+    sizes, places = memory.sizes, scratch.places[thread]
+    scaled_keys, right, sums = scratch.scaled_keys[thread], scratch.right[thread], scratch.sums[thread]
+    K, V = sizes.key_width, sizes.value_width
     g = j % sizes.key_heads if sizes.tiled else j // (sizes.value_heads // sizes.key_heads)
     keys, updates, decays = memory.keys[layer, slot], memory.updates[layer, slot], memory.decays[layer, slot]
-    rows, total = (count + UNROLL - 1) // UNROLL * UNROLL, 0.0
-    for l in range(count):
-        total += decays[l, j]
+    total = 0.0
+    for l in range(BLOCK):
+        total += decays[places[l], j]
     shrunk = exp(np.float32(total))
-    for l in range(rows):
-        share = NONE
-        if l < count:
-            total -= decays[l, j]
-            share = exp(np.float32(min(total, 0.0)))
+    for l in range(BLOCK):
+        total -= decays[places[l], j]
+        share = exp(np.float32(min(total, 0.0)))
         for i in range(K):
-            scaled_keys[i, l] = share * keys[l, g * K + i] if l < count else NONE
+            scaled_keys[i, l] = share * keys[places[l], g * K + i]
         for v in range(V):
-            right[v // PANEL, l, v % PANEL] = updates[l, j * V + v] if l < count else NONE
+            right[v // PANEL, l, v % PANEL] = updates[places[l], j * V + v]
     call_product(
         memory.product,
         scaled_keys.ctypes.data,
-        4 * scaled_keys.shape[1],
+        4 * BLOCK,
         right.ctypes.data,
-        4 * scaled_keys.shape[1] * PANEL,
+        4 * BLOCK * PANEL,
         state.shape[0],
-        rows,
+        np.int64(BLOCK),
         sums.ctypes.data,
         4 * sums.shape[1],
         PANEL,
@@ -195,29 +223,32 @@ def _fold_head(memory, scratch, layer, slot, count, j):
     )
     for p in range(state.shape[0]):
         for i in range(K):
-            row, added = state[p, i], sums[i, p * PANEL : (p + 1) * PANEL]
+            row, result, added = state[p, i], behind[p, i], sums[i, p * PANEL : (p + 1) * PANEL]
             for lane in range(PANEL):
-                row[lane] = fma(shrunk, row[lane], added[lane])
+                result[lane] = fma(shrunk, row[lane], added[lane])
 
 
 @borrowed
-def _fold_tail(memory, layer, slot, count):
-    """The last inputs of the convolution after the first rows of a slot."""
+def _fold_tail(memory, layer, slot, first):
+    """The last inputs of the convolution after the block of rows that begins with the `first`."""
     tail, inputs = memory.tails[layer, slot], memory.inputs[layer, slot]
+    begin = first + BLOCK - len(tail)
     for place in range(len(tail)):
-        older = place + count
-        source = tail[older] if older < len(tail) else inputs[older - len(tail)]
         for i in range(tail.shape[1]):
-            tail[place, i] = source[i]
+            tail[place, i] = inputs[begin + place, i]
 
 
 @njit(cache=True)
-def fold_slot(memory, scratch, slot, count):
-    """The first `count` rows of a slot become part of its states."""
+def fold_slot(memory, scratch, slot, first):
+    """The block of a slot's rows that begins with the `first` becomes part of its states."""
+    thread, places = np.int64(0), scratch.places[0]
+    for l in range(BLOCK):
+        places[l] = first + l
     for layer in range(len(memory.states)):
-        _fold_tail(memory, layer, slot, count)
+        _fold_tail(memory, layer, slot, first)
         for j in range(memory.sizes.value_heads):
-            _fold_head(memory, scratch, layer, slot, count, j)
+            state = memory.states[layer, slot, j]
+            _fold_head(memory, scratch, thread, layer, slot, j, state, state)
 
 
 @borrowed
@@ -265,9 +296,9 @@ def _store_inputs(x, inputs, begin, width):
 
 @borrowed
 def _prepare(weights, memory, layer, folded, rows, columns, first, last, g, projected, scratch, thread):
-    """Keys and queries of a head: convolution and norms, in `pairs` and in panels; keys are stored. Returns how many rows of memory there are."""
+    """Keys and queries of a head, in the order of states: convolution and norms, in `pairs` and in panels; keys are stored."""
     sizes = memory.sizes
-    K, slot, end = sizes.key_width, rows[first].slot, np.int64(0)
+    K, slot, order = sizes.key_width, rows[first].slot, scratch.order.rows[thread]
     pairs, panels, scale = scratch.pairs[thread], scratch.panels[thread], np.float32(1.0 / math.sqrt(K))
     tail, inputs, keys, taps = (
         memory.tails[layer, slot],
@@ -275,9 +306,9 @@ def _prepare(weights, memory, layer, folded, rows, columns, first, last, g, proj
         memory.keys[layer, slot],
         weights.taps[layer],
     )
-    for t in range(first, last):
-        row, place, pair = rows[t], rows[t].column - folded, 2 * (t - first)
-        end = max(end, place + 1)
+    for rank in range(last - first):
+        t, pair = order[rank], 2 * rank
+        row, place = rows[t], rows[t].column - folded
         for role in range(2):
             begin, x = ((1 - role) * sizes.key_heads + g) * K, pairs[pair + role]
             _store_inputs(projected[t], inputs[place], begin, K)
@@ -288,7 +319,63 @@ def _prepare(weights, memory, layer, folded, rows, columns, first, last, g, proj
                 panel[i, lane] = x[i]
         for i in range(K):
             keys[place, g * K + i] = pairs[pair, i]
-    return end
+
+
+@borrowed
+def _overlap(memory, layer, folded, rows, columns, begin, end, g, scratch, thread):
+    """Dot products of the keys behind a state with keys and queries of the rows that read it, which are the ranks begin .. end-1."""
+    K, order, dots = memory.sizes.key_width, scratch.order.rows[thread], scratch.dots[thread]
+    row, last = rows[order[begin]], np.int64(0)
+    keys, first = memory.keys[layer, row.slot], border_column(row, columns[order[begin]], border_of(row)) + 1 - folded
+    for rank in range(begin, end):
+        last = max(last, rows[order[rank]].column - folded)
+    panel = 2 * begin // PANEL
+    call_product(
+        memory.product,
+        keys[first].ctypes.data + 4 * g * K,
+        4 * keys.shape[1],
+        scratch.panels[thread, panel].ctypes.data,
+        4 * K * PANEL,
+        (2 * end + PANEL - 1) // PANEL - panel,
+        K,
+        dots[first].ctypes.data + 4 * panel * PANEL,
+        4 * dots.shape[1],
+        PANEL,
+        last + 1 - first,
+    )
+
+
+@borrowed
+def _read_state(memory, layer, folded, row, columns, begin, end, j, held, held_column, scratch, thread):
+    """What keys and queries of the ranks begin .. end-1 read of value head j's state, the first of them being `row`.
+
+    held, held_column: see `recurrent.fold_begin`, of `scratch.state`; returned as they are then.
+    """
+    K, read, border, behind = memory.sizes.key_width, scratch.read[thread], border_of(row), scratch.state[thread]
+    state = memory.states[layer, row.slot, j]
+    if border > folded:
+        start = fold_begin(row, columns, folded, held, held_column)
+        if start > folded:
+            state = behind
+        for done in range(start, border, BLOCK):
+            block_places(row, columns, folded, done + BLOCK, scratch.fold.places[thread])
+            _fold_head(memory, scratch.fold, thread, layer, row.slot, j, state, behind)
+            state = behind
+        held, held_column = border, border_column(row, columns, border)
+    call_product(
+        memory.product,
+        scratch.pairs[thread, 2 * begin].ctypes.data,
+        4 * K,
+        state.ctypes.data,
+        4 * K * PANEL,
+        state.shape[0],
+        K,
+        read[2 * begin].ctypes.data,
+        4 * read.shape[1],
+        PANEL,
+        2 * (end - begin),
+    )
+    return held, held_column
 
 
 @borrowed
@@ -307,7 +394,7 @@ def _node(row, columns, folded, dots, pair, read, beta, decays, updates, j, valu
     total = np.float64(decays[place, j])
     for i in range(V):
         out[i] = NONE
-    back, before = 1, row.length - folded + row.num_seen - 1
+    back, before = 1, (row.length + row.num_seen - 1) % BLOCK
     while back <= before and total > FORGOTTEN:
         l = pending_row(row, columns, folded, back)
         share = exp(np.float32(total))
@@ -346,51 +433,38 @@ def delta_heads(weights, memory, layer, rows, seen, first, last, g, projected, m
     and a.  mixed: what goes into the last product.
     """
     sizes = memory.sizes
-    K, V, H, slot, pairs = sizes.key_width, sizes.value_width, sizes.value_heads, rows[first].slot, 2 * (last - first)
-    folded = memory.folded[slot]
-    end = _prepare(weights, memory, layer, folded, rows, seen, first, last, g, projected, scratch, thread)
-    keys, tail, inputs = memory.keys[layer, slot], memory.tails[layer, slot], memory.inputs[layer, slot]
-    updates, decays, taps = memory.updates[layer, slot], memory.decays[layer, slot], weights.taps[layer]
+    K, V, H, slot = sizes.key_width, sizes.value_width, sizes.value_heads, rows[first].slot
+    folded, order, ends = memory.folded[slot], scratch.order.rows[thread], scratch.order.ends[thread]
+    num_states = order_by_state(rows, seen, first, last, scratch.order, thread)
+    _prepare(weights, memory, layer, folded, rows, seen, first, last, g, projected, scratch, thread)
+    begin = np.int64(0)
+    for s in range(num_states):
+        _overlap(memory, layer, folded, rows, seen, begin, ends[s], g, scratch, thread)
+        begin = ends[s]
+    tail, inputs, taps = memory.tails[layer, slot], memory.inputs[layer, slot], weights.taps[layer]
+    updates, decays = memory.updates[layer, slot], memory.decays[layer, slot]
     dots, read, value, out = scratch.dots[thread], scratch.read[thread], scratch.value[thread], scratch.out[thread]
-    call_product(
-        memory.product,
-        keys.ctypes.data + 4 * g * K,
-        4 * keys.shape[1],
-        scratch.panels[thread].ctypes.data,
-        4 * K * PANEL,
-        (pairs + PANEL - 1) // PANEL,
-        K,
-        dots.ctypes.data,
-        4 * dots.shape[1],
-        PANEL,
-        end,
-    )
     values, gates = 2 * sizes.key_heads * K, weights.taps.shape[2]
     for m in range(H // sizes.key_heads):
         j = _value_head(sizes, g, m)
-        state, (b, a) = memory.states[layer, slot, j], _scalar_places(sizes, gates + H * V, g, m, j)
-        call_product(
-            memory.product,
-            scratch.pairs[thread].ctypes.data,
-            4 * K,
-            state.ctypes.data,
-            4 * K * PANEL,
-            state.shape[0],
-            K,
-            read.ctypes.data,
-            4 * read.shape[1],
-            PANEL,
-            pairs,
-        )
-        for t in range(first, last):
-            row, x, place = rows[t], projected[t], rows[t].column - folded
-            _store_inputs(x, inputs[place], values + j * V, V)
-            _convolve(taps, tail, inputs, row, seen[t], folded, values + j * V, V, value)
-            decays[place, j] = weights.rate[layer, j] * _softplus(x[a] + weights.rate_bias[layer, j])
-            beta = ONE / (ONE + exp(-x[b]))
-            _node(row, seen[t], folded, dots, 2 * (t - first), read, beta, decays, updates, j, value, out)
-            z = x[gates + j * V : gates + (j + 1) * V]
-            _gated_norm(out, weights.norm[layer], np.float32(sizes.epsilon), z, mixed[t, j * V : (j + 1) * V])
+        b, a = _scalar_places(sizes, gates + H * V, g, m, j)
+        begin, held, held_column = np.int64(0), np.int64(0), np.int64(-1)
+        for s in range(num_states):
+            row, columns = rows[order[begin]], seen[order[begin]]
+            held, held_column = _read_state(
+                memory, layer, folded, row, columns, begin, ends[s], j, held, held_column, scratch, thread
+            )
+            for rank in range(begin, ends[s]):
+                t = order[rank]
+                row, x, place = rows[t], projected[t], rows[t].column - folded
+                _store_inputs(x, inputs[place], values + j * V, V)
+                _convolve(taps, tail, inputs, row, seen[t], folded, values + j * V, V, value)
+                decays[place, j] = weights.rate[layer, j] * _softplus(x[a] + weights.rate_bias[layer, j])
+                beta = ONE / (ONE + exp(-x[b]))
+                _node(row, seen[t], folded, dots, 2 * rank, read, beta, decays, updates, j, value, out)
+                z = x[gates + j * V : gates + (j + 1) * V]
+                _gated_norm(out, weights.norm[layer], np.float32(sizes.epsilon), z, mixed[t, j * V : (j + 1) * V])
+            begin = ends[s]
 
 
 class DeltaNet(NamedTuple):

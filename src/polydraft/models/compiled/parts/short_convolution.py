@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from polydraft.models.compiled.program import lasting_code
-from polydraft.models.compiled.recurrent import StateKind, StateShape, pending_row
+from polydraft.models.compiled.recurrent import BLOCK, StateKind, StateShape, pending_row
 from polydraft.models.compiled.rounding import quantize_rows
 from polydraft.numerics.compile_time import inner, unowned
 from polydraft.numerics.compiled_code import njit
@@ -53,20 +53,21 @@ def convolution_shape(layers: int, width: int, kernel: int) -> StateShape:
 def new_convolution(shape: StateShape, folded: np.ndarray) -> tuple[ConvolutionMemory, StateKind]:
     """Memory for the slots that `folded` counts, as parts and as `recurrent.RecurrentMemory` take it."""
     (state,), (inputs,) = shape.new_states(len(folded)), shape.new_pending(len(folded))
+    assert state.shape[2] <= BLOCK
     return ConvolutionMemory(inputs, state, folded), StateKind(
-        (state,), (inputs,), lambda slot, count, _: fold_inputs(inputs, state, slot, count)
+        (state,), (inputs,), lambda slot, first: fold_inputs(inputs, state, slot, first)
     )
 
 
 @njit(cache=True)
-def fold_inputs(inputs, state, slot, count):
-    """The state after the first `count` pending rows of a slot: the last inputs of all."""
+def fold_inputs(inputs, state, slot, first):
+    """The state after the block of pending rows of a slot that begins with the `first`: its last inputs."""
     num_inputs = state.shape[2]
     for layer in range(len(state)):
         for k in range(num_inputs):
-            at = count - num_inputs + k
+            at = first + BLOCK - num_inputs + k
             for i in range(state.shape[3]):
-                state[layer, slot, k, i] = inputs[layer, slot, at, i] if at >= 0 else state[layer, slot, num_inputs + at, i]
+                state[layer, slot, k, i] = inputs[layer, slot, at, i]
 
 
 @inner

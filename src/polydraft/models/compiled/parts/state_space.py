@@ -4,7 +4,8 @@ Dao & Gu 2024 (arXiv 2405.21060), section 6. Behind a causal convolution and SiL
 
     dt = softplus(dt + bias);    g = dt A;    u = dt x;    S <- exp(g) S + B u^T;    y = C^T S + D x
 
-With S_0 the stored state, G_i the sum of g from the first token behind it to node i, and A(i) the tokens behind it that i's path goes through:
+With S_0 the state at the border of i's block, G_i the sum of g from the first token behind it to node i, and A(i) the tokens behind it that i's path
+goes through:
 
     y_i = exp(G_i) C_i^T S_0 + sum over l in A(i) and i of exp(G_i - G_l) (B_l . C_i) u_l + D x_i
     S   = exp(G_a) S_0 + sum over l in A(a) and a of exp(G_a - G_l) B_l u_l^T        behind an accepted node a
@@ -20,8 +21,22 @@ import numpy as np
 from polydraft.models.compiled.kernels import norm_part
 from polydraft.models.compiled.parts.short_convolution import convolve, fold_inputs
 from polydraft.models.compiled.program import lasting_code
-from polydraft.models.compiled.recurrent import FORGOTTEN, StateKind, StateShape, pending_row
+from polydraft.models.compiled.recurrent import (
+    BLOCK,
+    FORGOTTEN,
+    StateKind,
+    StateOrder,
+    StateShape,
+    block_places,
+    border_column,
+    border_of,
+    fold_begin,
+    order_by_state,
+    pending_row,
+    state_order,
+)
 from polydraft.models.compiled.rounding import quantize_rows
+from polydraft.models.compiled.vectors import aligned
 from polydraft.models.compiled.workspace import NONE, ONE
 from polydraft.numerics.compile_time import inner, unowned
 from polydraft.numerics.compiled_code import njit
@@ -41,6 +56,7 @@ __all__ = [
     "new_state_space",
     "overlap_code",
     "scan_code",
+    "scan_scratch",
     "state_space_shape",
 ]
 
@@ -98,32 +114,43 @@ def new_state_space(shape: StateShape, folded: np.ndarray) -> tuple[StateSpaceMe
     assert sizes.channels == channels
     states, pending = shape.new_states(len(folded)), shape.new_pending(len(folded))
     memory = StateSpaceMemory(sizes, *pending, *states, folded)
-    return memory, StateKind(states, pending, lambda slot, count, _: _fold(memory, slot, count))
+    places = np.zeros(BLOCK, np.int64)
+    return memory, StateKind(states, pending, lambda slot, first: _fold(memory, places, slot, first))
+
+
+@inner
+def _fold_head(memory, places, layer, slot, head, state, behind):
+    """A block of pending rows becomes part of a state of a head. places: of these rows.  behind: the state with them, perhaps the same memory."""
+    width, states, total = memory.sizes.width, memory.sizes.states, NONE
+    keys, updates, decays = memory.keys[layer, slot], memory.updates[layer, slot], memory.decays[layer, slot]
+    first = head * memory.sizes.groups // memory.sizes.heads * states
+    for l in range(BLOCK):
+        total += decays[places[l], head]
+    shrunk = exp(total)
+    for n in range(states):
+        for i in range(width):
+            behind[n, i] = state[n, i] * shrunk
+    total = NONE
+    for back in range(BLOCK):
+        row = places[BLOCK - 1 - back]
+        weight, update = exp(total), updates[row, head * width : (head + 1) * width]
+        for n in range(states):
+            factor = weight * keys[row, first + n]
+            for i in range(width):
+                behind[n, i] = fma(factor, update[i], behind[n, i])
+        total += decays[row, head]
 
 
 @njit(cache=True, nogil=True)
-def _fold(memory, slot, count):
-    """The first `count` pending rows of a slot become part of its states."""
-    heads, width, groups, states = memory.sizes.heads, memory.sizes.width, memory.sizes.groups, memory.sizes.states
-    fold_inputs(memory.inputs, memory.last_inputs, slot, count)
+def _fold(memory, places, slot, first):
+    """The block of a slot's pending rows that begins with the `first` becomes part of its states."""
+    for l in range(BLOCK):
+        places[l] = first + l
+    fold_inputs(memory.inputs, memory.last_inputs, slot, first)
     for layer in range(len(memory.states)):
-        keys, updates, decays = memory.keys[layer, slot], memory.updates[layer, slot], memory.decays[layer, slot]
-        for head in range(heads):
-            state, total, first = memory.states[layer, slot, head], NONE, head * groups // heads * states
-            for row in range(count):
-                total += decays[row, head]
-            for n in range(states):
-                for i in range(width):
-                    state[n, i] *= exp(total)
-            total = NONE
-            for back in range(count):
-                row = count - 1 - back
-                weight, update = exp(total), updates[row, head * width : (head + 1) * width]
-                for n in range(states):
-                    factor = weight * keys[row, first + n]
-                    for i in range(width):
-                        state[n, i] = fma(factor, update[i], state[n, i])
-                total += decays[row, head]
+        for head in range(memory.sizes.heads):
+            state = memory.states[layer, slot, head]
+            _fold_head(memory, places, layer, slot, head, state, state)
 
 
 class KeepRows(NamedTuple):
@@ -211,7 +238,7 @@ def mix_code(arguments, address):
 
 
 class Overlap(NamedTuple):
-    """B_l . C_i of every row i and each l of its path behind the state, itself first. overlaps: [rows, groups, PENDING]."""
+    """B_l . C_i of every row i and each l of its path behind the state, itself first. overlaps: [rows, groups, BLOCK]."""
 
     step: np.ndarray
     rows: np.ndarray
@@ -242,7 +269,7 @@ def _overlap(a, begin, end, thread):
     for t in range(begin, end):
         row = a.rows[t]
         folded, keys = memory.folded[row.slot], memory.keys[layer, row.slot]
-        for back in range(row.length - folded + row.num_seen):
+        for back in range((row.length + row.num_seen - 1) % BLOCK + 1):
             place = pending_row(row, a.seen_columns[t], folded, back)
             for g in range(groups):
                 a.overlaps[t, g, back] = _dot(keys[place], g * states, a.mixed[t], queries + g * states, states)
@@ -251,6 +278,20 @@ def _overlap(a, begin, end, thread):
 @njit(cache=True)
 def overlap_code(arguments, address):
     return lasting_code(_overlap, arguments, address)
+
+
+class ScanScratch(NamedTuple):
+    """Of each thread. order: of rows.  state: [threads, states, width] of a head, at a border behind what is folded.  places: [threads, BLOCK]."""
+
+    order: StateOrder
+    state: np.ndarray
+    places: np.ndarray
+
+
+def scan_scratch(sizes: StateSpaceSizes, rows: int, threads: int) -> ScanScratch:
+    """rows: of a slot that are in work at once."""
+    state = aligned(threads, sizes.states, sizes.width)
+    return ScanScratch(state_order(threads, rows), state, np.zeros((threads, BLOCK), np.int64))
 
 
 class Scan(NamedTuple):
@@ -264,10 +305,11 @@ class Scan(NamedTuple):
     mixed: np.ndarray
     overlaps: np.ndarray
     y: np.ndarray
+    scratch: ScanScratch
 
 
 @inner
-def _scan_row(a, layer, head, t):
+def _scan_row(a, layer, head, t, state):
     memory, row, columns = a.memory, a.rows[t], a.seen_columns[t]
     width, states = memory.sizes.width, memory.sizes.states
     group, begin = head * memory.sizes.groups // memory.sizes.heads, head * width
@@ -275,7 +317,7 @@ def _scan_row(a, layer, head, t):
     y, total, skip = a.y[t, begin : begin + width], NONE, a.skips[layer, head]
     for i in range(width):
         y[i] = skip * a.mixed[t, begin + i]
-    for back in range(row.length - folded + row.num_seen):
+    for back in range((row.length + row.num_seen - 1) % BLOCK + 1):
         place = pending_row(row, columns, folded, back)
         factor, update = exp(total) * a.overlaps[t, group, back], updates[place, begin : begin + width]
         for i in range(width):
@@ -283,20 +325,45 @@ def _scan_row(a, layer, head, t):
         total += decays[place, head]
         if total < FORGOTTEN:
             return
-    weight, state = exp(total), memory.states[layer, row.slot, head]
-    query = memory.sizes.heads * width + (memory.sizes.groups + group) * states
-    for n in range(states if folded > 0 else 0):
+    weight, query = exp(total), memory.sizes.heads * width + (memory.sizes.groups + group) * states
+    for n in range(states if border_of(row) > 0 else 0):
         factor = weight * a.mixed[t, query + n]
         for i in range(width):
             y[i] = fma(factor, state[n, i], y[i])
+
+
+@inner
+def _scan_slot(a, layer, head, first, last, thread):
+    """Rows first .. last-1, all of one slot."""
+    memory, slot, order, ends = a.memory, a.rows[first].slot, a.scratch.order.rows[thread], a.scratch.order.ends[thread]
+    folded, behind, places = memory.folded[slot], a.scratch.state[thread], a.scratch.places[thread]
+    begin, held, held_column = np.int64(0), np.int64(0), np.int64(-1)
+    for s in range(order_by_state(a.rows, a.seen_columns, first, last, a.scratch.order, thread)):
+        row, columns, state = a.rows[order[begin]], a.seen_columns[order[begin]], memory.states[layer, slot, head]
+        border = border_of(row)
+        if border > folded:
+            start = fold_begin(row, columns, folded, held, held_column)
+            if start > folded:
+                state = behind
+            for done in range(start, border, BLOCK):
+                block_places(row, columns, folded, done + BLOCK, places)
+                _fold_head(memory, places, layer, slot, head, state, behind)
+                state = behind
+            held, held_column = border, border_column(row, columns, border)
+        for rank in range(begin, ends[s]):
+            _scan_row(a, layer, head, order[rank], state)
+        begin = ends[s]
 
 
 @unowned
 def _scan(a, begin, end, thread):
     step = a.step[0]
     for head in range(begin, end):
-        for t in range(step.rows):
-            _scan_row(a, step.index, head, t)
+        first = np.int64(0)
+        for t in range(1, step.rows + 1):
+            if t == step.rows or a.rows[t].slot != a.rows[first].slot:
+                _scan_slot(a, step.index, head, first, t, thread)
+                first = t
 
 
 @njit(cache=True)
