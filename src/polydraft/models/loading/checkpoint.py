@@ -40,6 +40,7 @@ from polydraft.models.loading.gguf_parts import parts_of
 from polydraft.models.loading.mx_blocks import BLOCKS, FORMAT, MxWeights, is_mx
 from polydraft.models.loading.tensor_files import Reader, files_of, outlines_of, readers, weight_in
 from polydraft.models.rotary import rotary
+from polydraft.models.windows import setting
 
 __all__ = [
     "EMBEDDING",
@@ -381,15 +382,15 @@ def why_not_compiled(config: Any) -> str | None:
     """Why a model's architecture is not compiled, or None."""
     if config.model_type not in ARCHITECTURES:
         return f"its type {config.model_type!r} is not one of {', '.join(sorted(ARCHITECTURES))}"
-    return ARCHITECTURES[config.model_type].refusal(config)
+    return ARCHITECTURES[config.model_type].why_refused(config)
 
 
 def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
     """Of the weights of a model without biases but those of its architecture, by name."""
     architecture, h = ARCHITECTURES[config.model_type], config.hidden_size
-    if reason := architecture.refusal(config):
+    if reason := architecture.why_refused(config):
         raise ValueError(reason)
-    if not architecture.has_qkv_bias(config) and (getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False)):
+    if not architecture.has_qkv_bias(config) and (setting(config, "attention_bias") or setting(config, "mlp_bias")):
         raise ValueError(config.model_type)
     layers = {
         f"model.layers.{i}.{name}": shape
