@@ -65,9 +65,9 @@ def test_a_folder_gives_the_same_bits_as_its_module(tmp_path, name, dtype):
 def test_no_more_than_one_matrix_is_held_while_a_folder_is_packed(monkeypatch):
     live, most, read = set(), [0], tensor_files._read
 
-    def watched(file, name):
+    def watched(file, name, index):
         gc.collect(0)
-        tensor = read(file, name)
+        tensor = read(file, name, index)
         live.add(entry := (name, tensor.nbytes))
         weakref.finalize(tensor, live.discard, entry)
         most[0] = max(most[0], sum(size for _, size in live))

@@ -21,6 +21,7 @@ from polydraft.models.loading import checkpoint
 from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.loading.gguf_module import module_of_file
 from polydraft.policy.fixed import FixedPolicy
+from tests.models.small_types import small_config
 from tests.models.test_targets import FAMILY
 from tests.models.tree_rounds import fresh, small_model
 from tests.support.closeness import assert_close
@@ -68,6 +69,24 @@ def test_folders_whose_experts_are_not_stacked_are_read(tmp_path, name, layout):
     save_file(layout(stacked), tmp_path / "model.safetensors", {"format": "pt"})
     assert not any("gate_up_proj" in weight for weight in load_file(tmp_path / "model.safetensors"))
     ours, theirs = checkpoint.of_folder(tmp_path), checkpoint.of_module(module)
+    for weight in ours.outlines:
+        assert torch.equal(ours.read(weight), theirs.read(weight)), weight
+
+
+@pytest.mark.parametrize(("kind", "count"), [("mixtral", 2), ("mixtral", 11), ("lfm2_moe", 66)])
+def test_experts_under_their_old_names_are_read_however_many_they_are(tmp_path, kind, count):
+    config = small_config(kind)
+    config.num_local_experts = config.num_experts = count
+    module = small_model(config)
+    module.save_pretrained(tmp_path)
+    old = of_mixtral({name.replace("feed_forward.experts", "mlp.experts"): w.clone() for name, w in module.state_dict().items()})
+    if config.tie_word_embeddings:
+        del old["lm_head.weight"]
+    if kind == "lfm2_moe":
+        old = {name.replace("block_sparse_moe.", "feed_forward."): weight for name, weight in old.items()}
+    save_file(old, tmp_path / "model.safetensors", {"format": "pt"})
+    ours, theirs = checkpoint.of_folder(tmp_path), checkpoint.of_module(module)
+    assert f"model.layers.3.mlp.experts.{count - 1}.up_proj.weight" in ours.outlines
     for weight in ours.outlines:
         assert torch.equal(ours.read(weight), theirs.read(weight)), weight
 

@@ -16,6 +16,8 @@ from polydraft.models.loading import checkpoint
 
 MATRICES = "qkv", "out", "gate_up", "down", "head", "embed"
 SIZES = [5000, 3, 70_000]
+THIRD = packed_file.HEADER + 3 * packed_file.PAGE
+"""Where the third one begins."""
 
 
 @pytest.fixture
@@ -75,6 +77,42 @@ def test_the_next_start_maps_the_weights_that_the_first_one_packed(folder, tmp_p
     os.utime(model / "model.safetensors", ns=(1, 1))
     assert packed(model) == plain
     assert len(list(folder.iterdir())) == 2
+
+
+def with_swapped_pages(data):
+    first, second = (slice(start, start + packed_file.PAGE) for start in (THIRD, THIRD + packed_file.PAGE))
+    data[first], data[second] = data[second], data[first]
+
+
+def with_bits_that_cancel(data):
+    """One of a word is set, and the same one of another is not any more."""
+    words = np.frombuffer(data, np.uint64, 8, THIRD)
+    bit = np.uint64(1) << np.uint64(63)
+    k = next(k for k in range(1, 8) if (words[k] ^ words[0]) & bit)
+    words[[0, k]] ^= bit
+
+
+def with_swapped_parts(data):
+    """As a thread reads them."""
+    first, second = (slice(THIRD + k * packed_file.TOGETHER, THIRD + (k + 1) * packed_file.TOGETHER) for k in (0, 1))
+    data[first], data[second] = data[second], data[first]
+
+
+@pytest.mark.parametrize("damage", [with_swapped_pages, with_bits_that_cancel, with_swapped_parts])
+def test_damage_that_leaves_the_sum_of_all_bytes_is_found(folder, damage, monkeypatch):
+    monkeypatch.setattr(packed_file, "TOGETHER", 4 * packed_file.PAGE)
+    rng = np.random.default_rng(0)
+    arrays = memory()
+    for array in arrays:
+        array[:] = rng.integers(0, 256, len(array))
+    PackedFile({"model": 1}, arrays).write(error=0.25)
+    (path,) = folder.iterdir()
+    data = bytearray(path.read_bytes())
+    before = bytes(data)
+    damage(data)
+    assert data != before and sum(data) == sum(before)
+    path.write_bytes(data)
+    assert found({"model": 1}) is None
 
 
 @pytest.mark.parametrize("damage", ["cut", "a byte", "the line", "other sizes", "empty"])

@@ -23,8 +23,20 @@ from torch import Tensor
 
 from polydraft.models.windows import text_config
 
-__all__ = ["FixedRotary", "fixed", "fixed_rotary", "frequencies", "head_width", "rope_parameters", "rotary", "unchanging_length"]
+__all__ = [
+    "FixedRotary",
+    "fixed",
+    "fixed_rotary",
+    "frequencies",
+    "head_width",
+    "rope_parameters",
+    "rotary",
+    "unchanging_length",
+    "whole_heads",
+]
 
+PART = "partial_rotary_factor"
+"""The share of each head that rotates, where not all of it does."""
 CHANGING = ("dynamic", "longrope")
 """Kinds that depend on the length of a text."""
 
@@ -59,10 +71,22 @@ def rope_parameters(config: Any) -> Any:
     return getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
 
 
+def whole_heads(rope: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Rotary parameters for classes whose default kind turns whole heads, whatever a folder says of a part of them.
+
+    Example:
+        >>> whole_heads({"rope_theta": 1e4, "partial_rotary_factor": 0.5})
+        {'rope_theta': 10000.0}
+    """
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        return rope
+    return {name: value for name, value in rope.items() if name != PART}
+
+
 def frequencies(config: Any, rope: Any = None, length: int | None = None) -> tuple[Tensor, float]:
     """Angles per position, [half of what is rotated of a head], and the factor of cosines and sines.
 
-    rope: default the configuration's.  length: of the longest text, for the kinds that depend on it; None is any up to the trained one.
+    rope: default the configuration's, of whole heads.  length: of the longest text, for the kinds that depend on it; None is any up to the trained one.
 
     Example:
         >>> from types import SimpleNamespace
@@ -70,10 +94,10 @@ def frequencies(config: Any, rope: Any = None, length: int | None = None) -> tup
         (tensor([0.5000, 0.0500]), 1.0)
     """
     ropes = rope_parameters(config)
-    rope = ropes if rope is None else rope
+    rope = whole_heads(ropes) if rope is None else rope
     kind = rope.get("rope_type", rope.get("type", "default"))
     theta: Any = rope.get("rope_theta") or getattr(config, "rope_theta", None)
-    part = rope.get("partial_rotary_factor", 1.0)
+    part = rope.get(PART, 1.0)
     if kind == "default":
         return 1.0 / _wavelengths(config, theta, part), 1.0
     if kind == "linear" and theta:
@@ -133,7 +157,7 @@ def _longrope(config: Any, wavelengths: Tensor, rope: Any, length: int | None) -
 def _grown(config: Any, theta: float, rope: Any, length: int | None) -> float:
     """The base of a text that is longer than the trained ones."""
     trained, factor = config.max_position_embeddings, rope["factor"]
-    width = int(head_width(config) * rope.get("partial_rotary_factor", 1.0))
+    width = int(head_width(config) * rope.get(PART, 1.0))
     times = factor * max(length or 0, trained) / trained - (factor - 1)
     return theta * times ** (width / (width - 2))
 

@@ -9,12 +9,13 @@ mask says what a layer sees.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int64
 
-__all__ = ["Window", "narrowed", "text_config", "windows", "within"]
+__all__ = ["Window", "narrowed", "setting", "text_config", "windows", "within"]
 
 FIELDS = (
     "sliding_window",
@@ -55,6 +56,23 @@ def text_config(config: Any) -> Any:
     return config if nested is None or getattr(config, "is_encoder_decoder", False) else nested(decoder=True)
 
 
+def setting(config: Any, name: str, default: Any = None) -> Any:
+    """A setting as the class of a configuration has it, else the default.
+
+    Configurations of transformers carry whatever else a config.json says as attributes, too, which no model reads.
+
+    Example:
+        >>> from transformers import LlamaConfig, MistralConfig
+        >>> [setting(kind(sliding_window=8), "sliding_window") for kind in (LlamaConfig, MistralConfig)]
+        [None, 8]
+    """
+    kind = type(config)
+    if not hasattr(kind, "model_type"):  # none of transformers: it has what its family reads
+        return getattr(config, name, default)
+    is_read = name in signature(kind).parameters or name in kind.attribute_map
+    return getattr(config, name, default) if is_read else default
+
+
 def windows(config: Any) -> dict[str, Window | None]:
     """The window of each kind of layer, by the name that transformers has for its mask; None sees everything.
 
@@ -64,14 +82,14 @@ def windows(config: Any) -> dict[str, Window | None]:
         {'sliding_attention': Window(width=64, chunked=False)}
     """
     config = text_config(config)
-    sliding = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    chunk = getattr(config, "attention_chunk_size", None)
+    # classes with `use_sliding_window` have no width where it is off
+    sliding, chunk = setting(config, "sliding_window"), setting(config, "attention_chunk_size")
     by_kind = {
         "sliding_attention": Window(sliding) if sliding else None,
         "chunked_attention": Window(chunk, chunked=True) if chunk else None,
     }
     only = next((kind for kind, window in by_kind.items() if window is not None), "full_attention")
-    kinds = getattr(config, "layer_types", None) or [only]
+    kinds = setting(config, "layer_types") or [only]
     return {kind: by_kind.get(kind) for kind in dict.fromkeys(kinds)}
 
 

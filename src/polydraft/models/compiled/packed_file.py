@@ -2,7 +2,7 @@
 
     file     a line of JSON, `about`; then the panels of each matrix as they are in memory, each from a page on
     about    what they follow from (the model's files by path, size and time of change, how they are packed, the code that packs), sums, figures
-    sums     of each matrix, its bytes added as numbers of 64 bits: a file that is damaged is not used
+    sums     of each matrix, the CRC-32 of those of its parts, which know the place of each byte: a file that is damaged is not used
 
 They are read into memory and not mapped: a file's pages are small, and a forward pass of SmolLM2 over them takes 1.2 times as long.
 A file has its name once all is written. Without room, or a folder that can be written, nothing is stored.
@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -94,10 +95,10 @@ class PackedFile:
         return True
 
     def _sums_of(self, work: Callable[[np.ndarray, int], int]) -> list[int]:
-        """What work(part, place in the file) gives for the parts of each array, added up, on all cores."""
+        """A sum of what work(part, place in the file) gives for the parts of each array, in their order, on all cores."""
         with ThreadPoolExecutor(usable_cores()) as pool:
             parts = [[(a[k : k + TOGETHER], begin + k) for k in range(0, len(a), TOGETHER)] for a, begin in self._pairs()]
-            return [sum(pool.map(lambda part: work(*part), some)) % 2**64 for some in parts]
+            return [_sum(np.array(list(pool.map(lambda part: work(*part), some)), np.uint32)) for some in parts]
 
     def _pairs(self) -> list[tuple[np.ndarray, int]]:
         return list(zip(self._arrays, self._starts, strict=False))
@@ -143,9 +144,8 @@ def _read(descriptor: int, part: np.ndarray, place: int) -> int:
 
 
 def _sum(part: np.ndarray, _: int = 0) -> int:
-    """Of bytes as numbers of 64 bits; zeros behind the last byte."""
-    whole = len(part) // 8 * 8
-    return int(part[:whole].view(np.uint64).sum(dtype=np.uint64)) + int.from_bytes(part[whole:].tobytes(), "little")
+    """The CRC-32 of bytes, or of numbers."""
+    return zlib.crc32(part)  # pyright: ignore[reportArgumentType]
 
 
 def _make_room(place: Path, size: int) -> None:

@@ -33,13 +33,15 @@ from polydraft.models.compiled.architectures import (
 from polydraft.models.compiled.architectures.base import ATTENTION, as_named
 from polydraft.models.loading.composites import COMPOSITES, language_model_config, name_in_text_model
 from polydraft.models.loading.config import CheckpointConfig
-from polydraft.models.loading.folder import check_folder, load_config
+from polydraft.models.loading.folder import check_folder, load_config, own_scalings, unread
 from polydraft.models.loading.gguf import NUMBERS, GgufFile
 from polydraft.models.loading.gguf_beside import predictor_beside
 from polydraft.models.loading.gguf_parts import parts_of
-from polydraft.models.loading.mx_blocks import BLOCKS, FORMAT, MxWeights, is_mx
-from polydraft.models.loading.tensor_files import Reader, files_of, outlines_of, readers, weight_in
+from polydraft.models.loading.mx_blocks import BLOCKS, FORMAT, SCALES, MxWeights, is_mx
+from polydraft.models.loading.scaled_weights import Scaling, is_beside
+from polydraft.models.loading.tensor_files import Entry, Reader, entries_of, outlines_of, readers, weight_in
 from polydraft.models.rotary import rotary
+from polydraft.models.windows import setting
 
 __all__ = [
     "EMBEDDING",
@@ -212,18 +214,25 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
     config = own_config if own_config is not None and own_config.model_type in LLAMA_FAMILY else load_config(name)
     in_blocks, is_quantized = is_mx(settings), getattr(config, "quantization_config", None) is not None
     try:
-        files = files_of(folder)
-        if config.model_type in COMPOSITES and not is_quantized:
+        entries, _ = entries_of(folder)
+        files, scalings = {name: entry.file for name, entry in entries.items()}, own_scalings(entries, settings)
+        is_known, is_composite = not is_quantized or bool(scalings), config.model_type in COMPOSITES
+        if is_composite and is_known:
             config = language_model_config(config, {*map(name_in_text_model, files)})
-        if config.model_type not in ARCHITECTURES or (is_quantized and not in_blocks):
+        if config.model_type not in ARCHITECTURES or not (is_known or in_blocks):
             return None
         shapes = _shapes(config)
         stacks = {name.removesuffix(BLOCKS) for name in files if name.endswith(BLOCKS)} if in_blocks else set[str]()
         own_names = {name_in_text_model(name): name for name in files}
         located = _located(config, shapes, {*own_names, *stacks})
         places = {name: place._replace(name=own_names.get(place.name, place.name)) for name, place in located.items()}
-        reader, mx = readers(files, places, stacks)
-        outlines = outlines_of(files, reader.places, shapes, mx)
+        reader, mx = readers(files, places, stacks, scalings)
+        outlines = outlines_of(entries, reader.places, shapes, mx, scalings)
+        used = {place.name for place in places.values()} | {stack + part for stack in stacks for part in (BLOCKS, SCALES)}
+        others = [name for name in files if name not in used and not is_beside(name, scalings)]
+        others = [name for name in others if not is_composite or name_in_text_model(name) != name]
+        if unread(others, files, config.num_hidden_layers):
+            return None
         spec = ARCHITECTURES[config.model_type].spec(config)
         for rope in spec.rotaries:
             rotary(config, 1, rope=rope)
@@ -252,7 +261,7 @@ def of_folder(name: str | os.PathLike[str]) -> Checkpoint | None:
         norm_offset=_norm_offset(config),
         **offers,
         files=(folder / "config.json", *sorted(set(files.values()))),
-        predictor=_predictor_of_folder(folder, config, files),
+        predictor=_predictor_of_folder(folder, config, entries, scalings),
     )
 
 
@@ -262,8 +271,11 @@ def _predictor_shapes(config: Any) -> dict[str, tuple[int, ...]]:
     return {predictor.LAYER + name: shape for name, shape in shapes.items()}
 
 
-def _predictor_of_folder(folder: Path, config: Any, files: Mapping[str, Path]) -> PredictorCheckpoint | None:
+def _predictor_of_folder(
+    folder: Path, config: Any, entries: Mapping[str, Entry], scalings: Mapping[str, Scaling]
+) -> PredictorCheckpoint | None:
     """The layer of a folder that predicts a further token; None where there is none, or one of other parts."""
+    files = {name: entry.file for name, entry in entries.items() if not is_beside(name, scalings)}
     names = predictor.in_folder(files, config.num_hidden_layers)
     if names is None:
         return None
@@ -273,10 +285,11 @@ def _predictor_of_folder(folder: Path, config: Any, files: Mapping[str, Path]) -
         places = {name: place._replace(name=names.layer[place.name]) for name, place in located.items()}
         if {place.name for place in places.values()} != {*names.layer.values()}:
             return None
-        outlines = outlines_of(files, places, shapes, MxWeights({}, lambda name, index: torch.empty(0)))
+        outlines = outlines_of(entries, places, shapes, MxWeights({}, lambda name, index: torch.empty(0)), scalings)
     except (KeyError, ValueError, ModelLoadError):
         return None
-    reader = Reader(files, places | {name: Stored(place) for name, place in names.outer.items()})
+    every_file = {name: entry.file for name, entry in entries.items()}
+    reader = Reader(every_file, places | {name: Stored(place) for name, place in names.outer.items()}, scalings)
 
     def outer() -> dict[str, Tensor]:
         tensors = {name: reader.read(name).float() for name in names.outer}
@@ -381,15 +394,15 @@ def why_not_compiled(config: Any) -> str | None:
     """Why a model's architecture is not compiled, or None."""
     if config.model_type not in ARCHITECTURES:
         return f"its type {config.model_type!r} is not one of {', '.join(sorted(ARCHITECTURES))}"
-    return ARCHITECTURES[config.model_type].refusal(config)
+    return ARCHITECTURES[config.model_type].why_refused(config)
 
 
 def _shapes(config: Any) -> dict[str, tuple[int, ...]]:
     """Of the weights of a model without biases but those of its architecture, by name."""
     architecture, h = ARCHITECTURES[config.model_type], config.hidden_size
-    if reason := architecture.refusal(config):
+    if reason := architecture.why_refused(config):
         raise ValueError(reason)
-    if not architecture.has_qkv_bias(config) and (getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False)):
+    if not architecture.has_qkv_bias(config) and (setting(config, "attention_bias") or setting(config, "mlp_bias")):
         raise ValueError(config.model_type)
     layers = {
         f"model.layers.{i}.{name}": shape

@@ -58,10 +58,12 @@ class CheckpointConfig:
         needed = NAMES - {"head_dim"} | {"bos_token_id", "eos_token_id"}
         if not fits or needed - fields.keys() or rope.get("rope_type") not in ("default", "linear") or not rope.get("rope_theta"):
             return None
+        of_type = OF_TYPES.get(fields["model_type"], ())
+        if "sliding_window" in of_type and "sliding_window" not in settings:
+            return None
         eos = fields["eos_token_id"]
         fields["head_dim"] = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
-        only_some = ("attention_bias", "hidden_act", "mlp_bias", "sliding_window")  # of the Llama family
-        fields["of_architecture"] = {name: settings[name] for name in only_some if settings.get(name) is not None}
+        fields["of_architecture"] = {name: settings[name] for name in of_type if settings.get(name) is not None}
         return cls(**fields | {"name_or_path": place, "eos_token_id": [eos] if isinstance(eos, int) else eos})
 
 
@@ -69,6 +71,13 @@ ID_NAMES = ("bos_token_id", "eos_token_id", "pad_token_id")
 NAMES = {field.name for field in fields(CheckpointConfig)} - {"name_or_path", "of_architecture", *ID_NAMES}
 PLAIN: dict[str, Any] = {f.name: f.type for f in fields(CheckpointConfig) if f.type in (int, float, str, bool, int | None)}
 """Settings whose types are no containers."""
+OF_TYPES = {
+    "llama": ("attention_bias", "hidden_act", "mlp_bias"),
+    "mistral": ("hidden_act", "sliding_window"),
+    "qwen2": ("hidden_act",),
+    "qwen3": ("attention_bias", "hidden_act"),
+}
+"""What transformers' classes of the Llama family have beside what all have; a window of Qwen's without `use_sliding_window` is none."""
 UNREAD = (
     "attention_chunk_size",
     "auto_map",

@@ -1,6 +1,8 @@
 """From a name to a module of transformers: safetensors or GGUF only, no remote code, every fault with its remedy."""
 
 import os
+import re
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +10,21 @@ import torch
 
 from polydraft.errors import InvalidInputError, ModelLoadError, first_line
 from polydraft.files.schema import CONFIG, fault, read_json
+from polydraft.models.loading.composites import name_in_text_model
 from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.loading.gguf_module import module_of_file
 from polydraft.models.loading.gguf_parts import is_gguf
 from polydraft.models.loading.hub import located
+from polydraft.models.loading.mx_blocks import is_mx
+from polydraft.models.loading.scaled_weights import Scaling, is_beside, scalings_of, unexplained
 from polydraft.models.loading.supported import check_plain, is_encoder_decoder
+from polydraft.models.loading.tensor_files import Entry, Reader, entries_of, used_files
+from polydraft.models.windows import text_config
 
-__all__ = ["as_device", "as_dtype", "check_folder", "load_config", "load_module"]
+__all__ = ["as_device", "as_dtype", "check_folder", "load_config", "load_module", "own_scalings", "unread"]
+
+BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|(^|\.)mtp\.")
+"""Tensors that older versions stored and that follow from the configuration, and layers that predict further tokens."""
 
 
 def as_device(device: str | torch.device | None) -> torch.device:
@@ -54,7 +64,7 @@ def as_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dty
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder without configuration, with numbers there that cannot be, or without readable safetensors weights.
+    """Refuse a folder without configuration, with numbers there that cannot be, or without readable safetensors weights of types that are known.
 
     Raises:
         ModelLoadError: naming what is missing or which file is corrupt.
@@ -69,13 +79,14 @@ def check_folder(folder: Path) -> None:
         raise ModelLoadError(f"{str(folder)!r} has no config.json. A folder of `save_pretrained` is expected.")
     for file in (folder / "config.json", folder / "generation_config.json"):
         _check_config(file)
-    weights = sorted(folder.glob("*.safetensors"))
+    weights = used_files(folder)
     if not weights:
+        others = sorted(file.name for file in folder.glob("*.safetensors"))
         pickled = [f.name for f in folder.glob("*.bin")]
         advice = (
             f"It has {pickled[0]}, which would be unpickled: load it where you trust it and save it again with `save_pretrained`."
             if pickled
-            else "Copy model.safetensors (and its index, where there is one) into it."
+            else f"Copy model.safetensors (and its index, where there is one) into it{f'; it has {others[0]}' if others else ''}."
         )
         raise ModelLoadError(f"{str(folder)!r} has no weights in safetensors format. {advice}")
     for file in weights:
@@ -89,6 +100,60 @@ def check_folder(folder: Path) -> None:
             ) from error
         except SafetensorError as error:
             raise ModelLoadError(f"{str(file)!r} is corrupt or cut off ({error}). Copy or download it again.") from error
+    _check_types(folder)
+
+
+def _check_types(folder: Path) -> None:
+    """Refuse weights of one byte that neither scales beside them nor the configuration make numbers of."""
+    settings, (entries, _) = _settings(folder), entries_of(folder)
+    strange = unexplained(entries, scalings_of(entries, settings))
+    if strange is not None and not _transformers_reads(settings):
+        raise ModelLoadError(
+            f"the weight {strange!r} of {str(folder)!r} is of type {entries[strange].dtype}, and nothing says which numbers it stands for: a scale "
+            "beside it that fits, or a quantization_config that is known. Give the folder of the model in bfloat16, or a GGUF file of it."
+        )
+
+
+def _settings(folder: Path) -> Mapping[str, Any]:
+    settings = read_json((folder / "config.json").read_bytes())
+    return settings if isinstance(settings, Mapping) else {}
+
+
+def _transformers_reads(settings: Mapping[str, Any]) -> bool:
+    """Whether it knows the quantization that a configuration asks for."""
+    text = settings.get("text_config")
+    quantization = settings.get("quantization_config") or (text.get("quantization_config") if isinstance(text, Mapping) else None)
+    if not isinstance(quantization, Mapping):
+        return False
+    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+
+    by_bits = quantization.get("load_in_8bit") or quantization.get("load_in_4bit")
+    return bool(by_bits) or quantization.get("quant_method") in [*AUTO_QUANTIZER_MAPPING]
+
+
+def own_scalings(entries: Mapping[str, Entry], settings: Mapping[str, Any]) -> dict[str, Scaling]:
+    """What makes numbers of the weights of one byte, where it does of all; none where transformers has to know."""
+    scalings = scalings_of(entries, settings)
+    return {} if is_mx(settings) or unexplained(entries, scalings) else scalings
+
+
+def unread(names: Iterable[str], tensors: Collection[str], num_layers: int) -> list[str]:
+    """Of tensors that nothing reads those that would make another model.
+
+    tensors: all.  num_layers: of the model; a layer behind them that predicts further tokens, and buffers, are none of it.
+
+    Example:
+        >>> unread(["model.rotary_emb.inv_freq", "score.weight"], [], 2)
+        ['score.weight']
+    """
+    behind = re.compile(r"model\.layers\.(\d+)\.")
+    predicts = any(name.endswith(f"layers.{num_layers}.eh_proj.weight") for name in tensors)
+    others = list[str]()
+    for name in names:
+        layer = behind.match(name_in_text_model(name))
+        if not BUFFERS.search(name) and not (predicts and layer and int(layer[1]) >= num_layers):
+            others.append(name)
+    return sorted(others)
 
 
 def _check_config(file: Path) -> None:
@@ -124,7 +189,7 @@ def _unknown_kind(folder: Path) -> str | None:
     from transformers.configuration_utils import ALLOWED_LAYER_TYPES
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    settings = read_json((folder / "config.json").read_bytes())
+    settings = dict(_settings(folder))
     text = settings.get("text_config")
     settings |= text if isinstance(text, dict) else {}
     kinds, rope = settings.get("layer_types"), settings.get("rope_parameters") or settings.get("rope_scaling")
@@ -181,11 +246,14 @@ def load_module(
         return module_of_file(file, None if dtype is None else number, place)  # pyright: ignore[reportArgumentType]
     config = load_config(folder)
     check_plain(config, max_model_len)
-    kind = _auto_class(config)
+    kind, state = _auto_class(config), _own_state(folder, place, placement)
     try:
-        loaded: Any = kind.from_pretrained(
-            folder, dtype=number, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **placement
-        )
+        if state is None:
+            loaded: Any = kind.from_pretrained(
+                folder, dtype=number, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **placement
+            )
+        else:
+            loaded = _from_state(kind, config, state, number, folder)
     except Exception as error:
         unknown = _unknown_kind(folder)
         raise ModelLoadError(f"the model {str(name)!r} could not be loaded: {unknown or first_line(error)}.") from error
@@ -196,4 +264,60 @@ def load_module(
             f"the weights of {str(name)!r} are incomplete: {len(missing)} tensors are missing, such as {missing[0]!r}. "
             "Copy or download them again."
         )
+    is_ours = getattr(text_config(module.config), "quantization_config", None) is None
+    layers = getattr(text_config(module.config), "num_hidden_layers", 0)
+    tensors = entries_of(folder)[0]
+    if is_ours and (others := unread(report["unexpected_keys"], tensors, layers)):
+        raise ModelLoadError(
+            f"nothing reads {len(others)} tensors of {str(name)!r}, such as {others[0]!r}: with them it would be another model. "
+            "Give a folder whose config.json is that of its weights."
+        )
     return module.eval() if placement else module.to(place).eval()
+
+
+class _Unread:
+    """A tensor that is read where transformers asks for it."""
+
+    def __init__(self, reader: Reader, name: str) -> None:
+        self._reader, self._name = reader, name
+
+    def __getitem__(self, rows: Any) -> torch.Tensor:
+        return self._reader.tensor(self._name)[rows]
+
+
+def _own_state(folder: Path, device: torch.device, placement: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A folder's tensors by name where transformers would read others: codes without their scales, or one that a second file has, too.
+
+    Raises:
+        ModelLoadError: such tensors are to be placed on several devices.
+    """
+    settings, (entries, twice) = _settings(folder), entries_of(folder)
+    scalings = own_scalings(entries, settings)
+    if scalings and _transformers_reads(settings) and (placement or device.type != "cpu"):
+        scalings = {}  # its kernels take them as they are
+    if not scalings and not twice:
+        return None
+    if placement:
+        problem = f"{twice[0]!r} lies in two of its files" if twice else f"{min(scalings)!r} has its scale beside it"
+        raise ModelLoadError(
+            f"{str(folder)!r} cannot be read onto several devices: {problem}. Save it again with `save_pretrained`."
+        )
+    reader = Reader({name: entry.file for name, entry in entries.items()}, {}, scalings)
+    return {name: _Unread(reader, name) for name in entries if not is_beside(name, scalings)}
+
+
+def _from_state(kind: Any, config: Any, state: dict[str, Any], number: Any, folder: Path) -> Any:
+    """As `from_pretrained` of a folder, of tensors that are given."""
+    from transformers import GenerationConfig
+    from transformers.models.auto.auto_factory import _get_model_class
+
+    for part in (config, text_config(config)):
+        if getattr(part, "quantization_config", None) is not None:
+            del part.quantization_config
+    dtype = (config.dtype or torch.bfloat16) if number == "auto" else number
+    model_class = _get_model_class(config, kind._model_mapping)
+    module, report = model_class.from_pretrained(None, config=config, state_dict=state, dtype=dtype, output_loading_info=True)
+    module.name_or_path = module.config.name_or_path = str(folder)
+    if (folder / "generation_config.json").is_file():
+        module.generation_config = GenerationConfig.from_pretrained(folder)
+    return module, report

@@ -17,7 +17,7 @@ from torch import Tensor
 from polydraft.models.compiled.architectures import Stored
 from polydraft.models.compiled.formats import BLOCK
 
-__all__ = ["BLOCKS", "FORMAT", "MxWeights", "is_mx", "regrouped"]
+__all__ = ["BLOCKS", "FORMAT", "SCALES", "MxWeights", "is_mx", "regrouped"]
 
 BLOCKS, SCALES, FORMAT = "_blocks", "_scales", "MXFP4"
 

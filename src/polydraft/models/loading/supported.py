@@ -8,7 +8,7 @@ from typing import Any
 
 from polydraft.errors import CapacityError, InvalidInputError, ModelLoadError
 from polydraft.models.slots import TREE_ROOM
-from polydraft.models.windows import FIELDS, text_config
+from polydraft.models.windows import FIELDS, setting, text_config
 
 __all__ = ["check_plain", "check_rolls_back", "context_length", "is_encoder_decoder"]
 
@@ -61,7 +61,7 @@ def check_plain(config: Any, max_model_len: int | None = None) -> None:
 
 def _built_in_window(config: Any) -> int | None:
     """The width of windows that lie in tables of the layers, which no mask moves."""
-    widths = [getattr(config, name, None) for name in FIELDS if name not in ("sliding_window", "attention_chunk_size")]
+    widths = [setting(config, name) for name in FIELDS if name not in ("sliding_window", "attention_chunk_size")]
     kinds = getattr(config, "attention_layers", None)
     return None if kinds is not None and "local" not in kinds else min((w for w in widths if isinstance(w, int)), default=None)
 
@@ -81,7 +81,7 @@ def check_rolls_back(config: Any, max_model_len: int | None = None, model: Any |
     """
     check_plain(config, max_model_len)
     inner = text_config(config)
-    odd = sorted({*(getattr(inner, "layer_types", None) or ())} - {"full_attention", "sliding_attention", "chunked_attention"})
+    odd = sorted({*(setting(inner, "layer_types") or ())} - {"full_attention", "sliding_attention", "chunked_attention"})
     if odd:
         raise _refuse(config, f"its layers of kind {', '.join(odd)} have a state that cannot be rolled back", PLAIN_DECODING)
     if getattr(model, "_is_stateful", False):

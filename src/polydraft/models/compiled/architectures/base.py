@@ -24,8 +24,8 @@ from polydraft.models.compiled.architectures.mixture import Mixture, Stored, in_
 from polydraft.models.compiled.recurrent import StateShape
 from polydraft.models.loading.conversions.names import LLAMA_NAMES
 from polydraft.models.loading.gguf_header import GgufHeader
-from polydraft.models.rotary import head_width, rope_parameters
-from polydraft.models.windows import windows
+from polydraft.models.rotary import PART, head_width, rope_parameters, whole_heads
+from polydraft.models.windows import setting, windows
 
 __all__ = [
     "ATTENTION",
@@ -44,6 +44,7 @@ __all__ = [
     "as_named",
     "layer_windows",
     "one_rotary",
+    "partly_rotated",
 ]
 
 ATTENTION, CONVOLUTION, STATE_SPACE, DELTA_NET = "attention", "convolution", "state_space", "delta_net"
@@ -129,7 +130,7 @@ def layer_windows(config: Any) -> tuple[int, ...]:
     """
     by_kind = windows(config)
     widths = {kind: 0 if window is None else window.width for kind, window in by_kind.items()}
-    kinds = getattr(config, "layer_types", None) or [next(iter(by_kind))] * config.num_hidden_layers
+    kinds = setting(config, "layer_types") or [next(iter(by_kind))] * config.num_hidden_layers
     return tuple(widths[kind] for kind in kinds)
 
 
@@ -141,12 +142,17 @@ def one_rotary(config: Any, **numbers: Any) -> ModelSpec:
         "mixers": (ATTENTION,) * layers,
         "states": {},
         "windows": layer_windows(config),
-        "rotaries": (rope_parameters(config),),
+        "rotaries": (whole_heads(rope_parameters(config)),),
         "rotary_of_layer": (0,) * layers,
         "attention_scale": head_width(config) ** -0.5,
-        "activation": getattr(config, "hidden_act", "silu"),
+        "activation": setting(config, "hidden_act", "silu"),
     }
     return ModelSpec(**{**fields, **numbers})
+
+
+def partly_rotated(config: Any, **numbers: Any) -> ModelSpec:
+    """Likewise, of those whose classes read that only the first part of each head rotates."""
+    return one_rotary(config, rotaries=(rope_parameters(config),), **numbers)
 
 
 @dataclass(frozen=True)
@@ -166,9 +172,10 @@ class Architecture:
     in the rows of queries and keys.  gguf_settings: of transformers' configuration, what such a file implies or names otherwise.
     place: where transformers has a weight that is a part of another, or a multiple of it, by its name and the configuration.
     gguf_values: what makes transformers' weights of those of a file, by name.  refusal: why models of some configurations are not compiled, or None.
-    partial_rotary: whether files may say that only the first part of each head rotates.
+    partial_rotary: whether files and folders may say that only the first part of each head rotates.
     mixture: from a configuration, where layers are mixtures of experts.  some_without_experts: whether it is None for some.  stack: where transformers has a weight of an expert, by its name and
-    `Mixture.inner`.  module_names: of modules, what folders may call them otherwise, without the layer.
+    `Mixture.inner`.  module_names: of modules, what folders may call them otherwise, without the layer.  expert_place: where folders may have a weight
+    of an expert otherwise, one by one.
     """
 
     model_type: str
@@ -186,6 +193,7 @@ class Architecture:
     some_without_experts: bool = False
     stack: Callable[[str, int], Stored | None] = stacked
     module_names: Mapping[str, str] = field(default_factory=dict[str, str])
+    expert_place: Callable[[str], Stored | None] = lambda name: None
     out_bias: bool = False
     sinks: bool = False
     place: Callable[[str, Any], Stored | None] = as_named
@@ -202,6 +210,18 @@ class Architecture:
     def mixture_of(self, config: Any) -> Mixture | None:
         """Of the layers that are mixtures of experts, where there are any."""
         return None if self.mixture is None else self.mixture(config)
+
+    def why_refused(self, config: Any) -> str | None:
+        """Why models of a configuration are not compiled, or None."""
+        spec = self.spec(config)
+        parts = [rope[PART] for rope in spec.rotaries if rope.get(PART, 1.0) != 1.0]
+        if parts and not self.partial_rotary:
+            return f"its scaled rotation is of a part of each head ({PART} {parts[0]})"
+        if windows(config).get("sliding_attention", ()) is None:
+            return "its layers of sliding attention have no sliding_window"
+        if spec.states and spec.activation != "silu":
+            return f"the activation of its recurrent layers is {spec.activation!r}"
+        return self.refusal(config)
 
     def in_gguf(self, name: str) -> Stored:
         """Where a GGUF file has a weight, both without the layer."""
@@ -222,7 +242,7 @@ class Architecture:
             *(place for place in (self.place(name, config),) if place is not None),
             Stored(name),
             *renamed,
-            *(place for place in (in_stack, in_matrix) if place is not None),
+            *(place for place in (self.expert_place(name), in_stack, in_matrix) if place is not None),
         ]
 
     def gguf_name(self, module: str) -> str:
@@ -275,5 +295,5 @@ class Architecture:
             shapes[f"{out}.bias"] = (config.hidden_size,)
         if self.sinks:
             shapes["self_attn.sinks"] = (config.num_attention_heads,)
-        has_norms = getattr(config, "use_qk_norm", True)
+        has_norms = setting(config, "use_qk_norm", True)
         return shapes | {f"{name}.weight": (width,) for name in (self.head_norms if has_norms else ())}

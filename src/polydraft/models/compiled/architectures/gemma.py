@@ -10,7 +10,8 @@ from typing import Any
 
 from polydraft.models.compiled.architectures.base import HEAD_NORMS, Architecture, ModelSpec, one_rotary
 from polydraft.models.loading.gguf_header import GgufHeader
-from polydraft.models.rotary import rope_parameters
+from polydraft.models.rotary import rope_parameters, whole_heads
+from polydraft.models.windows import setting
 
 NORMS = {
     "attention_norm": "input_layernorm",
@@ -23,11 +24,13 @@ GGUF_NAMES = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+TANH_GELU = "gelu_pytorch_tanh"
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 
 
 def gemma_spec(config: Any) -> ModelSpec:
-    return one_rotary(config, activation="gelu_pytorch_tanh", embedding_scale=config.hidden_size**0.5)
+    activation = setting(config, "hidden_act", TANH_GELU)
+    return one_rotary(config, activation=activation, embedding_scale=config.hidden_size**0.5)
 
 
 def gemma2_spec(config: Any) -> ModelSpec:
@@ -45,8 +48,12 @@ def gemma3_spec(config: Any) -> ModelSpec:
     ropes, kinds = rope_parameters(config), (GLOBAL, LOCAL)
     if GLOBAL not in ropes:  # those of a file
         ropes = {GLOBAL: ropes, LOCAL: {"rope_type": "default", "rope_theta": config.rope_local_base_freq}}
-    rotaries, rotary_of_layer = tuple(ropes[kind] for kind in kinds), tuple(map(kinds.index, config.layer_types))
+    rotaries, rotary_of_layer = tuple(whole_heads(ropes[kind]) for kind in kinds), tuple(map(kinds.index, config.layer_types))
     return replace(gemma2_spec(config), rotaries=rotaries, rotary_of_layer=rotary_of_layer)
+
+
+def two_directions(config: Any) -> str | None:
+    return "its attention is not causal" if setting(config, "use_bidirectional_attention") else None
 
 
 def gemma2_settings(file: GgufHeader) -> dict[str, Any]:
@@ -55,7 +62,7 @@ def gemma2_settings(file: GgufHeader) -> dict[str, Any]:
     # the 27B models scale queries by the width of the model over its heads, all others by the width of a head; files do not say it.
     largest = layers == {"gemma2": 46, "gemma3": 62}[file.architecture]
     return {
-        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_activation": TANH_GELU,
         "sliding_window": file.count("attention.sliding_window"),
         "layer_types": [GLOBAL if layer % 2 else LOCAL for layer in range(layers)],
         "query_pre_attn_scalar": width if largest else file.count("attention.key_length", width),
@@ -76,5 +83,13 @@ def gemma3_settings(file: GgufHeader) -> dict[str, Any]:
 GEMMA = Architecture("gemma", "gemma", gemma_spec, norm_offset=1.0)
 GEMMA2 = Architecture("gemma2", "gemma2", gemma2_spec, NORMS, 1.0, gguf_names=GGUF_NAMES, gguf_settings=gemma2_settings)
 GEMMA3 = Architecture(
-    "gemma3_text", "gemma3", gemma3_spec, NORMS, 1.0, HEAD_NORMS, gguf_names=GGUF_NAMES, gguf_settings=gemma3_settings
+    "gemma3_text",
+    "gemma3",
+    gemma3_spec,
+    NORMS,
+    1.0,
+    HEAD_NORMS,
+    gguf_names=GGUF_NAMES,
+    gguf_settings=gemma3_settings,
+    refusal=two_directions,
 )

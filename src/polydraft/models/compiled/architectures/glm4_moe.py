@@ -3,7 +3,7 @@ some dense layers; a half of each head rotates."""
 
 from typing import Any
 
-from polydraft.models.compiled.architectures.base import HEAD_NORMS, Architecture
+from polydraft.models.compiled.architectures.base import HEAD_NORMS, Architecture, partly_rotated
 from polydraft.models.compiled.architectures.mixture import SHARED, Mixture
 from polydraft.models.loading.conversions.mixtures import glm4_moe
 
@@ -28,6 +28,7 @@ def mixture(config: Any) -> Mixture:
 GLM4_MOE = Architecture(
     "glm4_moe",
     "glm4moe",
+    partly_rotated,
     head_norms=HEAD_NORMS,
     qkv_bias="attention_bias",
     partial_rotary=True,

@@ -9,12 +9,13 @@ from polydraft.models.compiled.architectures.base import Architecture, ModelSpec
 from polydraft.models.compiled.architectures.mixture import ROUTER, Mixture, stacked_by_columns
 from polydraft.models.loading.conversions import gpt_oss as conversion
 from polydraft.models.loading.gguf_header import GgufHeader
-from polydraft.models.rotary import rope_parameters
+from polydraft.models.rotary import rope_parameters, whole_heads
+from polydraft.models.windows import setting
 
 
 def spec(config: Any) -> ModelSpec:
-    rope = {**rope_parameters(config)}
-    return one_rotary(config, rotaries=(rope | {"truncate": getattr(config, "yarn_truncates", rope.get("truncate", True))},))
+    rope = {**whole_heads(rope_parameters(config))}
+    return one_rotary(config, rotaries=(rope | {"truncate": setting(config, "yarn_truncates", rope.get("truncate", True))},))
 
 
 def mixture(config: Any) -> Mixture:
@@ -37,7 +38,7 @@ GPT_OSS = Architecture(
     "gpt_oss",
     "gpt-oss",
     spec,
-    qkv_bias=True,
+    qkv_bias="attention_bias",
     out_bias=True,
     sinks=True,
     gguf_names={"post_attention_layernorm": "post_attention_norm", "self_attn.sinks": "attn_sinks.weight"},
@@ -45,4 +46,5 @@ GPT_OSS = Architecture(
     mixture=mixture,
     stack=stacked_by_columns,
     module_names={ROUTER: "mlp.router"},
+    refusal=lambda config: None if config.attention_bias else "its attention has no biases",
 )

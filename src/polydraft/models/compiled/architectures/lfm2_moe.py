@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from polydraft.models.compiled.architectures.lfm2 import LFM2
-from polydraft.models.compiled.architectures.mixture import CHOICE, PROJECTIONS, ROUTER, Mixture, Stored, expert_name, stacked
+from polydraft.models.compiled.architectures.mixture import CHOICE, ROUTER, Mixture, Stored, renamed_expert, stacked
 from polydraft.models.loading.conversions.lfm2 import lfm2_moe
 
 
@@ -26,7 +26,6 @@ def stack(name: str, inner: int) -> Stored | None:
     return stored and stored._replace(name=stored.name.replace("mlp.", "feed_forward."))
 
 
-# names of modules are those of older folders, for up to 64 experts; transformers 5 stacks experts
 LFM2_MOE = replace(
     LFM2,
     model_type="lfm2_moe",
@@ -34,10 +33,6 @@ LFM2_MOE = replace(
     gguf_settings=lfm2_moe,
     mixture=mixture,
     stack=stack,
-    module_names={ROUTER: "feed_forward.gate", CHOICE: "feed_forward.expert_bias"}
-    | {
-        expert_name(e, part, ""): f"feed_forward.experts.{e}.{name}."
-        for e in range(64)
-        for part, name in zip(PROJECTIONS, ("w1", "w3", "w2"), strict=True)
-    },
+    module_names={ROUTER: "feed_forward.gate", CHOICE: "feed_forward.expert_bias"},
+    expert_place=lambda name: renamed_expert(name, "feed_forward"),
 )

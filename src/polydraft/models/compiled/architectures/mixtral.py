@@ -3,7 +3,7 @@
 from typing import Any
 
 from polydraft.models.compiled.architectures.base import Architecture
-from polydraft.models.compiled.architectures.mixture import PROJECTIONS, ROUTER, Mixture, expert_name
+from polydraft.models.compiled.architectures.mixture import ROUTER, Mixture, renamed_expert
 from polydraft.models.loading.conversions.mixtures import mixtral
 
 
@@ -13,17 +13,12 @@ def mixture(config: Any) -> Mixture:
     )
 
 
-# names of modules are those of its own folders
 MIXTRAL = Architecture(
     "mixtral",
     "llama",
     interleaved=True,
     gguf_settings=mixtral,
     mixture=mixture,
-    module_names={ROUTER: "block_sparse_moe.gate"}
-    | {
-        expert_name(e, part, ""): f"block_sparse_moe.experts.{e}.{name}."
-        for e in range(8)
-        for part, name in zip(PROJECTIONS, ("w1", "w3", "w2"), strict=True)
-    },
+    module_names={ROUTER: "block_sparse_moe.gate"},
+    expert_place=lambda name: renamed_expert(name, "block_sparse_moe"),
 )

@@ -25,12 +25,14 @@ __all__ = [
     "Mixture",
     "Stored",
     "expert_name",
+    "renamed_expert",
     "stacked",
 ]
 
 ROUTER, SHARED, SHARED_GATE = "mlp.gate", "mlp.shared_expert", "mlp.shared_expert_gate"
 CHOICE = f"{ROUTER}.e_score_correction_bias"
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+OWN_PROJECTIONS = {"gate": "w1", "up": "w3", "down": "w2"}
 EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 GGUF_NAMES = {
     ROUTER: "ffn_gate_inp",
@@ -115,6 +117,17 @@ def expert_name(expert: int, part: str, kind: str = "weight") -> str:
         'mlp.experts.3.up_proj.weight'
     """
     return f"mlp.experts.{expert}.{part}.{kind}"
+
+
+def renamed_expert(name: str, module: str) -> Stored | None:
+    """Where folders have a weight of an expert that call its projections w1, w3 and w2, as Mixtral's own do. module: of the mixture in a layer.
+
+    Example:
+        >>> renamed_expert("mlp.experts.11.up_proj.weight", "block_sparse_moe")[:2]
+        ('block_sparse_moe.experts.11.w3.weight', None)
+    """
+    match = EXPERT.fullmatch(name)
+    return match and Stored(f"{module}.experts.{match[1]}.{OWN_PROJECTIONS[match[2]]}.{match[3]}")
 
 
 def in_gguf(name: str) -> Stored | None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from polydraft.models.compiled.architectures.base import Architecture
+from polydraft.models.compiled.architectures.base import Architecture, partly_rotated
 from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.loading.gguf_rope import ORIGINAL_LENGTH
 
@@ -12,4 +12,4 @@ def settings(file: GgufHeader) -> dict[str, Any]:
     return {"sliding_window": file.number_or_none("attention.sliding_window"), "original_max_position_embeddings": length}
 
 
-PHI3 = Architecture("phi3", "phi3", fused=True, gguf_settings=settings)
+PHI3 = Architecture("phi3", "phi3", partly_rotated, fused=True, partial_rotary=True, gguf_settings=settings)

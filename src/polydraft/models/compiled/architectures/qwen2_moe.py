@@ -26,4 +26,4 @@ def mixture(config: Any) -> Mixture:
     )
 
 
-QWEN2_MOE = Architecture("qwen2_moe", "qwen2moe", qkv_bias=True, gguf_settings=qwen2_moe, mixture=mixture)
+QWEN2_MOE = Architecture("qwen2_moe", "qwen2moe", qkv_bias="qkv_bias", gguf_settings=qwen2_moe, mixture=mixture)

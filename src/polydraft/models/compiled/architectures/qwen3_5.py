@@ -13,11 +13,12 @@ from polydraft.models.compiled.architectures.base import (
     MATRICES,
     Architecture,
     ModelSpec,
-    one_rotary,
+    partly_rotated,
 )
 from polydraft.models.compiled.parts.delta_net import DeltaSizes, delta_shape
 from polydraft.models.loading.conversions.delta_nets import delta_settings
 from polydraft.models.loading.gguf_header import GgufHeader
+from polydraft.models.windows import setting
 
 DELTA_MATRICES = {
     "delta_in": tuple(f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "b", "a")),
@@ -44,7 +45,7 @@ def spec(config: Any) -> ModelSpec:
 def spec_with(config: Any, sizes: DeltaSizes) -> ModelSpec:
     # all other kinds of transformers' configuration are gated delta nets
     mixers = tuple(ATTENTION if kind == "full_attention" else DELTA_NET for kind in config.layer_types)
-    return one_rotary(config, mixers=mixers, states={DELTA_NET: delta_shape(mixers.count(DELTA_NET), sizes)})
+    return partly_rotated(config, mixers=mixers, states={DELTA_NET: delta_shape(mixers.count(DELTA_NET), sizes)})
 
 
 def delta_sizes(config: Any) -> DeltaSizes:
@@ -54,7 +55,7 @@ def delta_sizes(config: Any) -> DeltaSizes:
         config.linear_key_head_dim,
         config.linear_value_head_dim,
         config.linear_conv_kernel_dim,
-        getattr(config, "tiled_value_heads", False),
+        setting(config, "tiled_value_heads", False),
         config.rms_norm_eps,
     )
 
