@@ -38,7 +38,7 @@ help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 demo: install
-	@$(BIN)/python -m polydraft
+	@$(BIN)/python -m polydraft demo
 
 chat: install
 	@$(BIN)/python -m polydraft chat --yes

@@ -51,7 +51,7 @@ class Setting:
         """Range or choices in words, "" where anything goes."""
         if self.choices:
             return f"one of {', '.join(map(repr, self.choices))}"
-        number = {int: "a whole number", float: "a number"}.get(self.kind, "")
+        number = {int: "a whole number", float: "a number", str: "some text"}.get(self.kind, "")
         if self.low is None or not number:
             return number
         return f"at least {self.low}, {number}" if self.high is None else f"{number} in [{self.low}, {self.high}]"
@@ -60,6 +60,8 @@ class Setting:
         """Whether a value has the type and is in the range."""
         if value is None:
             return self.default is None or bool(self.objects)
+        if value == "" and self.kind is str:
+            return False
         if self.objects:
             return True
         if self.choices:
@@ -106,6 +108,7 @@ class Config:
             value = getattr(self, name)
             if not spec.allows(value):
                 advice = spec.advice or (f"Change it, or leave it out: {spec.unset}." if spec.unset else "Change it.")
+                advice = "Give some, or leave it out." if value == "" else advice
                 raise InvalidInputError(f"{name}={value!r} was given; expected {spec.expected}. {advice}")
 
     @classmethod
@@ -179,6 +182,10 @@ class ModelConfig(Config):
     max_num_seqs: int = setting("Maximum number of sequences in a batch", int, 8, low=1, panel="Models")
 
 
+NEEDED = {"lead_cap": "asynchronous", "amateur": "decoding", "alpha": "decoding", "beta": "decoding", "decoding_options": "decoding"}
+"""Fields that say nothing without another."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SpeculationConfig(Config):
     """How tokens are drafted and verified, and what is sampled."""
@@ -204,9 +211,16 @@ class SpeculationConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.lead_cap is not None and not self.asynchronous:
+        for name, needed in NEEDED.items():
+            value = getattr(self, name)
+            if value is not None and value != {} and not getattr(self, needed):
+                written = f"{name}={value}" if isinstance(value, (str, int, float)) else name
+                missing = f"{needed}=True" if settings(self)[needed].kind is bool else needed
+                raise InvalidInputError(f"{written} was given without {missing}, whose option it is. Add it, or drop {name}.")
+        short = _set(amateur=self.amateur, alpha=self.alpha, beta=self.beta)
+        if twice := next((name for name in short if name in (self.decoding_options or {})), None):
             raise InvalidInputError(
-                f"lead_cap={self.lead_cap} was given without asynchronous=True, whose option it is. Add it, or drop lead_cap."
+                f"{twice}={short[twice]} was given beside {twice} among decoding_options; expected it once. Drop one of them."
             )
 
     @property
@@ -315,6 +329,16 @@ def split(values: Mapping[str, Any], *kinds: type[Config]) -> list[Any]:
 def from_environment(kind: type[Config]) -> dict[str, str]:
     """Fields whose variables are set, as text."""
     return {name: environ[s.variable] for name, s in settings(kind).items() if environ.get(s.variable)}
+
+
+def flag_of(config: type[Config], name: str) -> str:
+    """The option of a field of a configuration.
+
+    Example:
+        >>> flag_of(SpeculationConfig, "decoding_options")
+        '--decoding-option'
+    """
+    return (settings(config)[name].flag or flag(name)).partition(" ")[0]
 
 
 def flag(name: str) -> str:

@@ -89,6 +89,19 @@ def too_long(length: int, longest: int) -> CapacityError:
     )
 
 
+def no_template(model: str) -> IncompatibleError:
+    """The error for a chat with a model whose tokenizer has no chat template.
+
+    Example:
+        >>> str(no_template("base")).partition(":")[0]
+        "the tokenizer of 'base' has no chat template"
+    """
+    return IncompatibleError(
+        f"the tokenizer of {model!r} has no chat template: the model was not trained to converse. "
+        "Use a chat model, give the engine's tokenizer a chat_template, or use generate."
+    )
+
+
 def first_line(error: BaseException) -> str:
     """What an error says, or its name.
 

@@ -154,7 +154,7 @@ def test_ways_are_parsed_by_name_and_size():
 def test_a_way_that_cannot_be_read_is_refused_with_its_form(text):
     with pytest.raises(InvalidInputError, match=r"expected DRAFTER\[\+VERIFIER\]\[@PATHSxDEPTH\]"):
         Way.parse(text)
-    result = CliRunner().invoke(app, ["bench", "--quick", "--no-peers", "--way", text])
+    result = CliRunner().invoke(app, ["bench", "--model", "embedded", "--quick", "--no-peers", "--way", text])
     assert result.exit_code == 2 and "error: --way" in result.stderr
 
 
@@ -167,13 +167,15 @@ def test_a_way_that_cannot_be_read_is_refused_with_its_form(text):
     ],
 )
 def test_a_way_that_cannot_be_built_is_refused(way, said):
-    result = CliRunner().invoke(app, ["bench", "--quick", "--no-peers", "--way", "ngram", "--way", way])
+    result = CliRunner().invoke(app, ["bench", "--model", "embedded", "--quick", "--no-peers", "--way", "ngram", "--way", way])
     assert result.exit_code == 2 and result.stdout == ""
     assert said in result.stderr
 
 
 def test_a_run_in_which_nobody_could_be_measured_is_an_error_with_the_reasons():
-    result = CliRunner().invoke(app, ["bench", "--quick", "--no-peers", "--max-tokens", "5000", "--way", "ngram"])
+    result = CliRunner().invoke(
+        app, ["bench", "--model", "embedded", "--quick", "--no-peers", "--max-tokens", "5000", "--way", "ngram"]
+    )
     assert result.exit_code == 2
     (said,) = [x for x in result.stderr.splitlines() if x.startswith("error: ")]
     assert "no contender could be measured" in said and "the context holds 1024" in said
@@ -181,7 +183,19 @@ def test_a_run_in_which_nobody_could_be_measured_is_an_error_with_the_reasons():
 
 def test_the_command_writes_json_and_table_of_which_a_study_draws_a_picture(tmp_path):
     file = tmp_path / "bench.json"
-    asked = ["bench", "--quick", "--no-peers", "--max-tokens", "6", "--report", str(file), "--way", "model:chain+block@1x3"]
+    asked = [
+        "bench",
+        "--model",
+        "embedded",
+        "--quick",
+        "--no-peers",
+        "--max-tokens",
+        "6",
+        "--report",
+        str(file),
+        "--way",
+        "model:chain+block@1x3",
+    ]
     result = CliRunner().invoke(app, asked)
     assert result.exit_code == 0, result.output
     report = json.loads(file.read_text())
@@ -199,7 +213,21 @@ def test_the_command_writes_json_and_table_of_which_a_study_draws_a_picture(tmp_
 
 def test_the_command_measures_the_path_for_gpus_on_the_device_that_it_is_told(tmp_path):
     file = tmp_path / "bench.json"
-    asked = ["bench", "--quick", "--no-peers", "--max-tokens", "4", "--report", str(file), "--way", "model@2x2", "--batch", "2"]
+    asked = [
+        "bench",
+        "--model",
+        "embedded",
+        "--quick",
+        "--no-peers",
+        "--max-tokens",
+        "4",
+        "--report",
+        str(file),
+        "--way",
+        "model@2x2",
+        "--batch",
+        "2",
+    ]
     result = CliRunner().invoke(app, [*asked, "--device", "cpu", "--backend", "transformers"])
     assert result.exit_code == 0, result.output
     report = json.loads(file.read_text())
@@ -215,7 +243,7 @@ def test_transformers_with_a_static_cache_says_what_it_says_without(judge):
 
 def test_a_file_without_prompts_is_refused(tmp_path):
     (tmp_path / "empty.txt").write_text("\n\n")
-    result = CliRunner().invoke(app, ["bench", "--no-peers", "--prompts", str(tmp_path / "empty.txt")])
+    result = CliRunner().invoke(app, ["bench", "--model", "embedded", "--no-peers", "--prompts", str(tmp_path / "empty.txt")])
     assert result.exit_code == 2
     assert "holds no prompt" in result.output
 

@@ -44,12 +44,15 @@ def line(*given: str, stdin: bytes | None = None) -> str:
         (["--head", "p.py"], "'p.py' was given as a draft head and has no config.json; expected a folder"),
         (
             ["--head", "p.py", "--drafter", "ngram"],
-            "the draft head 'p.py' was given to the drafter 'ngram', which reads none. Leave the head out",
+            "--drafter ngram and --head p.py were given; a head is read by its own drafter. Drop one of them.",
         ),
-        (["--model", ""], "an empty name of a model was given"),
+        (["--model", ""], "--model '' was given; expected some text. Give some, or leave it out."),
         (["--drafter", "none", "--depth", "4"], "--drafter none and --depth 4 were given; without drafts --depth says nothing"),
         (["--drafter", "none", "--draft-model", "x"], "--drafter none and --draft-model x were given"),
-        (["--profile", "x", "--depth", "4"], "--profile x and --depth 4 were given, of which only one can hold"),
+        (
+            ["--profile", "x", "--depth", "4"],
+            "--profile x and --depth 4 were given; a profile is for draft shapes that the policy chooses",
+        ),
         (["--asynchronous", "--num-paths", "2"], "--asynchronous and --num-paths 2 were given"),
         (["--json", "--show"], "--show and --json were given"),
         (["--no-stream", "--show"], "--show and --no-stream were given"),
@@ -152,7 +155,7 @@ def test_what_cannot_be_trained_is_refused_before_a_model_is_loaded(given, expec
     (tmp_path / "cut.npz").write_bytes(b"PK")
     monkeypatch.setattr(train, "build", lambda *_, **__: pytest.fail("a model was loaded"))
     kind = "block" if "--size" in given else "medusa"
-    found = CliRunner().invoke(app, ["train", kind, *given, "--out", str(tmp_path / "head")])
+    found = CliRunner().invoke(app, ["train", kind, "--model", "embedded", *given, "--out", str(tmp_path / "head")])
     assert found.exit_code == EXIT_STATUS, found.output
     (last,) = [x for x in found.stderr.splitlines() if x.startswith("error: ")]
     assert expected in last

@@ -1,13 +1,17 @@
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from typer import Context
 from typer.testing import CliRunner
 
 from polydraft import __version__
-from polydraft.__main__ import arguments
 from polydraft.cli.main import app
+from polydraft.cli.options import DEFAULT_MODEL
+from tests.support.commands import commands
 
 
 def python(*given: str) -> subprocess.CompletedProcess[str]:
@@ -71,14 +75,35 @@ def test_without_a_command_five_examples_are_shown_that_are_commands():
     assert {*examples} <= {c.name or c.callback.__name__ for c in app.registered_commands}
 
 
-def test_the_module_without_a_command_is_the_demo():
-    assert arguments([]) == ["demo"]
-    assert arguments(["--json"]) == ["demo", "--json"]
+@pytest.mark.parametrize("given", [[], ["--version"], ["--json"], ["methods", "--temprature"]], ids=" ".join)
+def test_the_module_is_the_command_line(given):
+    program = [str(Path(sys.executable).with_name("polydraft"))]
+    module = [sys.executable, "-m", "polydraft"]
+    ways = [subprocess.run([*way, *given], capture_output=True, text=True, timeout=60) for way in (program, module)]
+    assert [(way.returncode, way.stdout, way.stderr) for way in ways[:1]] == [
+        (ways[1].returncode, ways[1].stdout, ways[1].stderr)
+    ]
 
 
-@pytest.mark.parametrize("given", [["generate", "x"], ["--help"], ["--version"]])
-def test_the_module_with_a_command_is_the_command_line(given):
-    assert arguments(given) == given
+def test_every_command_has_the_same_default_model():
+    texts = {name: command.get_help(Context(command)) for name, command in commands().items() if name != "images"}
+    of_models = {name: " ".join(text.split()) for name, text in texts.items() if "--model <" in text}
+    assert {
+        "generate",
+        "chat",
+        "serve",
+        "batch",
+        "bench",
+        "bench start",
+        "check",
+        "tune",
+        "train",
+        "launch",
+        "index build",
+    } <= of_models.keys()
+    for name, text in of_models.items():
+        (default,) = re.findall(r"efault: ([\w.-]+)", text.partition("--model <")[2].partition(" --")[0])
+        assert default.rstrip(".") == DEFAULT_MODEL, name
 
 
 def test_demo_says_what_will_happen_before_it_imports_torch():

@@ -13,7 +13,8 @@ from polydraft.models import load, pair
 
 
 def run(*given):
-    return CliRunner().invoke(app, ["index", "build", *map(str, given)])
+    model = "--model" if "passages" in given else "--tokenizer"
+    return CliRunner().invoke(app, ["index", "build", model, "embedded", *map(str, given)])
 
 
 def line(*given):

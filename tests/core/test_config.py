@@ -56,7 +56,9 @@ def test_a_value_that_does_not_fit_is_refused_with_what_was_expected(kind, value
 
 
 def test_fields_that_stand_for_options_of_drafter_and_decoding_are_among_them():
-    speculation = SpeculationConfig(head="folder", index="a", drafter_options={"depth": 3}, alpha=0.2, decoding_options={"k": 8})
+    speculation = SpeculationConfig(
+        head="folder", index="a", drafter_options={"depth": 3}, decoding="contrastive", alpha=0.2, decoding_options={"k": 8}
+    )
     assert speculation.all_drafter_options == {"depth": 3, "weights": "folder", "index": "a"}
     assert speculation.all_decoding_options == {"k": 8, "alpha": 0.2}
 

@@ -65,6 +65,20 @@ def test_a_prompt_that_ends_in_a_replacement_character_is_not_given_again():
         assert "".join(pieces(tokenizer, prompt, [encode.convert_tokens_to_ids("a")])) == "a"
 
 
+def test_sentencepiece_writes_one_replacement_for_each_byte_of_a_broken_character():
+    tokenizer = sentencepiece()
+    a, begun = tokenizer.convert_tokens_to_ids("a"), [tokenizer.convert_tokens_to_ids(f"<0x{b:02X}>") for b in "中".encode()[:2]]
+    assert "".join(pieces(tokenizer, [a], [*begun, a])) == tokenizer.decode([a, *begun, a])[1:] == "\ufffd\ufffda"
+    assert "".join(pieces(tokenizer, [a], begun)) == tokenizer.decode([a, *begun])[1:] == "\ufffd\ufffd"
+
+
+def test_a_broken_character_of_a_prompt_is_not_given_again_with_any_of_its_bytes():
+    for tokenizer in (byte_level(), sentencepiece()):
+        prompt = tokenizer("b中")["input_ids"][:-1]
+        prompt = prompt if tokenizer is byte_level() else [*prompt, *(2 + b for b in "中".encode()[:2])]
+        assert "".join(pieces(tokenizer, prompt, [tokenizer.convert_tokens_to_ids("a")])) == "a"
+
+
 def test_a_replacement_character_is_given_at_once_and_a_broken_one_at_the_end():
     for tokenizer in (byte_level(), sentencepiece()):
         ids = tokenizer("a\ufffdé")["input_ids"][-6:]

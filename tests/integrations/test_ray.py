@@ -104,7 +104,7 @@ def test_other_versions_and_a_cluster_that_does_not_answer_are_refused(monkeypat
 
 def command(source, out, *more):
     asked = ["--workers", "2", "--rows", "2", "--max-tokens", "6", "--temperature", "0", *more]
-    return [sys.executable, "-m", "polydraft", "batch", str(source), str(out), *asked]
+    return [sys.executable, "-m", "polydraft", "batch", "--model", "embedded", str(source), str(out), *asked]
 
 
 @with_ray

@@ -57,5 +57,15 @@ def test_an_avx512_processor_without_vnni_has_the_same_bits(here):
 
 
 @pytest.mark.slow
+def test_a_processor_that_widens_no_float16_has_the_same_bits(here):
+    if not llvm.get_host_cpu_features().get("sse2"):
+        pytest.skip("this processor is no x86")
+    lost = without("avx", "amx", "f16c", "fma", "vaes", "vpclmulqdq", "gfni", "xsave")
+    found = told(NUMBA_CPU_NAME="nehalem", NUMBA_CPU_FEATURES=lost)
+    assert (found["vectors"], found["lanes"], found["dots"]) == ("baseline", 8, None)
+    assert found["bits"] == here["bits"]
+
+
+@pytest.mark.slow
 def test_on_arm_bytes_are_multiplied_by_its_dot_products(with_avx2):
     assert with_avx2["arm"] == {"bfloat16": 0, "Q8_0": 48, "Q4_1": 48, "Q5_0": 48, "Q4_K": 96, "Q6_K": 192, "IQ4_NL": 48}

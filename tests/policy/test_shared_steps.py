@@ -2,9 +2,11 @@
 
 import pytest
 
+from polydraft.core import Budget
+from polydraft.core.geometry import chain
 from polydraft.policy.costs import Costs
 from polydraft.policy.course import Stage
-from polydraft.policy.shared_steps import LONGER, most_rows
+from polydraft.policy.shared_steps import LONGER, fit, most_rows
 from tests.policy.planning import costs, made, sequences
 
 DEAR = Costs.of({1: 1.0, 4: 1.1, 8: 1.4, 16: 2.5}, draft_start=0.05, draft_step=0.08)
@@ -37,8 +39,16 @@ def test_drafts_stay_beside_a_prompt_where_each_sequence_has_its_tokens_as_soon(
     beside, seconds = asked(policy, batch, 4)
     tokens = policy.course(batch[0]).acceptance.expected.tokens
     assert beside == alone and LONGER * DEAR.step(5, 0) < seconds < LONGER * tokens * DEAR.step(5, 0)
-    seeded = sequences(2, seed=3)
-    assert asked(policy, seeded, 0)[0] == asked(policy, seeded, 40)[0], "a text of a seed is decided as if it ran alone"
+
+
+@pytest.mark.parametrize(("params", "stays"), [({}, False), ({"seed": 3}, True)])
+def test_drafts_of_a_seed_stay_beside_a_prompt_as_if_its_text_ran_alone(params, stays):
+    policy, drafts = made(DEAR, rate=0.8), Budget.fixed(chain(8))
+    courses = [policy.course(s) for s in sequences(2, **params)]
+    for course in courses:
+        course.step_budget = drafts
+    fit(courses, num_sequences=3, riding=4, costs=DEAR)  # a third sequence waits for them
+    assert all(course.step_budget is drafts for course in courses) is stays
 
 
 def test_sequences_that_look_again_take_turns():

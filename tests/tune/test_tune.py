@@ -198,7 +198,7 @@ def test_the_command_writes_a_profile_that_generate_reads(tmp_path):
     profile_file, found_file, drawn = tmp_path / "p.json", tmp_path / "t.json", tmp_path / "t.png"
     threads = str(min(2, usable_cores()))
     options = ["--quick", "--threads", threads, "--save", str(profile_file), "--report", str(found_file), "--picture", str(drawn)]
-    told = CliRunner().invoke(app, ["tune", *options])
+    told = CliRunner().invoke(app, ["tune", "--model", "embedded", *options])
     assert told.exit_code == 0, told.output
     found = json.loads(found_file.read_text(encoding="utf-8"))
     assert found["recommendation"][:30] in " ".join(told.output.split())

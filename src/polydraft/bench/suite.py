@@ -26,6 +26,7 @@ from polydraft.engine.api import Engine
 from polydraft.errors import InvalidInputError
 from polydraft.models import load, pair
 from polydraft.models.compiled.llama import CompiledLlama
+from polydraft.models.loading.catalogue import default_draft
 from polydraft.models.loading.folder import as_device, load_module
 from polydraft.models.torch.hf import HFTarget
 
@@ -73,7 +74,7 @@ class Findings:
 class Bench:
     """The models, loaded once, and the contenders that could be built on them.
 
-    target, draft: folders, the embedded pair by default; without a draft only contenders that need none.
+    target, draft: as of `Engine.from_pretrained`, the embedded pair by default; without a draft only contenders that need none.
     ways: see `ways`; without any those of the heads, else DEFAULT_WAYS, as far as they can be built.
     heads: folders of trained drafters, which ways name by their last part.
     device: of all models; without one the CPU.  backend: of ours, "compiled" or "transformers"; "auto" is compiled on a CPU.
@@ -95,8 +96,8 @@ class Bench:
         backend: str = "auto",
         dtype: str | None = None,
     ) -> None:
-        if target is None:
-            target, draft = str(pair.target_folder()), draft or str(pair.draft_folder())
+        target = pair.EMBEDDED if target is None else target
+        draft = draft or default_draft(target)
         self.temperature, self._threads, self.batch_size = temperature, num_threads, batch_size
         self._heads = {head.name: head for head in heads}
         self.settings = {"temperature": temperature, "threads": num_threads, "batch": batch_size}

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polydraft.errors import InvalidInputError
+from polydraft.config import SpeculationConfig
+from polydraft.engine.checks import check_speculation
+from polydraft.errors import InvalidInputError, PolydraftError
 from polydraft.methods.head_folders import kind_of
 from polydraft.models import load
 
-__all__ = ["DEFAULT_WAYS", "Way", "engine_options"]
+__all__ = ["DEFAULT_WAYS", "Way", "check_way", "engine_options"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,23 @@ class Way:
                 f"--way {text!r} was given; expected DRAFTER[+VERIFIER][@PATHSxDEPTH], such as model:chain+block@1x4. Correct it."
             )
         return cls(drafter, verifier or "auto", *((int(depth), int(paths)) if at else ()))
+
+
+def check_way(text: str, heads: Mapping[str, Path]) -> None:
+    """Refuse, before anything is loaded, a way that cannot be read, whose drafter or verifier there is not, or which do not fit. heads: folders by name.
+
+    Raises:
+        InvalidInputError, UnknownNameError, IncompatibleError: naming the way.
+    """
+    way = Way.parse(text)
+    name, colon, kind = (way.drafter or "").partition(":")
+    if name in TOGETHER and not heads.keys().isdisjoint(kind.split(",")):
+        colon = kind = ""
+    drafter = (kind_of(heads[name]) if name in heads else name) + colon + kind
+    try:
+        check_speculation(SpeculationConfig(drafter=drafter, verifier=way.verifier, depth=way.depth, num_paths=way.num_paths))
+    except PolydraftError as error:
+        raise type(error)(f"--way {text!r} was given: {error}") from error
 
 
 DEFAULT_WAYS = ("model", "model:chain+block@1x4", "model+greedy_traversal@2x4", "ngram+match@1x5", "model:coupled+race@1x4")

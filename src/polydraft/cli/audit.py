@@ -11,7 +11,6 @@ from polydraft.cli.options import MeasurementOptions
 from polydraft.cli.progress import bars
 from polydraft.cli.tables import grid, output
 from polydraft.config import EngineConfig
-from polydraft.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from polydraft.check.audit import Audit
@@ -34,11 +33,9 @@ def audit_server(
     from polydraft.models.loading.folder import load_module
     from polydraft.models.slots import special_ids
 
-    if config.model is None:
-        raise InvalidInputError("--url was given without --model, the model that the server says it has. Give both.")
-    tokenizer = load_tokenizer(config.model)
+    tokenizer = load_tokenizer(str(config.model))
     server = Completions(url, tokenizer, name, os.environ.get("POLYDRAFT_API_KEY"))
-    judge = load_module(config.model, dtype=config.dtype, device=config.device)
+    judge = load_module(str(config.model), dtype=config.dtype, device=config.device)
     texts = [p.text for p in pair.prompts()[:8]] if measurement.prompts is None else read_lines("--prompts", measurement.prompts)
     with bars(f"asking {server.name} at {url}", hidden=as_json) as step:
         options: dict[str, Any] = {"temperature": measurement.temperature, "max_tokens": measurement.max_tokens, "tokens": steps}

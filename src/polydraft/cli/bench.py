@@ -13,7 +13,7 @@ import typer
 from polydraft.cli.commands import CommandGroup
 from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.files import check_output, read_lines, say_written
-from polydraft.cli.options import DEFAULT_MODEL, AsJson, MeasurementOptions, Only, configured
+from polydraft.cli.options import AsJson, MeasurementOptions, Only, configured
 from polydraft.cli.progress import bars
 from polydraft.cli.start import check, use_threads
 from polydraft.config import Config, EngineConfig, setting
@@ -57,15 +57,18 @@ def bench(
         _check_alone(context, below)
         return
     check_output("--report", report_file)
-    agree_on_downloads([config])
+    check(config)
     use_threads(measurement.threads)
+    from polydraft.bench.ways import check_way
+
+    heads = {head.name: head for head in options.head}
+    for way in options.way:
+        check_way(way, heads)
+    agree_on_downloads([config])
     from polydraft.bench import report as reports
     from polydraft.bench import speedup
     from polydraft.bench.suite import Bench
-    from polydraft.bench.ways import Way
 
-    for text in options.way:
-        Way.parse(text)
     suite = Bench(
         target=config.model,
         draft=config.draft_model,
@@ -115,7 +118,7 @@ class StartOptions(Config):
 @configured
 def start(
     *,
-    config: Annotated[EngineConfig, Only("model", "draft_model", "threads", model=DEFAULT_MODEL)],
+    config: Annotated[EngineConfig, Only("model", "draft_model", "threads")],
     options: StartOptions,
     as_json: AsJson = False,
 ) -> None:

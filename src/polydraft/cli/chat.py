@@ -47,8 +47,10 @@ def chat(
     """Talk to a model. One message a line; /help shows what else there is."""
     name, config = str(config.model), config.with_(max_num_seqs=1)
     from polydraft.core.params import SamplingParams
+    from polydraft.engine.checks import check_template
 
     check(config, SamplingParams(**sampling.chosen()))
+    check_template(config)
     agree_on_downloads([config], yes=yes)
     with Preparation(f"loading {name} ...") as preparation:
         engine = build(config, answers=True)

@@ -73,8 +73,6 @@ def check(
             options.url, options.name, config, measurement, steps=options.steps, seed=options.seed, as_json=options.as_json
         )
         return
-    if options.name is not None:
-        raise InvalidInputError("--name was given without --url, whose model it names. Give both.")
     from polydraft.check.check import check as run
     from polydraft.core import SamplingParams
     from polydraft.models import pair

@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from errno import EPIPE
 from typing import Any, NoReturn
@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from polydraft.cli.option_rules import Given, check_options
 from polydraft.errors import InvalidInputError, PolydraftError
 from polydraft.files.atomic import is_full
 from polydraft.methods import registry
@@ -37,6 +38,7 @@ class _WithOptions(_BASE):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
+        check_options(ctx.info_name, _given(ctx, self.params))
         try:
             return super().invoke(ctx)
         except PolydraftError as error:
@@ -53,6 +55,22 @@ class _WithOptions(_BASE):
         for title, records in panels.items():
             with formatter.section(title):
                 formatter.write_dl(records)
+
+
+def _given(ctx: Any, parameters: Iterable[Any]) -> Given:
+    """Options of a command as they are now, by the names that they are given by."""
+    values, named = dict[str, str](), list[str]()
+    for parameter in parameters:
+        if parameter.param_type_name != "option":
+            continue
+        value = ctx.params.get(parameter.name)
+        off = value is False and bool(parameter.secondary_opts)
+        option = parameter.secondary_opts[0] if off else parameter.opts[0]
+        several = isinstance(value, (list, tuple))
+        values[option] = "" if value is None or isinstance(value, bool) else " ".join(map(str, value)) if several else str(value)
+        if getattr(ctx.get_parameter_source(parameter.name), "name", "") == "COMMANDLINE":
+            named.append(option)
+    return Given(values, tuple(named))
 
 
 class Command(_WithOptions, TyperCommand):
@@ -122,7 +140,7 @@ def in_options(message: str, options: Mapping[str, str]) -> str:
             return match[0]
         if value is None:
             return options[name] if "_" in name else match[0]
-        text = "none" if value == "None" and name == "drafter" else value.strip("'")
+        text = "none" if value == "None" and name == "drafter" else value.strip("'") or value
         return f"no {options[name]}" if text == "None" else options[name] if text == "True" else f"{options[name]} {text}"
 
     options_text = re.sub(

@@ -12,13 +12,13 @@ import typer
 
 from polydraft.cli import options
 from polydraft.cli.downloads import agree_on_downloads
-from polydraft.cli.files import read_prompt
+from polydraft.cli.files import check_output, read_prompt
 from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import build, check, leave_costs, loaded
 from polydraft.cli.waiting import Waiting
 from polydraft.config import Config, SamplingConfig, setting
-from polydraft.errors import DrafterWarning, InvalidInputError
+from polydraft.errors import DrafterWarning
 
 if TYPE_CHECKING:
     from polydraft.core import SamplingParams
@@ -55,19 +55,16 @@ def generate(
     """Continue PROMPT: text on standard output, statistics on standard error."""
     text = read_prompt(prompt, file)
     from polydraft.core.params import SamplingParams
-    from polydraft.engine.checks import check_length, check_prompt
+    from polydraft.engine.checks import check_length, check_prompt, check_template
 
     params = SamplingParams(**sampling.chosen())  # refused before anything is loaded
     check_prompt(text)
-    if sampling.logprobs is not None and not output.as_json:
-        raise InvalidInputError(
-            f"--logprobs {sampling.logprobs} was given without --json, which alone reports them. Add it, or drop both."
-        )
-    _check_output(output, sampling.n)
     if output.trace is not None:
-        _check_trace(output.trace, config.asynchronous)
+        check_output("--trace", output.trace)
         config = config.with_(drafter_options={"trace": True})
     check(config, params)
+    if output.chat:
+        check_template(config)
     check_length(text, config)
     agree_on_downloads([config])
     with Preparation(f"loading {config.model} ...") as preparation, warnings.catch_warnings():
@@ -90,24 +87,6 @@ def generate(
         drafter.close()
         drafter.trace.save(output.trace)
     leave_costs(engine)
-
-
-def _check_output(output: Output, num_samples: int) -> None:
-    """Colour is for one text that is streamed to a person."""
-    others = {"--json": output.as_json, "--no-stream": not output.stream, f"-n {num_samples}": num_samples > 1}
-    if output.show and (option := next((name for name, is_given in others.items() if is_given), None)):
-        raise InvalidInputError(
-            f"--show and {option} were given; colours are of one text while it is streamed. Drop one of them."
-        )
-
-
-def _check_trace(file: Path, asynchronous: bool) -> None:
-    if not asynchronous:
-        raise InvalidInputError(
-            f"--trace {str(file)!r} was given without --asynchronous, whose option it is. Add it, or drop --trace."
-        )
-    if not file.parent.is_dir():
-        raise InvalidInputError(f"--trace {str(file)!r} was given, but there is no folder {str(file.parent)!r}. Make it first.")
 
 
 def _statistics(sample: "Sample") -> str:

@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from polydraft.cli.commands import Group
+from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.files import check_output
+from polydraft.cli.options import DEFAULT_MODEL
 from polydraft.cli.progress import bars
 from polydraft.cli.start import quiet
-from polydraft.errors import InvalidInputError
+from polydraft.config import EngineConfig
 from polydraft.methods import registry
 
 app = typer.Typer(cls=Group, help="Index files for retrieval-based drafting.", no_args_is_help=True)
@@ -33,11 +35,14 @@ def build(
     out: Annotated[Path, typer.Option("--out", "-o", help="Output file; an old one stays until the new one is complete.")],
     kind: Annotated[str, typer.Option(help="text or passages.")] = "text",
     model: Annotated[
-        str | None, typer.Option(help="passages: target model, whose hidden states are stored. Default: the embedded target.")
+        str | None,
+        typer.Option(
+            help=f"passages: target model, whose hidden states are stored. Default: {DEFAULT_MODEL}.", show_default=False
+        ),
     ] = None,
     append: Annotated[bool, typer.Option("--append", help="passages: addition to an existing file.")] = False,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Folder of the target model, for its tokenizer. Default: the embedded target.")
+        str | None, typer.Option(help=f"text: target model, for its tokenizer. Default: {DEFAULT_MODEL}.", show_default=False)
     ] = None,
     skip_unreadable: Annotated[
         bool, typer.Option("--skip-unreadable", help="Warnings instead of errors for files that cannot be read.")
@@ -53,22 +58,16 @@ def build(
 def build_text(
     corpus: list[Path], out: Path, *, model: str | None, append: bool, tokenizer: str | None, skip_unreadable: bool
 ) -> None:
-    """A text index.
-
-    Raises:
-        InvalidInputError: options of another kind.
-    """
-    if model is not None or append:
-        raise InvalidInputError(
-            "--model or --append was given for --kind text; expected them with --kind passages. Leave them out."
-        )
+    """A text index, which needs neither a model nor what is there."""
+    name = tokenizer or DEFAULT_MODEL
+    agree_on_downloads([EngineConfig(model=name, drafter=None)])
     from polydraft.drafters.text.corpus import Corpus
     from polydraft.drafters.text.index_file import fingerprint
     from polydraft.drafters.text.text_index import TextIndex
-    from polydraft.models import load, pair
+    from polydraft.models import load
 
     texts = Corpus(corpus)
-    words = load.load_tokenizer(tokenizer or str(pair.target_folder()))
+    words = load.load_tokenizer(name)
     vocab_size = max(load.token_names(words).values()) + 1
     with warnings.catch_warnings(record=True) as skipped, bars("reading files") as step:
         warnings.simplefilter("always")

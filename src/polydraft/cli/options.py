@@ -10,12 +10,16 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from polydraft.config import Config, EngineConfig, Setting, flag, setting, settings
+from polydraft.config import Config, EngineConfig, PairConfig, Setting, flag, setting, settings
 from polydraft.errors import InvalidInputError
 from polydraft.files.cache_folder import NO_CACHE
 
 ENGINE_OF_REQUESTS = ("offered", "max_num_seqs", "prefix_cache_bytes", "prefix_cache_file")
 """Fields of engines that serve many requests at a time."""
+
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+"""Of every command: a chat model of 98 MB that is downloaded once."""
 
 
 class Only:
@@ -30,11 +34,10 @@ class Only:
         """By field its setting and its default here."""
         specs = {n: s for n, s in settings(config).items() if n not in self.without and s.flag != ""}
         specs |= {n: replace(specs[n], unset=words) for n, words in self.unset.items()}
-        return {n: (specs[n], self.defaults.get(n, specs[n].default)) for n in self.names or specs}
+        defaults = ({"model": DEFAULT_MODEL} if issubclass(config, PairConfig) else {}) | self.defaults
+        return {n: (specs[n], defaults.get(n, specs[n].default)) for n in self.names or specs}
 
 
-DEFAULT_MODEL = "smollm2-135m-instruct"
-"""Of `generate`, `chat` and `serve`: a chat model of 98 MB that is downloaded once."""
 JSON_HELP = "JSON on standard output, and nothing else there"
 AsJson = Annotated[bool, typer.Option("--json", help=f"{JSON_HELP}.", rich_help_panel="Output")]
 Verbose = Annotated[
@@ -54,8 +57,7 @@ NoCache = Annotated[
         "--no-cache", callback=_keep_nothing, help="Neither use nor store costs and packed weights, see `polydraft cache`."
     ),
 ]
-Engine = Annotated[EngineConfig, Only(without=ENGINE_OF_REQUESTS, model=DEFAULT_MODEL)]
-Models = Annotated[EngineConfig, Only("model", "draft_model")]
+Engine = Annotated[EngineConfig, Only(without=ENGINE_OF_REQUESTS)]
 
 
 @dataclass(frozen=True, kw_only=True)

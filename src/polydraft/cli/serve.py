@@ -20,8 +20,8 @@ from polydraft.cli.options import DEFAULT_MODEL, NoCache, Only, configured
 from polydraft.cli.progress import Preparation
 from polydraft.cli.served_models import model_choices
 from polydraft.cli.start import build, check, check_threads, weights
-from polydraft.config import Config, EngineConfig, ReplicaConfig, ServerConfig, flag, setting
-from polydraft.errors import InvalidInputError, PolydraftError
+from polydraft.config import Config, EngineConfig, ReplicaConfig, ServerConfig, setting
+from polydraft.errors import InvalidInputError, PolydraftError, first_line
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -71,6 +71,8 @@ def serve(
     if server.served_model_name is not None:
         choices[0] = choices[0]._replace(name=server.served_model_name)
     origins = tuple(map(_origin, server.cors))
+    keys = _keys(server.api_key_file)
+    listening = _bound(server.host, server.port)
     for choice in choices:
         typer.echo(
             f"serving {choice.name}: {choice.place}{'' if served.model or served.models_dir else ', the default model'}", err=True
@@ -90,15 +92,12 @@ def serve(
         from polydraft.server.tracing import export_to
 
         export_to(server.otlp_endpoint)
-    listening = _bound(server.host, server.port)
-    keys, server = _keys(server.api_key_file), server.with_(served_model_name=name, cors=origins)
+    server = server.with_(served_model_name=name, cors=origins)
     if replicas.replicas is not None:
         if len(choices) > 1:
             raise InvalidInputError(f"--replicas was given beside {len(choices)} models; expected one. Start a server for each.")
         _replicas(listening, server, keys, configs[0], replicas)
         return
-    if alone := next(iter(replicas.chosen()), None):
-        raise InvalidInputError(f"{flag(alone)} was given without --replicas, which it is about. Give both.")
 
     def models() -> "AsyncEngine | ModelPool":
         if len(choices) > 1:
@@ -223,9 +222,10 @@ def _bound(host: str, port: int) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(2048)  # until it is ready, clients wait
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
         raise InvalidInputError(
-            f"--host {host} --port {port} were given, which cannot be listened on: {error.strerror}. Give a free port of this machine, or 0."
+            f"--host {host} --port {port} were given, which cannot be listened on: {reason}. Give an address of this machine and a free port, or 0."
         ) from error
     return listening
 

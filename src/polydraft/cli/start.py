@@ -3,11 +3,9 @@
 import os
 import sys
 import warnings
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from polydraft.config import flag
 from polydraft.errors import InvalidInputError
 from polydraft.numerics.processor import usable_processors
 
@@ -59,36 +57,9 @@ def use_threads(number: int = 1) -> None:
 def check(config: "EngineConfig", params: "SamplingParams | None" = None) -> None:
     """Refuse at once what names, headers and small files show. params: of the request. Raises as `check_threads` and `engine.checks.check`."""
     check_threads(config.threads)
-    _check_contradictions(config)
     from polydraft.engine import checks
 
     checks.check(config, params)
-
-
-def _check_contradictions(config: "EngineConfig") -> None:
-    """Refuse options of which one leaves nothing to the other.
-
-    Raises:
-        InvalidInputError: naming both.
-    """
-    drafting = ("depth", "num_paths", "head", "index", "profile", "asynchronous", *(() if config.decoding else ("draft_model",)))
-    plain = config.drafter in (None, "none")
-    if plain and (named := _named(config, drafting)):
-        raise InvalidInputError(
-            f"--drafter none and {named[0]} were given; without drafts {named[0].split()[0]} says nothing. Drop one of them."
-        )
-    # a profile is for draft shapes that are chosen, and asynchronous drafts are one path
-    for option, others in {"profile": ("depth", "num_paths"), "asynchronous": ("profile", "num_paths")}.items():
-        if (first := _named(config, [option])) and (named := _named(config, others)):
-            raise InvalidInputError(f"{first[0]} and {named[0]} were given, of which only one can hold. Drop one of them.")
-
-
-def _named(config: "EngineConfig", names: Iterable[str]) -> list[str]:
-    """Those of these fields that were given, as options."""
-    values = {name: getattr(config, name) for name in names}
-    return [
-        flag(name) if value is True else f"{flag(name)} {value}" for name, value in values.items() if value not in (None, False)
-    ]
 
 
 def build(config: "EngineConfig", *, answers: bool = False) -> "Engine":

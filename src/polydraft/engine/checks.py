@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from polydraft.config import EngineConfig
+from polydraft.config import EngineConfig, SpeculationConfig
 from polydraft.core.params import SamplingParams
-from polydraft.errors import CapacityError, InvalidInputError, too_long, unknown_name
+from polydraft.errors import CapacityError, InvalidInputError, no_template, too_long, unknown_name
 from polydraft.files.schema import read_json
 from polydraft.methods import registry
 from polydraft.models import pair
@@ -18,10 +18,10 @@ from polydraft.models.loading import hub
 from polydraft.models.loading.catalogue import default_draft
 from polydraft.models.loading.gguf_header import GgufHeader
 from polydraft.models.loading.gguf_parts import is_gguf
-from polydraft.models.loading.gguf_roles import TOKENS
-from polydraft.models.loading.matching import check_same_context, check_same_tokens
+from polydraft.models.loading.gguf_roles import TEMPLATE, TOKENS
+from polydraft.models.loading.matching import check_draft_vocabulary, check_same_context, check_same_tokens
 
-__all__ = ["check", "check_length", "check_prompt"]
+__all__ = ["check", "check_length", "check_prompt", "check_speculation", "check_template"]
 
 POLICIES = ("adaptive", "fixed")
 
@@ -37,10 +37,19 @@ def check(config: EngineConfig, params: SamplingParams | None = None) -> None:
         Traceback (most recent call last):
         polydraft.errors.UnknownNameError: unknown verifier 'blok'; did you mean 'block'? Known: ...
     """
-    _check_names(config)
-    _check_fit(config)
+    check_speculation(config)
     _check_files(config)
     _check_models(config, params)
+
+
+def check_speculation(config: SpeculationConfig) -> None:
+    """The part of it that is about drafters, verifiers and decoding methods by name.
+
+    Raises:
+        UnknownNameError, InvalidInputError, IncompatibleError: each says what to do.
+    """
+    _check_names(config)
+    _check_fit(config)
 
 
 def check_prompt(prompt: str) -> None:
@@ -72,7 +81,25 @@ def check_length(prompt: str, config: EngineConfig) -> None:
         raise too_long(length, longest)
 
 
-def _check_names(config: EngineConfig) -> None:
+def check_template(config: EngineConfig) -> None:
+    """Refuse a chat with a model whose files have no chat template, before weights are loaded.
+
+    Raises:
+        IncompatibleError: there is none.
+    """
+    name = config.model or pair.EMBEDDED
+    outline = _outline(name)
+    if outline is not None and not outline.has_template:
+        raise no_template(name)
+
+
+def _check_names(config: SpeculationConfig) -> None:
+    for name, kind, method in (("drafter", "core.Drafter", "propose"), ("verifier", "core.Verifier", "__call__")):
+        value = getattr(config, name)
+        if not isinstance(value, str) and not hasattr(value, method) and (name, value) != ("drafter", None):
+            raise InvalidInputError(
+                f"{name}={value!r} was given; expected a name of `polydraft methods`, or a `{kind}`. Give one, or leave it out."
+            )
     for drafter in (config.drafter, *config.offered):
         if isinstance(drafter, str) and drafter not in ("auto", "none"):
             registry.check_drafter(drafter)
@@ -84,7 +111,7 @@ def _check_names(config: EngineConfig) -> None:
         raise unknown_name("policy", config.policy, POLICIES)
 
 
-def _check_fit(config: EngineConfig) -> None:
+def _check_fit(config: SpeculationConfig) -> None:
     """A kind of a drafter, and a verifier beside a drafter: their modules say what there is and what fits, and import torch."""
     named = _drafter_named(config)
     verifier = config.verifier if isinstance(config.verifier, str) and config.verifier != "auto" else None
@@ -98,7 +125,7 @@ def _check_fit(config: EngineConfig) -> None:
         pairing.check_pair(drawn, registry.verifier(verifier).info)
 
 
-def _drafter_named(config: EngineConfig) -> str:
+def _drafter_named(config: SpeculationConfig) -> str:
     """The drafter that will draft, "" where only loaded models tell it."""
     if not isinstance(config.drafter, str) or config.drafter in ("auto", "none"):
         is_left = config.drafter == "auto" and config.decoding is None and isinstance(config.head, (str, Path))
@@ -135,10 +162,19 @@ def _check_files(config: EngineConfig) -> None:
 
 
 class _Outline(NamedTuple):
-    """What is known of a model before it is loaded. context: its longest sequence, or None.  place: a folder or a GGUF file."""
+    """What is known of a model before it is loaded. place: a folder or a GGUF file.  context: its longest sequence, or None.  vocab_size: or None."""
 
     place: Path
     context: int | None
+    vocab_size: int | None
+
+    @property
+    def has_template(self) -> bool:
+        """Whether its tokenizer may have a chat template."""
+        if is_gguf(self.place):
+            return any(key.startswith(TEMPLATE) for key in GgufHeader(self.place).metadata)
+        beside = any(self.place.glob("*chat_template*"))
+        return beside or bool(_json(self.place / "tokenizer_config.json").get("chat_template"))
 
     def same_tokens(self, other: "_Outline") -> bool:
         """Whether both hold the very same list of tokens."""
@@ -163,6 +199,8 @@ def _check_models(config: EngineConfig, params: SamplingParams | None) -> None:
             raise CapacityError(
                 f"max_model_len={config.max_model_len} was given; the model's context holds {outline.context}. Give at most that."
             )
+    if draft is not None and draft.vocab_size is not None and not plain:
+        check_draft_vocabulary(config.draft_vocabulary, draft.vocab_size)
     if length is None:
         return
     if draft is not None and draft.context is not None and not plain:
@@ -181,10 +219,17 @@ def _outline(name: str) -> _Outline | None:
     if is_gguf(place):
         header = GgufHeader(place)
         context = header.metadata.get(f"{header.architecture}.context_length")
+        tokens = header.metadata.get(TOKENS)
+        vocab_size = getattr(tokens, "length", None)
     else:
         settings = _json(place / "config.json")
         context = None if settings.get("is_encoder_decoder") else settings.get("max_position_embeddings")
-    return _Outline(place, context if isinstance(context, int) and context > 0 else None)
+        vocab_size = settings.get("vocab_size")
+    return _Outline(place, _count(context), _count(vocab_size))
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def _json(file: Path) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from polydraft.core import EncoderDecoder
 from polydraft.engine.prefixes import PrefixKeeping
 from polydraft.engine.prompts import Prompt, as_ids, check_messages, cut_behind
-from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
+from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, no_template
 from polydraft.models import load
 from polydraft.models.tokens.chat_template import template_of
 from polydraft.models.tokens.encoding import Cuts, longest_token, num_bytes, token_ids
@@ -83,10 +83,7 @@ class PromptEncoding(PrefixKeeping):
             raise InvalidInputError("a chat needs a tokenizer; build the engine with one, or use generate with token ids.")
         templates = getattr(self.tokenizer, "chat_template", None)
         if not templates:
-            raise IncompatibleError(
-                f"the tokenizer of {self.model_name!r} has no chat template: the model was not trained to converse. "
-                "Use a chat model, give the engine's tokenizer a chat_template, or use generate."
-            )
+            raise no_template(self.model_name)
         if continued and not messages[-1]["content"].strip():
             messages, continued = messages[:-1], False
         arguments: dict[str, Any] = {"messages": [dict(message) for message in messages], **options}

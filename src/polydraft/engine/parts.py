@@ -8,6 +8,7 @@ from polydraft.drafters.base import Parts
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.methods import registry
 from polydraft.models.load import check_same_context, token_names
+from polydraft.models.loading.matching import check_draft_vocabulary
 from polydraft.models.slot_pool import Slots
 from polydraft.policy.costs import seconds_of_a_pass
 
@@ -154,7 +155,9 @@ def limit_draft_vocabulary(draft_model: Target, tokenizer: Any, wanted: int | No
 
     Raises:
         IncompatibleError: a number, for a model that runs through torch.
+        InvalidInputError: more than the vocabulary has.
     """
+    check_draft_vocabulary(wanted, draft_model.vocab_size)
     if wanted != 0 and not draft_model.draft_over(wanted, getattr(tokenizer, "all_special_ids", ())) and wanted is not None:
         raise IncompatibleError(
             f"draft_vocabulary={wanted} was given for a draft model of type {type(draft_model).__name__}; expected a compiled one. Leave it out."

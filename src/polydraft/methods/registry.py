@@ -57,6 +57,9 @@ DRAFTERS: dict[str, str] = {
 """name -> "module:object", a class whose instances are `core.Drafter` and whose `methods` attribute lists what it can make. One with kinds has
 `of_kind(kind)`, what it declares then."""
 
+OF_TEXT = ("ngram", "trigram", "suffix", "retrieval")
+"""Drafters that read texts alone, and no draft model."""
+
 OF_MODELS = ("several", "tli", "slem")
 """Drafters that declare what they draw once they have their models."""
 

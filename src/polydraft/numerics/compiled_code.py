@@ -27,15 +27,19 @@ from numba.core import config as numba_config
 from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import CacheImpl, CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
 from numba.core.ccallback import CFunc
+from numba.core.codegen import get_host_cpu_features
 from numba.core.registry import cpu_target
 from numba.core.sigutils import normalize_signature
 
 from polydraft.files.cache_folder import COMPILED, cache_folder, temporary_folder
 from polydraft.numerics import stale_code
+from polydraft.numerics.processor import unreported_features
 
 __all__ = ["EVERYTHING", "WALKS", "cfunc", "is_marked", "mark", "njit"]
 
 config: Any = numba_config
+if config.CPU_FEATURES is None and (_more := unreported_features()):
+    config.CPU_FEATURES = ",".join(filter(None, [get_host_cpu_features(), _more]))
 numbered: Any = FunctionIdentity
 numbered._unique_ids = iter(lambda: randbits(48), None)
 WALKS = "walks without drafts"

@@ -11,11 +11,13 @@ from numba.np.numpy_support import as_dtype
 from polydraft.models.compiled.dot_products import looked_up, sums_have_16_bits, takes_signed_codes
 from polydraft.models.compiled.formats import BLOCK, BLOCKS, format_name
 from polydraft.models.compiled.tile_code import LINE
-from polydraft.models.compiled.vectors import BYTE, FLOATS, INT, INTS, LANES, WHOLE
+from polydraft.models.compiled.vectors import BYTE, FEATURES, FLOATS, INT, INTS, LANES, WHOLE
 
-__all__ = ["Block", "SubBlock", "each_sub_block"]
+__all__ = ["Block", "SubBlock", "each_sub_block", "widened"]
 
-_HALVES = ir.VectorType(ir.HalfType(), LANES)
+CONVERTS_HALVES = LANES == 16 or bool(FEATURES.get("f16c") or FEATURES.get("neon"))
+"""Whether the processor widens float16; LLVM calls a function for it elsewhere, which is not there."""
+_HALVES, _SHORTS = ir.VectorType(ir.HalfType(), LANES), ir.VectorType(ir.IntType(16), LANES)
 
 
 class Block:
@@ -36,7 +38,10 @@ class Block:
         return self.code.at(self.here, self.stored.offset(name))
 
     def halves(self, name):
-        return self.code.builder.fpext(self.code.load(self.field(name), _HALVES), FLOATS)
+        """LANES numbers of float16 as float32."""
+        if CONVERTS_HALVES:
+            return self.code.builder.fpext(self.code.load(self.field(name), _HALVES), FLOATS)
+        return widened(self.code, self.code.load(self.field(name), _SHORTS))
 
     def powers(self, name):
         """2^(exponent - 128), see `formats.block_scales`."""
@@ -164,6 +169,18 @@ class Block:
         )
         if first < end:
             self.code.prefetch(self.code.at(self.code.at(self.here, at), first * LINE), (end - first) * LINE)
+
+
+def widened(code, halves):
+    """Float32 numbers of the bits of float16 numbers, in integers: an exponent is 112 smaller there, as 2^112 makes good for the smallest ones too."""
+    b = code.builder
+    bits = b.zext(halves, INTS)
+    size = b.shl(b.and_(bits, code.ints(0x7FFF)), code.ints(13))
+    finite = b.bitcast(b.fmul(b.bitcast(size, FLOATS), code.floats(2.0**112)), INTS)
+    is_finite = b.icmp_unsigned("<", size, code.ints(0x7C00 << 13))
+    number = b.select(is_finite, finite, b.or_(size, code.ints(0x7F800000)))
+    sign = b.shl(b.lshr(bits, code.ints(15)), code.ints(31))
+    return b.bitcast(b.or_(number, sign), FLOATS)
 
 
 class SubBlock(NamedTuple):

@@ -5,9 +5,9 @@ A fill-in-the-middle model ends its piece with a token that begins another file,
 
 from polydraft.models.loading.gguf_header import GgufHeader, TextList
 
-__all__ = ["CONTROL", "TOKENS", "USER_DEFINED", "end_ids", "special_id"]
+__all__ = ["CONTROL", "TEMPLATE", "TOKENS", "USER_DEFINED", "end_ids", "special_id"]
 
-TOKENS = "tokenizer.ggml.tokens"
+TOKENS, TEMPLATE = "tokenizer.ggml.tokens", "tokenizer.chat_template"
 CONTROL, USER_DEFINED = 3, 4
 """Types of tokens that are matched whole before text is split; the first are no text."""
 PART_END, TAG, TOOL_RESPONSE = "<|end|>", "</s>", "<|tool_response>"

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from polydraft.errors import IncompatibleError
+from polydraft.errors import IncompatibleError, InvalidInputError
 
-__all__ = ["check_same_context", "check_same_tokens", "without_padding"]
+__all__ = ["check_draft_vocabulary", "check_same_context", "check_same_tokens", "without_padding"]
 
 
 def without_padding(tokens: Mapping[str, int]) -> dict[str, int]:
@@ -41,6 +41,21 @@ def check_same_tokens(ours: Mapping[str, int], theirs: Mapping[str, int], *, rol
         f"id {ours.get(first)} in the target and {theirs.get(first)} in the {role}. "
         f"Use one trained with the target's tokenizer{bridges}."
     )
+
+
+def check_draft_vocabulary(wanted: int | None, vocab_size: int) -> None:
+    """Refuse to draft over more tokens than a draft model has.
+
+    Raises:
+        InvalidInputError: with both numbers.
+
+    Example:
+        >>> check_draft_vocabulary(2048, 2048)
+    """
+    if (wanted or 0) > vocab_size:
+        raise InvalidInputError(
+            f"draft_vocabulary={wanted} was given; the draft model has {vocab_size} tokens. Give at most that, or 0 for all."
+        )
 
 
 def check_same_context(target_length: int, draft_length: int) -> None:

@@ -11,13 +11,11 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from polydraft.models.loading.gguf import GgufFile
-from polydraft.models.loading.gguf_roles import CONTROL, TOKENS, USER_DEFINED, special_id
+from polydraft.models.loading.gguf_roles import CONTROL, TEMPLATE, TOKENS, USER_DEFINED, special_id
 from polydraft.models.tokens.pre_tokenizers import PRE_TOKENIZERS, split_and_spell
 from polydraft.models.tokens.tokenizer import ROLES, BackendTokenizer
 
 __all__ = ["gguf_tokenizer"]
-
-TEMPLATE = "tokenizer.chat_template"
 
 
 def gguf_tokenizer(file: GgufFile) -> BackendTokenizer | None:

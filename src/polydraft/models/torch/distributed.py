@@ -170,5 +170,5 @@ def _check(place: Path, num_ranks: int, device: torch.device, max_model_len: int
         DistributedConfig(tp_size=num_ranks)
     except (ImportError, TypeError):
         raise IncompatibleError(
-            f"{request}, which this version of transformers cannot do. Install polydraft[distributed]."
+            f"{request}, which this version of transformers cannot do. Install polydraft[distributed] with Python 3.11 or newer."
         ) from None

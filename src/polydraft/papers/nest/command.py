@@ -6,16 +6,19 @@ from typing import Annotated, Any
 
 import typer
 
+from polydraft.cli.downloads import agree_on_downloads
 from polydraft.cli.index import say_skipped
+from polydraft.cli.options import DEFAULT_MODEL
 from polydraft.cli.progress import bars
 from polydraft.cli.start import quiet
+from polydraft.config import EngineConfig
 from polydraft.errors import InvalidInputError
 
 
 def delete(
     file: Annotated[Path, typer.Argument(help="File of `polydraft index build --kind passages`.")],
     source: Annotated[str, typer.Argument(help="Name of the document, as its quotations show it.")],
-    model: Annotated[str | None, typer.Option(help="The target it was built with; the embedded one without it.")] = None,
+    model: Annotated[str, typer.Option(help="Target model that it was built with.")] = DEFAULT_MODEL,
 ) -> None:
     """Delete a document's passages: no engine quotes them again, a running one neither."""
     quiet()
@@ -31,10 +34,10 @@ def delete(
     typer.echo(f"{file}: {count} passages of {source} deleted")
 
 
-def _target(model: str | None) -> tuple[Any, Any]:
-    from polydraft.models import load, pair
+def _target(name: str) -> tuple[Any, Any]:
+    agree_on_downloads([EngineConfig(model=name, drafter=None)])
+    from polydraft.models import load
 
-    name = model or str(pair.target_folder())
     target, words = load.load_model(name, max_num_seqs=1, max_model_len=256), load.load_tokenizer(name)
     load.take_vocabulary(target, words)
     return target, words
@@ -44,7 +47,7 @@ def build(
     corpus: list[Path], out: Path, *, model: str | None, append: bool, tokenizer: str | None, skip_unreadable: bool
 ) -> None:
     """Build the index in one transaction, into the file that is there, or into a new one that takes its name. The tokenizer is the model's."""
-    target, tokenizer = _target(model)
+    target, tokenizer = _target(model or DEFAULT_MODEL)
     from polydraft.drafters.text.corpus import Corpus
     from polydraft.models import load
     from polydraft.papers.nest.passages import Passages
