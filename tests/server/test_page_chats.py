@@ -79,6 +79,17 @@ def test_chats_are_listed_opened_renamed_and_deleted(chatting):
     )
 
 
+def test_the_list_of_chats_unfolds_on_a_phone_and_goes_with_a_choice(chatting):
+    say(chatting, "one")
+    chatting.click("#new")
+    chatting.set_viewport_size({"width": 390, "height": 844})
+    assert chatting.locator("#kept").is_hidden() and chatting.inner_text("#fold") == "Chats (1)"
+    chatting.click("#fold")
+    assert chatting.get_attribute("#fold", "aria-expanded") == "true"
+    chatting.click("#kept button:text-is('one')")
+    assert chatting.locator("#kept").is_hidden() and chatting.locator(".user").all_text_contents() == ["one"]
+
+
 def test_an_edited_message_is_answered_anew_and_what_followed_it_is_gone(chatting):
     for text in ("one", "two"):
         say(chatting, text)

@@ -5,7 +5,7 @@ import * as chats from './chats.js';
 import { $, button, copies, make } from './dom.js';
 import { isRunning, run, stop } from './requests.js';
 import { drafts, number } from './settings.js';
-import { list, unkept } from './shelf.js';
+import { list, unfold, unkept } from './shelf.js';
 import { read, seldom, write } from './storage.js';
 import { draw } from './tree.js';
 
@@ -19,6 +19,7 @@ export const isEmpty = () => chat.turns.length === 0;
 
 export function open(other) {
   stop();
+  unfold(false);
   chat = other ?? chats.fresh();
   write('tab', 'open', chat.id);
   view();

@@ -5,6 +5,7 @@ import * as conversation from './conversation.js';
 import { $ } from './dom.js';
 import { fail, headers, hooks, isRunning, refusal, stop } from './requests.js';
 import { chosen, describe, limits, onChat, restore, verifiers } from './settings.js';
+import { unfold } from './shelf.js';
 import { read, write } from './storage.js';
 import * as texts from './texts.js';
 
@@ -82,7 +83,6 @@ function clear() {
 }
 
 function begin() {
-  document.body.classList.remove('unfolded');
   conversation.open();
   $('prompt').focus();
 }
@@ -115,7 +115,7 @@ $('stop').addEventListener('click', stop);
 $('again').addEventListener('click', () => mode().again());
 $('clear').addEventListener('click', clear);
 $('new').addEventListener('click', begin);
-$('fold').addEventListener('click', () => $('fold').setAttribute('aria-expanded', document.body.classList.toggle('unfolded')));
+$('fold').addEventListener('click', () => unfold(!document.body.classList.contains('unfolded')));
 addEventListener('storage', () => chosen.mode === 'chat' && chosen.model && conversation.offer());
 document.addEventListener('keydown', (event) => {
   if (event.key === 'Escape') stop();

@@ -17,6 +17,12 @@ export function list(current, open, renamed) {
   $('export').disabled = $('forget').disabled = !kept.length;
 }
 
+// On a narrow window the list is unfolded by a button.
+export function unfold(shown) {
+  document.body.classList.toggle('unfolded', shown);
+  $('fold').setAttribute('aria-expanded', shown);
+}
+
 export function unkept(failed) {
   $('where').textContent = failed ? 'The browser keeps no more: its storage is full or closed. Export this chat, or delete others.' : 'Kept in this browser alone.';
 }
