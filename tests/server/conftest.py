@@ -19,6 +19,7 @@ from polydraft.models import load, pair
 from polydraft.server.app import create_app
 from polydraft.server.connection import Connection, DrainingServer
 from polydraft.server.pool import ModelPool
+from tests.server.windows import BROWSER, SCREEN
 
 TEMPLATE = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
 
@@ -97,3 +98,22 @@ def serving_models(pool: ModelPool, config: ServerConfig, keys=(), *, sent_ahead
 def served() -> Iterator[Served]:
     with serving(small_engine()) as running:
         yield running
+
+
+@pytest.fixture(scope="module")  # longer, and its loop would be in the way of tests that run coroutines
+def browser():
+    if BROWSER is None:
+        pytest.skip("no Chromium on the PATH: apt install chromium. Nothing else tests what the page does")
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    with playwright.sync_playwright() as starter:
+        program = starter.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield program
+        program.close()
+
+
+@pytest.fixture
+def window(browser):
+    """A window of a browser that keeps nothing yet."""
+    page = browser.new_page(viewport=SCREEN)
+    yield page
+    page.close()

@@ -1,6 +1,5 @@
 """The page at / in a headless browser: a generation, the race, an error, a server that goes away and comes back."""
 
-import shutil
 import socket
 import threading
 import time
@@ -13,8 +12,7 @@ from polydraft import AsyncEngine
 from polydraft.config import ServerConfig
 from polydraft.server.app import PAGE, create_app
 from tests.server.conftest import small_engine
-
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+from tests.server.windows import opened, shown, words
 
 
 def test_the_page_allows_itself_alone(served):
@@ -25,37 +23,9 @@ def test_the_page_allows_itself_alone(served):
     for file in filter(Path.is_file, PAGE.rglob("*")):
         text = file.read_text(encoding="utf-8")
         assert served.http.get(f"/page/{file.relative_to(PAGE).as_posix()}").text == text
-        assert "innerHTML" not in text and "insertAdjacentHTML" not in text and " style=" not in text
-        assert "vendor" in file.parts or "https://" not in text
+        assert "innerHTML" not in text and "insertAdjacentHTML" not in text
+        assert "vendor" in file.parts or ("https://" not in text and " style=" not in text)
     assert served.http.get("/page/../app.py").status_code == served.http.get("/page/%2e%2e/app.py").status_code == 404
-
-
-@pytest.fixture(scope="module")
-def window():
-    if BROWSER is None:
-        pytest.skip("no Chromium on the PATH: apt install chromium. Nothing else tests what the page does")
-    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
-    with playwright.sync_playwright() as starter:
-        browser = starter.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield browser.new_page(viewport={"width": 1280, "height": 860})
-        browser.close()
-
-
-def opened(window, url):
-    """The page, connected, with its settings open."""
-    window.goto(url)
-    window.locator("#model", has_text="drafts: ngram").wait_for()
-    window.evaluate("document.getElementById('settings').open = true")
-
-
-def shown(window, lane=0):
-    """The tokens of a lane, as text."""
-    return "".join(window.locator(".lane").nth(lane).locator(".output .token").all_text_contents())
-
-
-def words(text):
-    """Letters and digits, which markdown leaves as they are."""
-    return "".join(filter(str.isalnum, text))
 
 
 def test_a_text_the_race_a_chat_and_an_error_are_shown(window, served):
@@ -177,51 +147,6 @@ def test_it_connects_again_after_the_server_went_away(window):
             window.locator("#error:visible").wait_for()
 
 
-MARKDOWN = """# Lists
-
-Some **bold `code`** and <b>no markup</b>, [a link](https://example.com) and [none](javascript:alert(1)).
-
-1. one
-2. two
-
-| a | b |
-|---|--:|
-| 1 | 2 |
-
-```python
-def f(x):
-    return x  # <script>
-```
-
-    indented:
-        code
-"""
-
-RENDER = """async (text) => {
-    const { render } = await import('/page/markdown.js');
-    const tokens = [];
-    for (let at = 0; at < text.length; at += 3) {
-        const end = Math.min(at + 3, text.length);
-        tokens.push({ start: at, end, span: () => { const e = document.createElement('span'); e.title = `${at}`; return e; } });
-    }
-    const box = document.createElement('div');
-    box.append(render(text, tokens));
-    return { text: box.textContent, tags: [...box.querySelectorAll('*')].map((e) => e.tagName), links: [...box.querySelectorAll('a')].map((e) => e.href),
-        misplaced: [...box.querySelectorAll('span[title]')].filter((e) => !text.slice(Number(e.title), Number(e.title) + 3).includes(e.textContent)).length,
-        plain: [...box.querySelectorAll('pre code')].map((e) => e.textContent), spans: box.querySelectorAll('span[title]').length };
-}"""
-
-
-def test_markdown_becomes_nodes_whose_pieces_are_the_tokens_that_wrote_them(window, served):
-    window.goto(served.url)
-    page = window.evaluate(RENDER, MARKDOWN)
-    assert {"H3", "STRONG", "OL", "LI", "TABLE", "TH", "PRE", "CODE", "A"} <= set(page["tags"])
-    assert not {"SCRIPT", "B", "IMG", "IFRAME"} & set(page["tags"])  # what a model writes is never markup
-    assert page["links"] == ["https://example.com/"]
-    assert page["plain"] == ["def f(x):\n    return x  # <script>", "indented:\n    code\n"]
-    assert "<b>no markup</b>" in page["text"] and page["misplaced"] == 0 and page["spans"] > 40
-
-
 def test_a_chat_has_a_system_prompt_and_can_be_generated_again(window, served):
     opened(window, served.url)
     window.click("#tab-chat")
@@ -317,6 +242,27 @@ def test_the_prompt_and_the_choices_are_in_reach(window, served, width):
     assert window.evaluate("document.querySelector('.lane').getBoundingClientRect().right <= innerWidth")
     assert all(window.locator(name).bounding_box()["width"] >= (110 if width < 500 else 60) for name in ("#models", "#theme"))
     window.set_viewport_size({"width": 1280, "height": 860})
+
+
+TREE = """async ([parents, texts]) => (await import('/page/tree.js')).draw({ parents, texts, path: [1, 2] })"""
+
+
+@pytest.mark.parametrize("width", [390, 820, 1280])
+def test_no_race_and_no_tree_is_wider_than_the_window(window, served, width):
+    window.set_viewport_size({"width": width, "height": 844})
+    opened(window, served.url)
+    window.click("#tab-race")
+    window.fill("#tokens", "8")
+    window.click("#go")
+    window.locator(".figures", has_text="text").wait_for()
+    parents = [-1, *range(40), *[0] * 12]  # a chain of 40 beside 12 leaves
+    window.evaluate(TREE, [parents, ["token"] * len(parents)])
+    assert window.locator("#tree").bounding_box()["width"] > 40 * 60
+    for tab in ("race", "text", "chat"):
+        window.click(f"#tab-{tab}")
+        window.evaluate(TREE, [parents, ["token"] * len(parents)])
+        assert window.evaluate("document.documentElement.scrollWidth <= innerWidth"), tab
+        assert window.evaluate("document.querySelector('aside').getBoundingClientRect().right <= innerWidth"), tab
 
 
 def test_comments_of_a_stream_are_no_part_of_an_answer(window, served):
