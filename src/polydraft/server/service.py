@@ -300,9 +300,7 @@ async def _events(
         async with aclosing(outputs):
             for chunk in answer.opening():
                 yield answer.written(chunk)
-            if isinstance(first, Pause):
-                yield answer.pause(_doing(results))
-            else:
+            if not isinstance(first, Pause):  # else the head alone: clients know how to wait, and few expect a comment
                 for chunk in answer.chunks(*first):
                     yield answer.written(chunk)
             async for output in outputs:

@@ -25,7 +25,7 @@ async function refusal(answer) {
 // The models; requested until they come, and again after a server went away.
 async function connect() {
   try {
-    const answer = await fetch('/v1/models', { headers: headers() });
+    const answer = await fetch('v1/models', { headers: headers() });
     if (!answer.ok) throw new Error(await refusal(answer));
     const first = !model, chosen = $('models').value;
     models = (await answer.json()).data;
@@ -201,7 +201,7 @@ async function answer(place, content, drafting, seed, signal) {
   place.output.append(box);
   const at = { lane: place, answer: box, tokens: [], text: '', steps: 0, drafted: 0, accepted: 0, began: performance.now(), seconds: 0, reason: null };
   try {
-    for await (const event of events(onChat() ? '/v1/chat/completions' : '/v1/completions', body(content, drafting, seed), signal)) {
+    for await (const event of events(onChat() ? 'v1/chat/completions' : 'v1/completions', body(content, drafting, seed), signal)) {
       if (event.error) throw new Error(event.error.message);
       at.reason = event.choices?.[0]?.finish_reason ?? at.reason;
       if (event.speculation) add(at, event.speculation);
