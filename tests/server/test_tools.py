@@ -305,6 +305,21 @@ def streamed(served, **asked):
     return content, calls, end
 
 
+def test_of_all_tools_those_are_called_that_are_allowed(served):
+    add = {"type": "function", "function": {"name": "add"}}
+    asked = {**ASK, "parallel_tool_calls": False}
+    for mode, seed in (("required", 1), ("required", 2), ("auto", 1)):
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [add]}}
+        found = served.openai.chat.completions.create(**{**asked, "seed": seed}, tool_choice=choice)
+        calls = found.choices[0].message.tool_calls or []
+        assert {call.function.name for call in calls} <= {"add"} and (calls or mode == "auto")
+        told = served.openai.chat.completions.create(**{**asked, "max_tokens": 1}, tool_choice="auto").usage
+        assert found.usage.prompt_tokens == told.prompt_tokens  # the model is told of all, so that its prefix is kept
+    flat = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "add"}, {"type": "web_search"}]}
+    response = served.openai.responses.create(**TALK, tool_choice=flat, parallel_tool_calls=False)
+    assert response.output[0].name == "add" and response.tool_choice.mode == "required"
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}], ids=str)
 def test_calls_that_are_asked_for_fit_their_schemas_whole_and_streamed(served, choice):
     for seed in range(4):
@@ -346,6 +361,10 @@ def test_a_call_that_max_tokens_breaks_off_is_none(served):
             "tool_choice names 'sub'; expected one of tools: add, now",
         ),
         ({"tools": [], "tool_choice": "required"}, "'required' without tools"),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}},
+            "'required' without tools",
+        ),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "expected each once"),
         (
             {

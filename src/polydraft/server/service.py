@@ -77,7 +77,9 @@ class Service(ModelTokens):
         built = self.engine.engine.summary()
         drafts = {name: built[name] for name in ("drafter", "drafters", "verifier", "lossless", "decoding")}
         drafts["verifiers"] = self.engine.engine.menu.verifiers()
-        return {"max_model_len": built["max_model_len"], "chat": bool(self.template()), "speculation": drafts}
+        length = built["max_model_len"]
+        lengths = {"max_model_len": length, "max_input_tokens": length, "max_tokens": length}  # vLLM's name, and Anthropic's
+        return {**lengths, "chat": bool(self.template()), "speculation": drafts}
 
     async def completions(self, request: Request, body: CompletionRequest, kind: Callable[..., Answer] = Completion) -> Response:
         """Continue texts. kind: of the answer."""
