@@ -346,6 +346,23 @@ def test_a_conversation_goes_on_with_calls_and_results(served):
     assert answered.choices[0].message.tool_calls is None and answered.usage.prompt_tokens == len(prompts[1])
 
 
+def test_names_that_a_message_lacks_are_absent_for_its_template():
+    engine = small_engine()
+    engine.tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.name is defined }}{{ m.tool_call_id is defined }}{% for c in m.tool_calls or [] %}{{ c.id is defined }}{% endfor %}{% endfor %}"
+        "{# tools [TOOL_CALLS] #}"
+    )
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    with serving(engine) as native:
+        talk = [
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "content": "3"},
+            {"role": "tool", "content": "4", "name": "f"},
+        ]
+        prompt = native.post("/apply-template", messages=talk).json()["prompt"]
+    assert prompt == "FalseFalseFalse" + "FalseFalse" + "TrueFalse"
+
+
 def test_a_call_that_max_tokens_breaks_off_is_none(served):
     (found,) = served.openai.chat.completions.create(**{**ASK, "max_tokens": 14}, tool_choice="required").choices
     assert found.finish_reason == "length" and found.message.tool_calls is None

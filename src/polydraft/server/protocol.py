@@ -252,11 +252,16 @@ class Message(Body):
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
         if self.tool_calls:
             message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": _called(call.function)} for call in self.tool_calls
+                {**_given(id=call.id), "type": "function", "function": _called(call.function)} for call in self.tool_calls
             ]
         if self.reasoning_content and self.role == "assistant":
             message["reasoning_content"] = self.reasoning_content
-        return message | ({"name": self.name, "tool_call_id": self.tool_call_id} if self.role == "tool" else {})
+        return message | (_given(name=self.name, tool_call_id=self.tool_call_id) if self.role == "tool" else {})
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    """Those that are not None: to a template a name that is None is there."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _called(call: Called) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.loading.gguf_module import module_of_file
 from polydraft.models.loading.gguf_parts import is_gguf
 from polydraft.models.loading.hub import located
+from polydraft.models.loading.silence import silent_loading
 from polydraft.models.loading.supported import check_plain, is_encoder_decoder
 
 __all__ = ["as_device", "as_dtype", "check_folder", "load_config", "load_module"]
@@ -155,6 +156,7 @@ def _auto_class(config: Any) -> Any:
     )
 
 
+@silent_loading()
 def load_module(
     name: str | os.PathLike[str],
     *,
