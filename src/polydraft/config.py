@@ -274,6 +274,7 @@ class ServerConfig(Config):
     api_key_file: Any = setting("File of API keys, one a line, beside POLYDRAFT_API_KEY", Path, unset="no key needed", panel="Server")
     cors: "Sequence[str]" = setting("Origin whose pages may send requests, or *; may be repeated", list, (), panel="Server")
     allowed_hosts: "Sequence[str]" = setting("Host name that requests to a server without a key may use, beside localhost and addresses; may be repeated", list, (), flag="--allowed-host", panel="Server")
+    root_path: str = setting("Path below which a proxy serves it, such as /llm", str, "", panel="Server")
     max_waiting: int = setting("Maximum number of waiting samples; more are refused with status 429", int, 256, low=1, panel="Server")
     max_body: int = setting("Maximum size of a request", int, 4 << 20, unit="bytes", low=1, panel="Server")
     max_choices: int = setting("Maximum number of prompts times n of a request", int, 64, low=1, panel="Server")
@@ -281,6 +282,11 @@ class ServerConfig(Config):
     reasoning: bool = setting("Separate reasoning_content of chats: what models write between <think> and </think>", bool, True, panel="Server")
     otlp_endpoint: str | None = setting("Collector of OpenTelemetry spans, such as http://localhost:4318/v1/traces; needs the extra tracing", str, panel="Server")
     drain: float = setting("Time for running requests when the server is told to stop", float, 30.0, unit="seconds", low=0, panel="Server")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
+            raise InvalidInputError(f"root_path={self.root_path!r} was given; expected a path such as '/llm', which begins with / and does not end with it. Change it.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,11 @@
 """A GGUF file is the model of its dequantised weights, and what is no such file is refused with what was found."""
 
+import logging
 import math
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from random import Random
@@ -13,9 +15,10 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging as hf_logging
 
 from polydraft import Engine, SamplingParams
 from polydraft.bench.gguf_file import number_of, write_gguf
@@ -29,7 +32,7 @@ from polydraft.models.loading.config import CheckpointConfig
 from polydraft.models.loading.folder import load_module
 from polydraft.models.loading.gguf import DESCRIBED, GgufFile
 from polydraft.models.loading.gguf_folders import TRANSFORMERS_TYPES
-from polydraft.models.loading.gguf_header import LAYOUTS, TYPES
+from polydraft.models.loading.gguf_header import LAYOUTS, TYPES, GgufHeader
 from polydraft.models.loading.gguf_module import module_of_file
 from tests.models.gguf_files import logits, read_by_transformers, write
 from tests.support.closeness import assert_close
@@ -405,6 +408,24 @@ def refused(path, *words):
     assert all(word in str(caught.value) for word in (str(path), *words)), caught.value
 
 
+def test_transformers_loads_without_bars_and_reports(tmp_path, capsys):
+    source, folder, said = pair.draft_folder(), tmp_path / "m", list[str]()
+    folder.mkdir()
+    (folder / "config.json").write_bytes((source / "config.json").read_bytes())
+    weights = load_file(source / "model.safetensors")
+    save_file(weights | {"stray.weight": torch.zeros(3)}, folder / "model.safetensors", {"format": "pt"})
+    heard = logging.Handler()
+    heard.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("transformers").addHandler(heard)
+    hf_logging.set_verbosity_warning()
+    hf_logging.enable_progress_bar()
+    with suppress(ModelLoadError):
+        load_module(str(folder), device="cpu")
+    logging.getLogger("transformers").removeHandler(heard)
+    assert capsys.readouterr().err == "" and said == []
+    assert hf_logging.is_progress_bar_enabled() and hf_logging.get_verbosity() == logging.WARNING  # what was set stays
+
+
 def test_a_file_that_is_empty_foreign_cut_off_or_too_long_is_refused_with_what_was_found(tmp_path, written):
     data, path = written.read_bytes(), tmp_path / "m.gguf"
     wrong = {
@@ -412,14 +433,23 @@ def test_a_file_that_is_empty_foreign_cut_off_or_too_long_is_refused_with_what_w
         "begins with b'PK": b"PK\3\4" + bytes(40),
         "header is damaged or cut off": data[:100],
         "is cut off": data[:-100],
-        "too long": data + bytes(64),
+        "too long": data + bytes(64) + b"x",
         "version 1": data[:4] + (1).to_bytes(4, "little") + data[8:],
-        "version 50331648; expected 2 or 3, little-endian": data[:4] + (3).to_bytes(4, "big") + data[8:],
+        "big-endian; expected little-endian": data[:4] + (3).to_bytes(4, "big") + data[8:],
     }
     for said, content in wrong.items():
         path.write_bytes(content)
         refused(path, said)
     refused(tmp_path / "none.gguf", "does not exist")
+
+
+def test_zeros_behind_the_data_and_names_that_are_no_utf_8_are_read_as_llama_cpp_reads_them(tmp_path, written):
+    data, path, key = written.read_bytes(), tmp_path / "m.gguf", b"general.name"
+    at = data.index(key) + len(key) + 4 + 8
+    assert data[at : at + 5] == b"draft"
+    path.write_bytes(data[:at] + b"dr\xe9ft" + data[at + 5 :] + bytes(100_000))
+    read, whole = GgufHeader(path), GgufHeader(written)
+    assert read.metadata["general.name"] == "dr\\xe9ft" and read.tensors == whole.tensors
 
 
 def test_an_architecture_and_a_type_that_are_not_read_are_named(tmp_path):

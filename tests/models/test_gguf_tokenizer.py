@@ -109,6 +109,15 @@ def same(ours, theirs) -> None:
         assert ours.decode(ids) == theirs.decode(ids), text
 
 
+def test_a_merge_of_one_part_is_named(tmp_path, monkeypatch):
+    tokens, merges = byte_level()
+    monkeypatch.setattr(
+        sys.modules[__name__], "byte_level", lambda: (tokens, [*merges[:2], merges[2].replace(" ", ""), *merges[3:]])
+    )
+    with pytest.raises(ModelLoadError, match=r"its merge 2 is '\S+'; expected two parts with a blank between them"):
+        load_tokenizer(str(byte_level_file(tmp_path / "m.gguf", "qwen2")))
+
+
 @pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "gpt-4o", "dbrx"])
 def test_ids_of_a_byte_level_file_are_those_of_transformers(tmp_path, pre):
     path = byte_level_file(tmp_path / "m.gguf", pre)

@@ -38,6 +38,16 @@ def gguf_file(path):
     return byte_level_file(path, "qwen2", template=listed)
 
 
+@pytest.mark.parametrize("own", [None, "own: {{ messages[0].content }}"])
+def test_a_template_beside_the_pictures_is_read_where_the_tokenizer_has_none(tmp_path, own):
+    folder = tmp_path / "model"
+    shutil.copytree(pair.target_folder(), folder)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": PLAIN}))
+    if own is not None:
+        (folder / "chat_template.jinja").write_text(own)
+    assert load_tokenizer(str(folder)).chat_template == (own or PLAIN)
+
+
 def saved_again(folder):
     load_tokenizer(str(gguf_file(folder.with_suffix(".gguf")))).save_pretrained(folder)
     return folder

@@ -50,6 +50,12 @@ def test_texts_of_random_ids_are_those_of_sentencepiece_token_by_token(tokenizer
         assert "".join([*map(detokenizer.push, ids), detokenizer.flush()]) == text
 
 
+@pytest.mark.parametrize("text", ["a</s>b", "a</s>\n", "</s>", "x<s> y</s>"])
+def test_special_tokens_that_are_text_have_no_blank_within(tokenizer, text):
+    ids = encode(tokenizer, text, parse_special=False)
+    assert tokenizer.decode(ids[1:]) == text and ids[0] == 1 and not {1, 2} & set(ids[1:])
+
+
 def test_a_blank_is_put_before_each_text_between_special_tokens(tokenizer):
     """As llama.cpp does."""
     words = tokenizer.convert_tokens_to_ids

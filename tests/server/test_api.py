@@ -75,6 +75,18 @@ def test_logprobs_of_a_completion_are_those_of_the_engine(served):
     assert all(len(top) == 2 and t in top for t, top in zip(found.logprobs.tokens, found.logprobs.top_logprobs, strict=True))
 
 
+@pytest.mark.parametrize("num_top", [0, 1])
+def test_top_logprobs_of_a_completion_have_the_sampled_token_too(served, num_top):
+    found = (
+        served.openai.completions.create(**{**ASK, "temperature": 1.5, "max_tokens": 30}, seed=3, logprobs=num_top)
+        .choices[0]
+        .logprobs
+    )
+    told = list(zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True))
+    assert all(top[token] == logprob and len(top) <= num_top + 1 for token, logprob, top in told)
+    assert num_top == 0 or {len(top) for *_, top in told} == {1, 2}
+
+
 def test_a_chat_is_answered_through_the_template(served):
     found = served.openai.chat.completions.create(**CHAT, logprobs=True, top_logprobs=3)
     plain = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "def f("}]

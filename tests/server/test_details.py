@@ -65,6 +65,7 @@ def test_heads_are_answered_and_models_are_listed_for_both_clients(served):
     anthropic = pytest.importorskip("anthropic", reason="pip install anthropic")
     client = anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0)
     (model,) = client.models.list().data
+    assert (model.lifecycle, model.max_input_tokens, model.max_tokens) == ("active", 512, 512)
     assert (model.id, model.type, model.display_name, model.created_at.year >= 2026) == ("small", "model", "small", True)
     assert [model.id for model in served.openai.models.list()] == ["small"]
 

@@ -48,6 +48,21 @@ def test_what_ends_within_the_drain_is_answered_whole():
     assert found["usage"]["completion_tokens"] == 100
 
 
+def test_a_server_that_drains_lives_and_is_not_ready(monkeypatch):
+    engine = small_engine()
+    with serving(engine, drain=20.0) as served, ThreadPoolExecutor(1) as pool:
+        gate = Gate(engine, monkeypatch)
+        gate.open.clear()
+        running = pool.submit(served.post, "/v1/completions", **{**ASKS["/v1/completions"], "max_tokens": 8})
+        wait_for(lambda: engine.num_waiting == 1)
+        served.server.should_exit = True
+        wait_for(lambda: served.pool.draining)
+        health, ready = (served.http.get(path) for path in ("/health", "/ready"))
+        gate.open.set()
+        assert (health.status_code, health.json()) == (200, {"status": "draining"})  # else it would be killed, with what runs
+        assert ready.status_code == 503 and running.result(20).status_code == 200
+
+
 @pytest.mark.filterwarnings("ignore::polydraft.errors.RequestWarning")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_comes_in_a_drain_is_told_that_the_server_goes_down(monkeypatch, stream):

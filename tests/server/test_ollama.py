@@ -8,7 +8,7 @@ import pytest
 
 from polydraft import SamplingParams
 from studies.clients.scripted import scripted_engine, uses_a_shell
-from tests.server.conftest import serving
+from tests.server.conftest import serving, small_engine
 
 PROMPT = "def add(a, b):\n"
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "def f("}]
@@ -99,6 +99,28 @@ def test_embeddings_are_those_of_openai(served, client):
     assert len(client.embed("small", PROMPT, dimensions=8).embeddings[0]) == 8
     assert list(client.embeddings("small", PROMPT).embedding) == pytest.approx(list(found.embeddings[1]), abs=1e-6)
     assert len(client.embed("small", PROMPT * 600).embeddings) == 1  # cut to the context
+
+
+@pytest.mark.parametrize("nothing", ["", []])
+def test_no_text_has_no_embedding(served, client, nothing):
+    assert client.embed("small", nothing).embeddings == [] and client.embed("small").embeddings == []
+    assert served.post("/api/embeddings", model="small", prompt="").json() == {"embedding": []}
+
+
+def test_a_context_is_continued_without_another_first_token():
+    engine = small_engine()
+    tokenizer = engine.tokenizer
+    first = tokenizer.bos_token_id = tokenizer.eos_token_id
+    encode = engine.encode
+    engine.encode = lambda text, **options: (
+        [first, *encode(text, **options)] if isinstance(text, str) else encode(text, **options)
+    )
+    with serving(engine) as beginning:
+        client = ollama.Client(host=beginning.url)
+        before = client.generate("small", "def f(", raw=True, options={"num_predict": 2}).context
+        again = client.generate("small", "x", raw=True, context=before, options={"num_predict": 2})
+    assert before[0] == first and again.context.count(first) == 1
+    assert list(again.context)[: len(before) + 1] == [*before, *encode("x")[:1]]
 
 
 @pytest.mark.parametrize(

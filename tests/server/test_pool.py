@@ -3,6 +3,7 @@
 import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 
@@ -83,6 +84,37 @@ def test_a_model_at_work_stays_and_another_waits_for_its_place(builds):
             assert '"finish_reason":"length"' in last and end == "[DONE]"
             assert other.result().json()["model"] == "two"
     assert builds.names == ["one", "two"]
+
+
+def test_a_model_that_is_asked_without_a_pause_gives_its_place_to_one_that_waits(builds):
+    body = {**CHAT, "max_tokens": 60, "ignore_eos": True}
+    answered, over = {"one": 0, "two": 0}, Event()
+
+    def ask(served, name):
+        while not over.is_set():
+            answer = served.post("/v1/chat/completions", model=name, **body)
+            assert answer.status_code == 200, answer.text
+            answered[name] += 1
+            if min(answered.values()) >= 3:
+                over.set()
+
+    with serving_models(pool(builds, max_loaded=1), SETTINGS) as served, ThreadPoolExecutor(4) as threads:
+        asking = [threads.submit(ask, served, name) for name in ("one", "one", "one", "two")]
+        for client in asking:
+            client.result(60)
+    assert answered["one"] <= 12  # between two places of one model, each client of the other was answered about once
+
+
+def test_requests_to_a_model_share_its_turn_and_its_failure(builds):
+    def broken() -> Engine:
+        raise ModelLoadError("'three.gguf' could not be read.")
+
+    models = [ServedModel("one", lambda: builds("one")), ServedModel("broken", broken)]
+    with serving_models(ModelPool(models, SETTINGS, max_loaded=1), SETTINGS) as served, ThreadPoolExecutor(6) as threads:
+        names = ["one", "broken"] * 3
+        found = list(threads.map(lambda name: served.post("/v1/chat/completions", model=name, **CHAT).status_code, names))
+        assert found == [200, 503] * 3 and not served.pool._turns
+        assert served.post("/v1/chat/completions", model="one", **CHAT).status_code == 200
 
 
 def test_a_model_that_waits_too_long_for_a_place_is_told_to_ask_again(builds):

@@ -155,7 +155,7 @@ def test_bytes_that_are_no_http_leave_it_alive(served):
 
 
 def test_what_is_not_json_or_too_long_or_not_there_is_told(served):
-    assert served.http.post("/v1/completions", content=b"{}").status_code == 415
+    assert served.http.post("/v1/completions", content=b"prompt=x").status_code == 400
     assert served.http.post("/v1/completions", content=b"x" * (5 << 20), headers=JSON).status_code == 413
     assert served.http.get("/v1/completions").json()["error"]["message"].startswith("this path is not for this method")
     assert served.http.get("/nothing").status_code == 404

@@ -305,6 +305,21 @@ def streamed(served, **asked):
     return content, calls, end
 
 
+def test_of_all_tools_those_are_called_that_are_allowed(served):
+    add = {"type": "function", "function": {"name": "add"}}
+    asked = {**ASK, "parallel_tool_calls": False}
+    for mode, seed in (("required", 1), ("required", 2), ("auto", 1)):
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [add]}}
+        found = served.openai.chat.completions.create(**{**asked, "seed": seed}, tool_choice=choice)
+        calls = found.choices[0].message.tool_calls or []
+        assert {call.function.name for call in calls} <= {"add"} and (calls or mode == "auto")
+        told = served.openai.chat.completions.create(**{**asked, "max_tokens": 1}, tool_choice="auto").usage
+        assert found.usage.prompt_tokens == told.prompt_tokens  # the model is told of all, so that its prefix is kept
+    flat = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "add"}, {"type": "web_search"}]}
+    response = served.openai.responses.create(**TALK, tool_choice=flat, parallel_tool_calls=False)
+    assert response.output[0].name == "add" and response.tool_choice.mode == "required"
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}], ids=str)
 def test_calls_that_are_asked_for_fit_their_schemas_whole_and_streamed(served, choice):
     for seed in range(4):
@@ -331,6 +346,23 @@ def test_a_conversation_goes_on_with_calls_and_results(served):
     assert answered.choices[0].message.tool_calls is None and answered.usage.prompt_tokens == len(prompts[1])
 
 
+def test_names_that_a_message_lacks_are_absent_for_its_template():
+    engine = small_engine()
+    engine.tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.name is defined }}{{ m.tool_call_id is defined }}{% for c in m.tool_calls or [] %}{{ c.id is defined }}{% endfor %}{% endfor %}"
+        "{# tools [TOOL_CALLS] #}"
+    )
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    with serving(engine) as native:
+        talk = [
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "content": "3"},
+            {"role": "tool", "content": "4", "name": "f"},
+        ]
+        prompt = native.post("/apply-template", messages=talk).json()["prompt"]
+    assert prompt == "FalseFalseFalse" + "FalseFalse" + "TrueFalse"
+
+
 def test_a_call_that_max_tokens_breaks_off_is_none(served):
     (found,) = served.openai.chat.completions.create(**{**ASK, "max_tokens": 14}, tool_choice="required").choices
     assert found.finish_reason == "length" and found.message.tool_calls is None
@@ -346,6 +378,10 @@ def test_a_call_that_max_tokens_breaks_off_is_none(served):
             "tool_choice names 'sub'; expected one of tools: add, now",
         ),
         ({"tools": [], "tool_choice": "required"}, "'required' without tools"),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}},
+            "'required' without tools",
+        ),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "expected each once"),
         (
             {

@@ -24,7 +24,7 @@ from polydraft.models.loading.matching import check_same_context, check_same_tok
 from polydraft.models.loading.supported import is_encoder_decoder
 from polydraft.models.rotary import unchanging_length
 from polydraft.models.tokens.encoding import Cuts, failures_as, token_ids
-from polydraft.models.tokens.folder_tokenizer import folder_tokenizer
+from polydraft.models.tokens.folder_tokenizer import folder_tokenizer, processor_template
 from polydraft.models.tokens.gguf_tokenizer import gguf_tokenizer
 from polydraft.models.tokens.tokenizer import ROLES, Tokenizer
 from polydraft.models.torch.own_cache import OwnCacheTarget
@@ -220,8 +220,13 @@ def _of_file(file: GgufFile) -> Tokenizer:
 
 
 def _of_folder(folder: Path) -> Tokenizer:
-    if (tokenizer := folder_tokenizer(folder)) is not None:
-        return tokenizer
+    tokenizer = folder_tokenizer(folder) or _of_transformers(folder)
+    if not tokenizer.chat_template and (template := processor_template(folder)) is not None:
+        tokenizer.chat_template = template
+    return tokenizer
+
+
+def _of_transformers(folder: Path) -> Tokenizer:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

@@ -262,10 +262,11 @@ class Completion(Choices):
         if self.params.logprobs is None:
             return None
         logprobs = [token.logprob for token in tokens if token.logprob is not None]
+        told = [{**t.top, t.token_id: t.logprob} for t in logprobs]  # the token itself, too, as of OpenAI's and vLLM's
         return {
             "tokens": [token_text(self.tokenizer, t.token_id)[0] for t in logprobs],
             "token_logprobs": [finite(t.logprob) for t in logprobs],
-            "top_logprobs": [{token_text(self.tokenizer, k)[0]: finite(v) for k, v in t.top.items()} for t in logprobs],
+            "top_logprobs": [{token_text(self.tokenizer, k)[0]: finite(v) for k, v in top.items()} for top in told],
             "text_offset": [token.offset for token in tokens],
         }
 

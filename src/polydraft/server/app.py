@@ -1,6 +1,7 @@
 """The routes: OpenAI's, Anthropic's, Ollama's and llama.cpp's, and whether the server lives."""
 
 import logging
+from codecs import BOM_UTF8
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timezone
@@ -23,7 +24,7 @@ from polydraft.errors import PolydraftError
 from polydraft.server import errors, llamacpp, ollama, ollama_models
 from polydraft.server.embeddings import EmbeddingRequest, embeddings
 from polydraft.server.errors import ApiError
-from polydraft.server.guard import Guard
+from polydraft.server.guard import BelowRoot, Guard
 from polydraft.server.incoming import body_of
 from polydraft.server.messages import CountRequest, MessagesRequest
 from polydraft.server.pool import ModelPool
@@ -71,11 +72,14 @@ def create_app(models: AsyncEngine | ModelPool, config: ServerConfig, keys: Sequ
             app.state.ready = False
             await pool.close(config.drain)
 
-    app = FastAPI(title="polydraft", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    servers = [{"url": config.root_path}] if config.root_path else None
+    app = FastAPI(title="polydraft", version=__version__, lifespan=lifespan, servers=servers, docs_url=None, redoc_url=None)
     app.state.ready, app.state.drain = False, partial(pool.close, config.drain)
-    app.add_middleware(Guard, keys=keys, hosts=_hosts(config))  # pyright: ignore[reportArgumentType]
+    app.add_middleware(Guard, keys=keys, hosts=_hosts(config), origins=config.cors)  # pyright: ignore[reportArgumentType]
     if config.cors:  # around the guard, so that pages can read its refusals
         app.add_middleware(CORSMiddleware, allow_origins=config.cors, allow_methods=["*"], allow_headers=["*"])
+    if config.root_path:
+        app.add_middleware(BelowRoot, root=config.root_path)  # pyright: ignore[reportArgumentType]
     for kind in (ApiError, PolydraftError, ValidationError):
         app.add_exception_handler(kind, _refused)
     app.add_exception_handler(HTTPException, _unrouted)
@@ -99,7 +103,11 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _unrouted(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     what = {404: "there is nothing at this path", 405: "this path is not for this method"}.get(status, "the request was refused")
-    return ApiError(status, f"{what}: {request.method} {request.url.path[:200]}.").response(request.url.path)
+    response = ApiError(status, f"{what}: {request.method} {request.url.path[:200]}.").response(request.url.path)
+    if status == 405:
+        allowed = (error.headers or {}) if isinstance(error, HTTPException) else {}
+        response.headers["Allow"] = allowed.get("Allow", "GET, HEAD")  # files say nothing
+    return response
 
 
 class _Routes:
@@ -155,13 +163,16 @@ class _Routes:
         more = {"loaded": service is not None} | ({} if service is None else service.described())
         anthropic = {
             "type": "model",
+            "lifecycle": "active",
             "display_name": name,
             "created_at": datetime.fromtimestamp(self.began, timezone.utc).isoformat(),
         }
         return {"id": name, "object": "model", "created": self.began, "owned_by": "polydraft", **anthropic, **more}
 
     async def health(self) -> Response:
-        """Whether the engines' threads live."""
+        """Whether the engines' threads live. Who restarts what is not well shall not end requests that are to finish."""
+        if self.pool.draining:
+            return JSONResponse({"status": "draining"})
         alive = self.pool.running
         return JSONResponse({"status": "ok" if alive else "the engine has stopped"}, 200 if alive else 503)
 
@@ -189,11 +200,6 @@ class _Routes:
         return FileResponse(PAGE / "index.html")
 
     async def _read(self, request: Request, kind: type[B]) -> B:
-        """The body, checked.
-
-        JSON is asked for by its media type: a page of another site cannot send that without being allowed to.
-        """
-        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media != "application/json":
-            raise ApiError(415, "expected a body in JSON with 'Content-Type: application/json'.")
-        return kind.model_validate_json(await body_of(request, self.max_body))
+        """The body, checked: JSON, whatever its header says; the guard keeps out the pages of other sites."""
+        body = await body_of(request, self.max_body)
+        return kind.model_validate_json(body.removeprefix(BOM_UTF8))

@@ -8,6 +8,7 @@ from hashlib import sha256
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polydraft.server.errors import ApiError, of
@@ -18,12 +19,15 @@ CONTENT = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'sel
 
 class Guard:
     """ASGI middleware. keys: any of them opens; none asks for none.  hosts: names by which a server of this machine alone is asked without a key,
-    beside its own; None: any, as it is open to others.
+    beside its own; None: any, as it is open to others.  origins: sites beside its own whose pages may call it without a key, or "*".
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str] = (), hosts: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Sequence[str] = (), hosts: Sequence[str] | None = None, origins: Sequence[str] = ()
+    ) -> None:
         self.app, self._keys = app, [sha256(key.encode()).digest() for key in keys]
         self._hosts = None if keys else hosts
+        self._origins = ("*",) if keys else origins  # browsers send no key for a page that has none
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -45,9 +49,15 @@ class Guard:
             await send(message)
 
         try:
-            if self._hosts is not None and not _is_own(headers.get("host", ""), self._hosts):
-                raise ApiError(403, "the Host header names another machine than this one; a page of another site may have been led here. "
-                                    "Ask for localhost, or start the server with an API key or --allowed-host.")  # fmt: skip
+            host = headers.get("host", "")
+            if self._hosts is not None and not _is_own(host, self._hosts):
+                raise ApiError(403, f"the Host header names {host[:200]!r}, another machine than this one; a page of another site may have been led here. "
+                                    f"Ask for localhost, or start the server with an API key or --allowed-host {_name(host)[:200]}.")  # fmt: skip
+            if scope["method"] not in ("GET", "HEAD", "OPTIONS") and _is_of_another_site(headers, self._origins):
+                origin = headers.get("origin", "ORIGIN")[:200]
+                raise ApiError(
+                    403, f"a page of another site asked. Start the server with --cors {origin} to let it, or with an API key."
+                )
             needs_key = not re.fullmatch(r"/|/page/.*|/health|/ready|/metrics", scope["path"]) and scope["method"] != "OPTIONS"
             if needs_key and not self._opens(headers):
                 raise ApiError(401, "no valid API key was given; send it as 'Authorization: Bearer KEY'.", code="invalid_api_key")
@@ -77,6 +87,42 @@ def _is_own(host: str, others: Sequence[str]) -> bool:
         >>> [_is_own(host, ["llm.example.org"]) for host in ("localhost:8000", "127.0.0.1", "[::1]:80", "llm.example.org", "evil.example:8000")]
         [True, True, True, True, False]
     """
-    name = re.sub(r":\d*$", "", host).lower().rstrip(".")
+    name = _name(host)
     address = re.fullmatch(r"\[[0-9a-f:.]+\]|\d{1,3}(\.\d{1,3}){3}", name)
     return address is not None or "." not in name or name.endswith(".localhost") or name in others
+
+
+def _name(host: str) -> str:
+    """Of a Host header, without its port."""
+    return re.sub(r":\d*$", "", host).lower().rstrip(".")
+
+
+def _is_of_another_site(headers: Headers, allowed: Sequence[str]) -> bool:
+    """Whether a browser asks for a page that another server gave. Programs send neither header; old browsers, and those on plain HTTP, send `Origin` alone.
+
+    Example:
+        >>> [_is_of_another_site(Headers({"host": "localhost:8000", **more}), ["https://a.example"]) for more in
+        ...  ({}, {"sec-fetch-site": "cross-site"}, {"origin": "http://localhost:8000"}, {"origin": "https://a.example"}, {"origin": "null"})]
+        [False, True, False, False, True]
+    """
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if "*" in allowed or origin in allowed:
+        return False
+    if site is not None:  # no page can write it, and proxies do not change it
+        return site not in ("same-origin", "none")
+    return origin is not None and origin.partition("://")[2] != headers.get("host")
+
+
+class BelowRoot:
+    """ASGI middleware for a server below a path of a proxy. root: that path, which some proxies take away and others leave."""
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self.app, self.root = app, root
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path == self.root:  # links of the page are relative
+            await RedirectResponse(f"{self.root}/")(scope, receive, send)
+            return
+        below = path.startswith(f"{self.root}/")
+        await self.app({**scope, "path": path.removeprefix(self.root)} if below else scope, receive, send)

@@ -24,15 +24,21 @@ async def body_of(request: Request, most: int) -> bytes:
     """The body of a request. most: bytes.
 
     Raises:
-        ApiError: it is longer, does not arrive in time, or its client leaves before its end.
+        ApiError: it is longer, or announced as longer; it is compressed, does not arrive in time, or its client leaves before its end.
     """
     body = bytearray()
+    too_long = ApiError(413, f"the body is longer than {most} bytes. Shorten it, or start the server with a larger --max-body.")
+    coding = request.headers.get("content-encoding", "").strip().lower()
+    if coding not in ("", "identity"):
+        raise ApiError(415, f"the body has 'Content-Encoding: {coding[:64]}'; expected none. Send it uncompressed.")
+    if int(request.headers.get("content-length", 0)) > most:
+        raise too_long
 
     async def gather() -> None:
         async for part in request.stream():
             body.extend(part)
             if len(body) > most:
-                raise ApiError(413, f"the body is longer than {most} bytes. Shorten it.")
+                raise too_long
 
     try:
         await asyncio.wait_for(gather(), BODY_SECONDS)

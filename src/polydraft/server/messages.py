@@ -12,6 +12,7 @@ from polydraft.engine.output import StepOutput
 from polydraft.server.answers import Answer, is_cut
 from polydraft.server.bodies import Body, TextAlone, Unserved, by_type, hosted_left_out
 from polydraft.server.errors import ApiError
+from polydraft.server.parts import ReadableBlocks, ReadableResult
 from polydraft.server.protocol import Call, Called, Function, JsonSchema, Message, ResponseFormat, Sampled, ToolName, Tools
 from polydraft.server.tools import CallParser, Piece
 
@@ -42,7 +43,7 @@ class Thinking(Body):
 class ToolResult(Body):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Annotated[str | list[Annotated[TextBlock, by_type(TextBlock)]], TextAlone] = ""
+    content: Annotated[str | list[Annotated[TextBlock, by_type(TextBlock)]], ReadableResult] = ""
     is_error: bool = False
 
 
@@ -53,7 +54,7 @@ class Turn(Body):
     """One message. content: text or blocks; results of tools are the user's."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[str | list[Block], TextAlone]
+    content: Annotated[str | list[Block], TextAlone, ReadableBlocks]
 
     def messages(self) -> list[Message]:
         """As chats have it: results of tools each as a message of its own, before what else is said."""
@@ -131,8 +132,9 @@ class CountRequest(Sampled):
             raise ApiError(
                 400, f"tool_choice has the type {tool_choice.type!r}; expected a name beside 'tool' alone.", param="tool_choice"
             )
-        choice = {"any": "required", "none": "none"}.get(tool_choice.type)
-        tools = Tools.of(functions, choice, tool_choice.name, not tool_choice.disable_parallel_tool_use)
+        choice = {"any": "required", "tool": "required", "none": "none"}.get(tool_choice.type)
+        allowed = None if tool_choice.name is None else [tool_choice.name]
+        tools = Tools.of(functions, choice, allowed, not (tool_choice.disable_parallel_tool_use or allowed))
         return replace(tools, place="tools.{}.input_schema")
 
     def params(self, defaults: SamplingParams) -> SamplingParams:

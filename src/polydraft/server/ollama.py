@@ -168,9 +168,9 @@ class OllamaGenerate(Asking):
 
 
 class OllamaEmbed(OllamaBody):
-    """Of /api/embed. truncate: texts beyond the context are cut."""
+    """Of /api/embed. truncate: texts beyond the context are cut.  Without a text there is no embedding."""
 
-    input: Texts
+    input: Texts | Literal[""] | Annotated[list[str], Field(max_length=0)] = ""
     truncate: bool = True
     dimensions: Dimensions | None = None
 
@@ -178,7 +178,7 @@ class OllamaEmbed(OllamaBody):
 class OllamaEmbedding(OllamaBody):
     """Of /api/embeddings, which came before /api/embed."""
 
-    prompt: str
+    prompt: str = ""
 
 
 async def chat(service: Service, request: Request, body: OllamaChat) -> Response:
@@ -201,7 +201,8 @@ async def generate(service: Service, request: Request, body: OllamaGenerate) -> 
         chat_request = ChatRequest.model_validate({"messages": body.messages(), "chat_template_kwargs": body.thought() or None})
         prompt = await service.conversation(chat_request, chat_request.messages, "prompt")
     if body.context:
-        prompt = [*body.context, *(await service.encoded(prompt, parse_special=True))]
+        more = service.without_first(await service.encoded(prompt, parse_special=True))
+        prompt = [*body.context, *more]
     thinks = service.config.reasoning and not written
     return await service.completions(request, body.completion(prompt), partial(GenerateAnswer, reasoning=thinks))
 
@@ -210,7 +211,7 @@ async def embed(service: Service, request: Request, body: OllamaEmbed) -> Respon
     """An embedding of each text."""
     began = perf_counter()
     texts = body.input if isinstance(body.input, list) and not (body.input and isinstance(body.input[0], int)) else [body.input]
-    embedded = await _embedded(service, request, texts, body.truncate)
+    embedded = await _embedded(service, request, texts if body.input else [], body.truncate)
     if embedded is None:
         return Response(status_code=GONE)
     vectors, count = embedded
@@ -221,11 +222,11 @@ async def embed(service: Service, request: Request, body: OllamaEmbed) -> Respon
 
 async def embedding(service: Service, request: Request, body: OllamaEmbedding) -> Response:
     """The embedding of a text."""
-    embedded = await _embedded(service, request, [body.prompt], True)
+    embedded = await _embedded(service, request, [body.prompt] if body.prompt else [], True)
     if embedded is None:
         return Response(status_code=GONE)
-    (vector,), _ = embedded
-    return JSONResponse({"embedding": shortened(vector, None).tolist()})
+    vectors, _ = embedded
+    return JSONResponse({"embedding": [number for vector in vectors for number in shortened(vector, None).tolist()]})
 
 
 async def _embedded(service: Service, request: Request, texts: Sequence[Any], truncate: bool) -> tuple[list[Any], int] | None:

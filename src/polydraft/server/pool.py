@@ -53,6 +53,17 @@ def weight_file_bytes(place: str) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
+class _Turn:
+    """Of a model to be loaded. num_users: requests that wait for it.  service: once it is there.  error: why it is not."""
+
+    task: "asyncio.Task[None]"
+
+    def __init__(self) -> None:
+        self.num_users = 0
+        self.service: Service | None = None
+        self.error: Exception | None = None
+
+
 class ModelPool:
     """Models, of which at most so many are loaded.
 
@@ -73,7 +84,10 @@ class ModelPool:
         self.metrics, self._config, self._max_loaded = Metrics(), config, max_loaded
         self._services: OrderedDict[str, Service] = OrderedDict()
         """Loaded models, the least recently used first."""
-        self._loading = asyncio.Lock()
+        self.draining = False
+        """Whether it takes no more requests, and lets those that run finish."""
+        self._turns: dict[str, _Turn] = {}
+        """Models that wait for a place or are being loaded, by the time of their first request."""
 
     @classmethod
     def of(cls, engine: AsyncEngine, config: ServerConfig) -> "ModelPool":
@@ -100,6 +114,7 @@ class ModelPool:
 
     async def close(self, seconds: float) -> None:
         """End all engines, what runs after so many seconds."""
+        self.draining = True
         await asyncio.gather(*(service.engine.close(seconds) for service in self.loaded))
 
     def service(self, name: str) -> Service | None:
@@ -122,25 +137,60 @@ class ModelPool:
     async def use(self, name: str | None) -> AsyncGenerator[Service, None]:
         """A model, loaded if need be, which stays while the block runs; None is the first.
 
+        While another one waits for a place, requests to a loaded model wait behind it: places go round by waiting time.
+
         Raises:
             ApiError: no such model, one that does not fit beside the loaded ones, or none that became idle in time.
         """
         name = next(iter(self.models)) if name is None else name
         self.check(name)
-        while name not in self._services:
-            async with self._loading:
-                if name not in self._services:
-                    await self._load(self.models[name])
-        service = self._services[name]
+        if name in self._services and not self._turns:
+            service = self._services[name]
+            service.num_users += 1
+        else:
+            service = await self._in_turn(name)
         self._services.move_to_end(name)
-        service.num_users += 1
         try:
             yield service
         finally:
             service.num_users -= 1
 
-    async def _load(self, model: ServedModel) -> None:
+    async def _in_turn(self, name: str) -> Service:
+        """A model that counts this request among its users, once it had its turn; requests to one model share theirs."""
+        turn = self._turns.get(name)
+        if turn is None:
+            before = list(self._turns.values())[-1:]
+            turn = self._turns[name] = _Turn()
+            turn.task = asyncio.create_task(self._take_turn(name, turn, before))
+        turn.num_users += 1
+        try:
+            await asyncio.shield(turn.task)
+        except asyncio.CancelledError:  # this client has left; others may wait for the same
+            if turn.service is not None:
+                turn.service.num_users -= 1
+            turn.num_users -= 1
+            raise
+        if turn.service is None:
+            assert turn.error is not None
+            raise turn.error
+        return turn.service
+
+    async def _take_turn(self, name: str, turn: "_Turn", before: Sequence["_Turn"]) -> None:
         until = monotonic() + self._config.timeout
+        for earlier in before:
+            await asyncio.wait({earlier.task})
+        try:
+            if name not in self._services and turn.num_users:
+                await self._load(self.models[name], until)
+        except Exception as error:
+            turn.error = error
+        finally:
+            del self._turns[name]
+        turn.service = self._services.get(name)
+        if turn.service is not None:
+            turn.service.num_users += turn.num_users
+
+    async def _load(self, model: ServedModel, until: float) -> None:
         while len(self._services) >= self._max_loaded:
             idle = next((service for service in self.loaded if service.idle), None)
             if idle is not None:

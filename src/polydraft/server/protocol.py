@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from polydraft.core.params import WHOLE_CONTEXT, LogprobsMode, SamplingParams, StructuredOutputs
 from polydraft.server.bodies import Body, Requested, Seed, Stops, Text, TextAlone, Texts, TopP, Unserved, by_type, hosted_left_out
 from polydraft.server.errors import ApiError
+from polydraft.server.parts import readable_results
 from polydraft.server.speculation import RequestedSpeculation
 
 MOST_LOGPROBS = 20
@@ -239,9 +240,11 @@ class Message(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_calls_alone(cls, body: Any) -> Any:
-        silent = isinstance(body, dict) and body.get("role") in ("assistant", "tool") and body.get("content") is None
-        return {**body, "content": ""} if silent else body
+    def _with_readable_content(cls, body: Any) -> Any:
+        if not (isinstance(body, dict) and body.get("role") in ("assistant", "tool")):
+            return body
+        content = "" if body.get("content") is None else body["content"]
+        return {**body, "content": readable_results(content) if body["role"] == "tool" else content}
 
     def plain(self) -> dict[str, Any]:
         """As chat templates know it."""
@@ -249,11 +252,16 @@ class Message(Body):
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
         if self.tool_calls:
             message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": _called(call.function)} for call in self.tool_calls
+                {**_given(id=call.id), "type": "function", "function": _called(call.function)} for call in self.tool_calls
             ]
         if self.reasoning_content and self.role == "assistant":
             message["reasoning_content"] = self.reasoning_content
-        return message | ({"name": self.name, "tool_call_id": self.tool_call_id} if self.role == "tool" else {})
+        return message | (_given(name=self.name, tool_call_id=self.tool_call_id) if self.role == "tool" else {})
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    """Those that are not None: to a template a name that is None is there."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _called(call: Called) -> dict[str, Any]:
@@ -291,6 +299,23 @@ class NamedTool(Body):
     type: Literal["function"]
     function: FunctionName
 
+    @property
+    def name(self) -> str:
+        """Of the function."""
+        return self.function.name
+
+
+class AllowedOf(Body):
+    """Of those that are offered, the ones that may be called in this answer."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], hosted_left_out("function")]
+
+
+class AllowedTools(Body):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedOf
+
 
 Choice = Literal["none", "auto", "required"]
 
@@ -309,8 +334,19 @@ class Tools:
     place: str = "tools.{}.function.parameters"
 
     @classmethod
-    def of(cls, functions: Sequence[Function], choice: str | None, named: str | None, parallel: bool) -> "Tools":
-        """From the fields of a request. choice: auto where nothing is said.  named: the one that has to be called.
+    def chosen(cls, functions: Sequence[Function], choice: Any, parallel: bool) -> "Tools":
+        """As OpenAI's clients choose: by a word, one by its name, or several by theirs."""
+        if isinstance(choice, AllowedTools):
+            choice = choice.allowed_tools
+        if isinstance(choice, AllowedOf):
+            return cls.of(functions, choice.mode, [tool.name for tool in choice.tools], parallel)
+        if isinstance(choice, str | None):
+            return cls.of(functions, choice, None, parallel)
+        return cls.of(functions, "required", [choice.name], False)
+
+    @classmethod
+    def of(cls, functions: Sequence[Function], choice: str | None, allowed: Sequence[str] | None, parallel: bool) -> "Tools":
+        """From the fields of a request. choice: auto where nothing is said.  allowed: names of those that may be called, None: all.
 
         Raises:
             ApiError: a call is asked for of a function that is not there, or of none.
@@ -318,18 +354,19 @@ class Tools:
         names = [function.name for function in functions]
         if len(set(names)) < len(names):
             raise ApiError(400, f"tools has the names {', '.join(names)[:300]}; expected each once.", param="tools")
-        if named is not None and named not in names:
+        unknown = next((name for name in allowed or () if name not in names), None)
+        if unknown is not None:
             raise ApiError(
                 400,
-                f"tool_choice names {named[:64]!r}; expected one of tools: {', '.join(names)[:300] or 'there are none'}.",
+                f"tool_choice names {unknown[:64]!r}; expected one of tools: {', '.join(names)[:300] or 'there are none'}.",
                 param="tool_choice",
             )
-        if choice == "required" and not names:
+        may_call = [function for function in functions if allowed is None or function.name in allowed]
+        if choice == "required" and not may_call:
             raise ApiError(400, "tool_choice is 'required' without tools; expected some to choose from.", param="tool_choice")
         if choice == "none" or not names:
             return cls()
-        chosen = [function for function in functions if named in (None, function.name)]
-        return cls(functions, chosen, choice == "required" or named is not None, parallel and named is None)
+        return cls(functions, may_call, choice == "required", parallel)
 
 
 class ChatRequest(Sampled):
@@ -337,7 +374,7 @@ class ChatRequest(Sampled):
 
     messages: Annotated[list[Message], Field(min_length=1)]
     tools: Annotated[list[Tool] | None, hosted_left_out("function")] = None
-    tool_choice: Choice | NamedTool | None = None
+    tool_choice: Annotated[Choice | NamedTool | AllowedTools | None, by_type(NamedTool, AllowedTools)] = None
     functions: Unserved = None
     function_call: Unserved = None
     web_search_options: Unserved = None
@@ -367,9 +404,7 @@ class ChatRequest(Sampled):
 
     def offered_tools(self) -> Tools:
         """What may be called."""
-        named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
-        choice = self.tool_choice if isinstance(self.tool_choice, str) else None
-        return Tools.of([tool.function for tool in self.tools or ()], choice, named, self.parallel_tool_calls)
+        return Tools.chosen([tool.function for tool in self.tools or ()], self.tool_choice, self.parallel_tool_calls)
 
     def template_options(self) -> dict[str, Any]:
         """What else the chat template is given."""

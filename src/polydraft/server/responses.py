@@ -10,7 +10,9 @@ from polydraft.engine.output import StepOutput
 from polydraft.server.answers import Answer, is_cut, traced
 from polydraft.server.bodies import Body, Text, TextAlone, Unserved, by_type, hosted_left_out
 from polydraft.server.errors import ApiError
+from polydraft.server.parts import ReadableOutput
 from polydraft.server.protocol import (
+    AllowedOf,
     Call,
     Called,
     Choice,
@@ -59,7 +61,7 @@ class FunctionCallOutput(Body):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: Annotated[str | list[Annotated[InputText, by_type(InputText)]], TextAlone]
+    output: Annotated[str | list[Annotated[InputText, by_type(InputText)]], ReadableOutput]
 
 
 class FunctionTool(Function):
@@ -69,6 +71,11 @@ class FunctionTool(Function):
 class NamedFunction(Body):
     type: Literal["function"]
     name: str
+
+
+class AllowedFunctions(AllowedOf):
+    type: Literal["allowed_tools"]
+    tools: Annotated[list[NamedFunction], hosted_left_out("function")]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class Reasoning(Body):
@@ -99,7 +106,7 @@ class ResponsesRequest(Sampled):
     input: Text | Annotated[list[Item], Field(min_length=1)]
     instructions: str | None = None
     tools: Annotated[list[FunctionTool] | None, hosted_left_out("function")] = None
-    tool_choice: Choice | NamedFunction | None = None
+    tool_choice: Annotated[Choice | NamedFunction | AllowedFunctions | None, by_type(NamedFunction, AllowedFunctions)] = None
     parallel_tool_calls: bool = True
     reasoning: Reasoning | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -139,9 +146,8 @@ class ResponsesRequest(Sampled):
 
     def offered_tools(self) -> Tools:
         """What may be called."""
-        named = self.tool_choice.name if isinstance(self.tool_choice, NamedFunction) else None
-        choice = self.tool_choice if isinstance(self.tool_choice, str) else None
-        return replace(Tools.of(self.tools or (), choice, named, self.parallel_tool_calls), place="tools.{}.parameters")
+        tools = Tools.chosen(self.tools or (), self.tool_choice, self.parallel_tool_calls)
+        return replace(tools, place="tools.{}.parameters")
 
     def template_options(self) -> dict[str, Any]:
         """What else the chat template is given."""

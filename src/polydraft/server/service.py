@@ -77,7 +77,9 @@ class Service(ModelTokens):
         built = self.engine.engine.summary()
         drafts = {name: built[name] for name in ("drafter", "drafters", "verifier", "lossless", "decoding")}
         drafts["verifiers"] = self.engine.engine.menu.verifiers()
-        return {"max_model_len": built["max_model_len"], "chat": bool(self.template()), "speculation": drafts}
+        length = built["max_model_len"]
+        lengths = {"max_model_len": length, "max_input_tokens": length, "max_tokens": length}  # vLLM's name, and Anthropic's
+        return {**lengths, "chat": bool(self.template()), "speculation": drafts}
 
     async def completions(self, request: Request, body: CompletionRequest, kind: Callable[..., Answer] = Completion) -> Response:
         """Continue texts. kind: of the answer."""
@@ -300,9 +302,7 @@ async def _events(
         async with aclosing(outputs):
             for chunk in answer.opening():
                 yield answer.written(chunk)
-            if isinstance(first, Pause):
-                yield answer.pause(_doing(results))
-            else:
+            if not isinstance(first, Pause):  # else the head alone: clients know how to wait, and few expect a comment
                 for chunk in answer.chunks(*first):
                     yield answer.written(chunk)
             async for output in outputs:

@@ -41,7 +41,7 @@ class Starting:
             await self._live(receive, send)
             return
         while self.loading:
-            if (status := LOADING.get(scope["path"])) is not None:
+            if (status := LOADING.get(f"/{scope['path'].rpartition('/')[2]}")) is not None:  # below a proxy's path, too
                 await _answer(send, status, "loading")
                 return
             if self._ends():

@@ -336,7 +336,11 @@ def with_ids(messages: Sequence[Mapping[str, Any]], calls: CallFormat) -> list[d
         {
             **message,
             **({"tool_call_id": fitting(message["tool_call_id"])} if "tool_call_id" in message else {}),
-            **({"tool_calls": [{**c, "id": fitting(c["id"])} for c in message["tool_calls"]]} if "tool_calls" in message else {}),
+            **(
+                {"tool_calls": [{**c, **({"id": fitting(c["id"])} if "id" in c else {})} for c in message["tool_calls"]]}
+                if "tool_calls" in message
+                else {}
+            ),
         }
         for message in messages
     ]

@@ -20,6 +20,7 @@ from polydraft.errors import IncompatibleError, InvalidInputError
 from polydraft.heads.checkpoint import HeadCheckpoint
 from polydraft.heads.recipe import Batch, Figures, Loss, Material, Recipe, unrolled
 from polydraft.models.loading.folder import load_config
+from polydraft.models.loading.silence import silent_loading
 
 __all__ = ["DraftFolder", "ModelRecipe"]
 
@@ -100,7 +101,8 @@ class ModelRecipe(Recipe):
         """A draft model that was trained before."""
         from transformers import AutoModelForCausalLM
 
-        return AutoModelForCausalLM.from_pretrained(first.config.name_or_path, dtype=torch.float32)
+        with silent_loading():
+            return AutoModelForCausalLM.from_pretrained(first.config.name_or_path, dtype=torch.float32)
 
     def loss(self, network: Any, batch: Batch, *, steps: int, loss: Loss) -> Figures:
         """Of all depths, which are one: it reads what it drafted as it reads what the target wrote."""

@@ -32,6 +32,7 @@ from polydraft.heads.checkpoint import flat, probe
 from polydraft.heads.network import ReadsStates
 from polydraft.methods.head_folders import settings_of
 from polydraft.models.compiled.architectures.predictor import BEHIND, OF_QWEN, Layout
+from polydraft.models.loading.silence import silent_loading
 from polydraft.models.loading.tensor_files import files_of
 from polydraft.models.slots import TREE_ROOM
 from polydraft.models.torch.hf import HFTarget
@@ -148,7 +149,8 @@ def _module(head: PublishedMtp, dtype: torch.dtype) -> Any:
     rows = {name: torch.randn(PROVED, h, generator=generator) for name in ("model.embed_tokens.weight", "lm_head.weight")}
     tensors = {f"model.layers.0.{name}": x for name, x in head.layer.items()} | {"model.norm.weight": last} | rows
     try:
-        module, info = kind.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True)
+        with silent_loading():
+            module, info = kind.from_pretrained(None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True)
     except Exception as error:  # whatever transformers says of it
         raise ModelLoadError(f"the module's layer is none that transformers runs: {error!r}. Use another head.") from error
     wrong = [*info["missing_keys"], *info["unexpected_keys"], *info.get("mismatched_keys", ())]

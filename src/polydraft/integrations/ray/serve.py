@@ -146,11 +146,12 @@ def application(
         from starlette.middleware import Middleware
         from starlette.routing import Mount
 
-        from polydraft.server.guard import Guard
+        from polydraft.server.guard import BelowRoot, Guard
 
         behind = Handle(_serve().get_deployment_handle("Replica"))
-        guard = Middleware(Guard, keys=keys)  # pyright: ignore[reportArgumentType]
-        return Starlette(routes=[Mount("", Ingress(behind, server.max_body))], middleware=[guard])
+        guard = Middleware(Guard, keys=keys, origins=("*",))  # pyright: ignore[reportArgumentType] # replicas look at them
+        root = [Middleware(BelowRoot, root=server.root_path)] if server.root_path else []  # pyright: ignore[reportArgumentType]
+        return Starlette(routes=[Mount("", Ingress(behind, server.max_body))], middleware=[*root, guard])
 
     ingress = serve.deployment(
         serve.ingress(build)(),

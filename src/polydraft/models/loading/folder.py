@@ -17,6 +17,7 @@ from polydraft.models.loading.gguf_parts import is_gguf
 from polydraft.models.loading.hub import located
 from polydraft.models.loading.mx_blocks import is_mx
 from polydraft.models.loading.scaled_weights import Scaling, is_beside, scalings_of, unexplained
+from polydraft.models.loading.silence import silent_loading
 from polydraft.models.loading.supported import check_plain, is_encoder_decoder
 from polydraft.models.loading.tensor_files import Entry, Reader, entries_of, used_files
 from polydraft.models.windows import text_config
@@ -222,6 +223,7 @@ def _auto_class(config: Any) -> Any:
     )
 
 
+@silent_loading()
 def load_module(
     name: str | os.PathLike[str],
     *,

@@ -55,6 +55,10 @@ SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?
 STRING, ARRAY = 8, 9
 LENGTH = struct.Struct("<Q")
 """Of a text, before its bytes."""
+NO_TEXT = "backslashreplace"
+"""Of bytes that are no UTF-8, which llama.cpp passes on as they are: names and tokens with them stay apart."""
+CHUNK = 1 << 20
+"""Bytes that are looked at together."""
 
 
 class Entry(NamedTuple):
@@ -118,7 +122,7 @@ class GgufHeader:
             self._map(len(paths))
             try:
                 self._read_part(len(paths))
-            except (struct.error, UnicodeDecodeError, KeyError, TypeError, OverflowError, ZeroDivisionError) as error:
+            except (struct.error, KeyError, TypeError, OverflowError, ZeroDivisionError) as error:
                 raise self.refusal(f"its header is damaged or cut off ({error})", "Copy or download it again") from error
         self.path, self._data = paths[0], self.parts[0]
         _in_use[stamps] = _Contents(self.metadata, self.tensors, self.parts)
@@ -202,8 +206,11 @@ class GgufHeader:
         if (magic := self._data[:4]) != b"GGUF":
             raise self.refusal(f"it begins with {magic!r} and not with b'GGUF'", "Give a file that llama.cpp can read")
         _, version, num_tensors, num_keys = struct.unpack_from("<4sIQQ", self._data)
+        if version in (2 << 24, 3 << 24):
+            advice = "Give a little-endian one, or convert it with llama.cpp's gguf_convert_endian.py"
+            raise self.refusal("it is big-endian; expected little-endian", advice)
         if version not in (2, 3):
-            raise self.refusal(f"it is of version {version}; expected 2 or 3, little-endian", "Convert it again with llama.cpp")
+            raise self.refusal(f"it is of version {version}; expected 2 or 3", "Convert it again with llama.cpp")
         if (num_tensors + num_keys) * 12 > len(self._data):  # bytes of the smallest entry
             raise struct.error(f"{num_keys} keys and {num_tensors} tensors in {len(self._data)} bytes")
         self._at = struct.calcsize("<4sIQQ")
@@ -223,11 +230,15 @@ class GgufHeader:
         tensors = {name: entry._replace(start=begin + entry.start, part=number) for name, entry in entries}
         self.tensors |= tensors
         end = max((entry.start + entry.num_bytes for entry in tensors.values()), default=self._at)
-        if not end <= len(self._data) <= -(-end // alignment) * alignment:
+        if len(self._data) < end or self._has_more(-(-end // alignment) * alignment):
             raise self.refusal(
                 f"it has {len(self._data)} bytes, where its header tells of {end}: it is {'cut off' if len(self._data) < end else 'too long'}",
                 "Copy or download it again",
             )
+
+    def _has_more(self, end: int) -> bool:
+        """Whether anything but zeros, to which some tools fill up files, stands behind the data."""
+        return any(self._data[at : at + CHUNK].strip(b"\0") for at in range(end, len(self._data), CHUNK))
 
     def _check_architecture(self) -> None:
         self.architecture = self.metadata["general.architecture"]
@@ -247,7 +258,7 @@ class GgufHeader:
         if length > len(self._data) - self._at:
             raise struct.error(f"a text of {length} bytes at {self._at}")
         self._at += length
-        return self._data[self._at - length : self._at].decode()
+        return self._data[self._at - length : self._at].decode(errors=NO_TEXT)
 
     def _value(self, kind: int) -> Any:
         if kind == STRING:
@@ -289,7 +300,7 @@ class GgufHeader:
         for _ in range(entry.length):
             begin = at + LENGTH.size
             at = begin + LENGTH.unpack_from(data, at)[0]
-            texts.append(data[begin:at].decode())
+            texts.append(data[begin:at].decode(errors=NO_TEXT))
         return texts
 
     def find(self, key: str, texts: Iterable[str]) -> dict[str, int]:

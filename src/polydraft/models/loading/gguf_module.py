@@ -14,10 +14,12 @@ from torch import Tensor
 from polydraft.errors import CapacityError
 from polydraft.models.loading.gguf import GgufFile
 from polydraft.models.loading.memory import available_bytes
+from polydraft.models.loading.silence import silent_loading
 
 __all__ = ["module_of_file"]
 
 
+@silent_loading()
 def module_of_file(file: GgufFile, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Any:
     """The model of a file, in evaluation mode.
 

@@ -127,7 +127,21 @@ class Cuts:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text that was made of what has cuts."""
-        return [token for part in text.split(self._mark) if part for token in token_ids(self._tokenizer, part)]
+        begin, *others = text.split(self._mark)
+        ids = token_ids(self._tokenizer, begin) if begin else []
+        return ids + [token for part in others if part for token in _ids_within(self._tokenizer, part)]
+
+
+def _ids_within(tokenizer: Any, part: str) -> list[int]:
+    """Token ids of a part of a text, without the blank that SentencePiece puts before a text.
+
+    It stands behind a line end, with which nothing in it is merged, and whose tokens are taken away again.
+    """
+    ids = token_ids(tokenizer, part)
+    if not str(tokenizer.convert_ids_to_tokens(ids[0])).startswith("▁"):
+        return ids
+    line_end, behind = token_ids(tokenizer, "\n"), token_ids(tokenizer, f"\n{part}")
+    return behind[len(line_end) :] if behind[: len(line_end)] == line_end else ids
 
 
 @lru_cache(maxsize=8)

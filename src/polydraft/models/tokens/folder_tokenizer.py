@@ -6,7 +6,7 @@ from typing import Any
 from polydraft.files.schema import read_json
 from polydraft.models.tokens.tokenizer import ROLES, BackendTokenizer
 
-__all__ = ["folder_tokenizer"]
+__all__ = ["folder_tokenizer", "processor_template"]
 
 SETTINGS = frozenset(
     {"backend", "chat_template", "clean_up_tokenization_spaces", "is_local", "local_files_only", "model_input_names"}
@@ -38,6 +38,14 @@ def folder_tokenizer(folder: Path) -> BackendTokenizer | None:
         return None
     written = template.read_text(encoding="utf-8") if template.is_file() else settings.get("chat_template")
     return BackendTokenizer(backend, roles, chat_template=written)
+
+
+def processor_template(folder: Path) -> str | None:
+    """The chat template of `chat_template.json`, where models of pictures and text have theirs; None where there is none."""
+    file = folder / "chat_template.json"
+    template = read_json(file.read_bytes()) if file.is_file() else None
+    written = template.get("chat_template") if isinstance(template, dict) else None
+    return written if isinstance(written, str) else None
 
 
 def _settings(file: Path) -> dict[str, Any] | None:

@@ -88,12 +88,16 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> tuple[Any, bool]:
 
 
 def _read_merges(file: GgufFile) -> list[tuple[str, str]]:
-    return [_halves(merge) for merge in file.strings("tokenizer.ggml.merges")]
-
-
-def _halves(merge: str) -> tuple[str, str]:
-    first, _, right = merge.partition(" ")
-    return first, right
+    merges = list[tuple[str, str]]()
+    for merge in file.strings("tokenizer.ggml.merges"):
+        first, _, right = merge.partition(" ")
+        if not (first and right):
+            problem = (
+                f"its merge {len(merges)} is {merge[:64]!r}; expected two parts with a blank between them (tokenizer.ggml.merges)"
+            )
+            raise file.refusal(problem, "Give another file of the model")
+        merges.append((first, right))
+    return merges
 
 
 def _sentencepiece(file: GgufFile, tokens: list[str]) -> tuple[Any, bool]:
