@@ -189,7 +189,7 @@ class Service(ModelTokens):
         calls = self.call_format
         options = {"required": tools.required, "parallel": tools.parallel, "text": form, "calls": calls}
         options |= {"early": [i for i, v in enumerate(verdicts) if v.refusal is None and v.seconds > HEAVY_SECONDS]}
-        options |= {"vocab_size": self.engine.engine.target.vocab_size}
+        options |= {"vocab_size": self.engine.engine.target.vocab_size, "stop_ids": self.engine.engine.eos_token_ids}
         try:
             source = await self.engine.compiling(
                 partial(CallSource.of, functions, self.tokenizer, self.engine.engine.compile_grammar, **options)
