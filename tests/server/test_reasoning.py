@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from polydraft.core.thinking import Thinking
 from polydraft.server.reasoning import ReasoningParser
 from tests.server.conftest import serving, small_engine
 
@@ -24,7 +25,7 @@ CASES = [
 @pytest.mark.parametrize(("text", "opened", "expected"), CASES)
 def test_reasoning_is_told_apart_whatever_pieces_it_comes_in(text, opened, expected):
     for seed in range(30):
-        rng, parser = random.Random(seed), ReasoningParser(opened)
+        rng, parser = random.Random(seed), ReasoningParser(Thinking(opened=opened))
         cuts = sorted(rng.sample(range(len(text) + 1), min(seed, len(text))))
         parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         pieces = [parser.push(part, last=i == len(parts) - 1) for i, part in enumerate(parts)]

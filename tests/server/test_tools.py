@@ -482,7 +482,10 @@ def test_tools_that_may_be_called_change_no_answer_that_calls_none():
 def test_every_token_of_a_text_is_allowed_where_tools_may_be_called(grammars):
     tokenizer, compiled = grammars
     for text in ("", "Hello, ", f"{GOOD}\nAnd "):
-        constraint, ids = calls_of(tokenizer, compiled, [ADD, NOW]).constraint(1), [0, *tokenizer(text, add_special_tokens=False)["input_ids"]]
+        constraint, ids = (
+            calls_of(tokenizer, compiled, [ADD, NOW]).constraint(1),
+            [0, *tokenizer(text, add_special_tokens=False)["input_ids"]],
+        )
         for length in range(1, len(ids) + 1):
             mask = constraint.allowed(ids[:length], [ids[length - 1]], [-1])[0]
         assert mask.all(), text

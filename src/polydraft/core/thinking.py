@@ -1,11 +1,17 @@
 """What a model thinks before it answers: the marks around it, and where an output is between them."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-__all__ = ["BLANKS", "Place", "Thinking"]
+__all__ = ["BLANKS", "Place", "Thinking", "characters"]
 
 BLANKS = " \t\r\n"
+
+
+def characters(data: bytes) -> str:
+    """Bytes as a text of as many characters: a token may be part of a character."""
+    return data.decode("latin-1")
 
 
 class Place(NamedTuple):
@@ -53,3 +59,23 @@ class Thinking:
         if begun.startswith(self.opening):
             return self.after(Place("thoughts"), begun[len(self.opening) :])
         return Place("start", begun) if self.opening.startswith(begun) else Place("answer")
+
+    def of_bytes(self) -> "Thinking":
+        """The same, to read tokens with as `characters`."""
+        opening, closing = (characters(mark.encode()) for mark in (self.opening, self.closing))
+        return replace(self, opening=opening, closing=closing)
+
+    def num_tokens(self, tokens: Iterable[bytes]) -> int:
+        """How many of an output's tokens are thoughts and their marks.
+
+        Example:
+            >>> Thinking().num_tokens([b"<think>", b"\\n", b"</think>", b"Four", b"."])
+            3
+        """
+        marks, place, count = self.of_bytes(), self.begin(), 0
+        for number, token in enumerate(tokens, 1):
+            before, place = place, marks.after(place, characters(token))
+            if place.phase == "answer":
+                return number if before.phase == "thoughts" else 0
+            count = number
+        return count if place.phase == "thoughts" else 0

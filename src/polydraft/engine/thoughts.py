@@ -4,8 +4,8 @@ A form that may be anything at first leaves the thoughts as they are. Any other 
 the token that completes their last mark has no text of the answer in it. Up to MOST_BLANKS may stand between mark and form, as models write them.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from polydraft.core.params import Constraint, ConstraintSource
-from polydraft.core.thinking import BLANKS, Place, Thinking
+from polydraft.core.thinking import BLANKS, Place, Thinking, characters
 from polydraft.engine.sections import DraftedTree
 from polydraft.models.tokens.spelling import Spelling
 
@@ -23,26 +23,19 @@ MOST_BLANKS = 4
 """Bytes of blanks between thoughts and form; `</think>\\n\\n` is what most models write."""
 
 
-def _characters(data: bytes) -> str:
-    """Bytes as a text of as many characters: a token may be part of a character."""
-    return data.decode("latin-1")
-
-
 class MarkTokens:
     """Tokens of a vocabulary that have to do with marks of thinking."""
 
-    _made: WeakKeyDictionary[Any, dict[tuple[str, str], "MarkTokens"]] = WeakKeyDictionary()
-
     def __init__(self, tokenizer: Any, thinking: Thinking) -> None:
         spelling, vocabulary = Spelling.of(tokenizer), tokenizer.get_vocab()
-        closing = _characters(thinking.closing.encode())
+        closing = thinking.of_bytes().closing
         self.opening = tokenizer.get_added_vocab().get(thinking.opening)
         """The token of the first mark, where it is one."""
-        texts = {token: _characters(spelling.bytes_of(token)) for name, token in vocabulary.items() if _is_blank(name)}
+        texts = {token: characters(spelling.bytes_of(token)) for name, token in vocabulary.items() if _is_blank(name)}
         self.blanks = {token: len(text) for token, text in texts.items() if text and not text.strip(BLANKS)}
         """Bytes of each token of blanks."""
         ends = [token for name, token in vocabulary.items() if thinking.closing[-1] in name[:-1]]
-        spelt = {token: _characters(spelling.bytes_of(token)) for token in ends}
+        spelt = {token: characters(spelling.bytes_of(token)) for token in ends}
         self._beyond = {
             written: [token for token, text in spelt.items() if _goes_on(text, closing, written)]
             for written in range(len(closing))
@@ -52,7 +45,7 @@ class MarkTokens:
     @classmethod
     def of(cls, tokenizer: Any, thinking: Thinking) -> "MarkTokens":
         """Those of a tokenizer and marks, which are found once."""
-        made = cls._made.setdefault(tokenizer, {})
+        made = _MARK_TOKENS.setdefault(tokenizer, {})
         marks = thinking.opening, thinking.closing
         if marks not in made:
             made[marks] = cls(tokenizer, thinking)
@@ -62,6 +55,10 @@ class MarkTokens:
         """Tokens that complete the last mark behind a tail and go on with text."""
         lengths = [n for n in range(len(self._closing)) if tail.endswith(self._closing[:n])]
         return [token for written in lengths for token in self._beyond[written]]
+
+
+_MARK_TOKENS: WeakKeyDictionary[Any, dict[tuple[str, str], MarkTokens]] = WeakKeyDictionary()
+"""By tokenizer and marks."""
 
 
 def _is_blank(name: str) -> bool:
@@ -104,17 +101,21 @@ class FormBehindThoughts:
 
     def __init__(self, source: BehindThoughts, start: int) -> None:
         self._source, self._start = source, start
-        opening, closing = (_characters(mark.encode()) for mark in (source.thinking.opening, source.thinking.closing))
-        self._thinking = replace(source.thinking, opening=opening, closing=closing)
+        self._thinking = source.thinking.of_bytes()
         self._spelling, self._marks = Spelling.of(source.tokenizer), MarkTokens.of(source.tokenizer, source.thinking)
         self._forms = dict[int, Constraint]()
         """By the position where they begin."""
-        self._is_free: bool | None = None
-        """Whether the form lets anything follow at first; None: not asked yet."""
-        self._read, self._state = list[int](), self._first()
+        self._is_free = False
+        """Whether the form lets anything follow at first."""
+        self._read = list[int]()
+        self._state: State | None = None
 
-    def _first(self) -> State:
-        return State(self._thinking.begin(), self._start)
+    def _first(self, prompt: Sequence[int]) -> State:
+        """A model that is not known to think answers at once, unless its form leaves it the marks."""
+        thinking = self._thinking
+        self._is_free = bool(self._form(self._start).allowed(prompt, prompt[-1:], [-1]).all())
+        place = thinking.begin() if thinking.opened or thinking.offered or self._is_free else Place("answer")
+        return State(place, self._start)
 
     def _form(self, begin: int) -> Constraint:
         if begin not in self._forms:
@@ -123,16 +124,13 @@ class FormBehindThoughts:
 
     def allowed(self, context: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Bool[np.ndarray, "N V"]:
         """See `params.Constraint`."""
-        self._follow(list(context))
-        if self._is_free is None:
-            prompt = context[: self._start]
-            self._is_free = bool(self._form(self._start).allowed(prompt, prompt[-1:], [-1]).all())
+        end = self._follow(list(context))
         tree = DraftedTree(context, tokens, parents)
         forms, states = dict[tuple[int, int], np.ndarray](), list[State | None]()
         rows = np.ones((len(tree.tokens), self._source.vocab_size), np.bool_)
         for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
             above = states[parent] if node and parent >= 0 else None
-            state = self._state if node == 0 else above and self._after(above, token, tree.positions[node])
+            state = end if node == 0 else above and self._after(above, token, tree.positions[node])
             states.append(state)
             if state is not None and state.place.phase == "thoughts":
                 self._keep_in_thoughts(rows[node], state.place)
@@ -156,21 +154,23 @@ class FormBehindThoughts:
             row[list(self._source.stop_ids)] = False
             row[self._marks.beyond(place.tail)] = False
 
-    def _follow(self, context: list[int]) -> None:
+    def _follow(self, context: list[int]) -> State:
         """Bring the state to the end of a text."""
-        output = context[self._start :]
-        if output[: len(self._read)] != self._read:
-            self._read, self._state = [], self._first()
+        output, state = context[self._start :], self._state
+        if state is None or output[: len(self._read)] != self._read:
+            self._read, state = [], self._first(context[: self._start])
         for token in output[len(self._read) :]:
-            self._state = self._after(self._state, token, self._start + len(self._read))
+            state = self._after(state, token, self._start + len(self._read))
             self._read.append(token)
+        self._state = state
+        return state
 
     def _after(self, state: State, token: int, position: int) -> State:
         """Behind one more token, which is at a position."""
         if state.place.phase == "answer":
             blanks = self._marks.blanks.get(token, MOST_BLANKS + 1)
             return State(state.place, position + 1, state.blanks - blanks) if blanks <= state.blanks else state._replace(blanks=0)
-        place = self._thinking.after(state.place, _characters(self._spelling.bytes_of(token)))
+        place = self._thinking.after(state.place, characters(self._spelling.bytes_of(token)))
         if state.place.phase == "thoughts" and place.phase == "answer":
             return State(place, position + 1, MOST_BLANKS)
         return State(place, self._start)

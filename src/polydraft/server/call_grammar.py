@@ -78,9 +78,12 @@ class Writing(NamedTuple):
         marks = [f"<[{self.tokens[begin]}]>"] if begin in self.tokens else []
         opening = self.calls.opening.removeprefix(begin)
         start = f"start: mark BLANK? {self._terms(opening.strip())} calls\nmark: {' | '.join([*marks, 'spelt'])}"
-        return self._grammar(rf"""{start}
+        return self._grammar(
+            rf"""{start}
 spelt[lazy]: /(.|\n)*/ {json.dumps(begin)}
-BLANK: /[ \n]{{1,8}}/""", named)
+BLANK: /[ \n]{{1,8}}/""",
+            named,
+        )
 
     def bare(self, number: int) -> StructuredOutputs:
         """The grammar of a call without marks of one tool, behind any text; it is written as the model likes."""
@@ -325,9 +328,7 @@ class Calls:
             look.rows[key] = self._computed(section, path.named, look.tree, key[2])
         return look.rows[key]
 
-    def _computed(
-        self, section: Section, named: frozenset[int], tree: DraftedTree, anchor: int
-    ) -> Bool[np.ndarray, "N V"]:
+    def _computed(self, section: Section, named: frozenset[int], tree: DraftedTree, anchor: int) -> Bool[np.ndarray, "N V"]:
         try:
             if (section, named) not in self._grammars:
                 self._grammars[section, named] = self._grammar(section, named)

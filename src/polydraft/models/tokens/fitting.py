@@ -1,0 +1,134 @@
+"""A conversation as a chat template takes it: what a template writes is found by rendering, and the messages are changed to that.
+
+Templates differ in where system messages may stand, whether a role may speak twice in a row, and what they call an assistant's thoughts.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+from polydraft.models.tokens.chat_template import render
+
+__all__ = ["Traits", "fitted", "traits_of"]
+
+THOUGHTS = "reasoning_content"
+"""As conversations name what an assistant thought."""
+NAMES = (THOUGHTS, "reasoning", "thinking")
+"""As templates do."""
+CLOSING = "</think>"
+"""What templates look for that take thoughts as a part of the content."""
+SAID, MORE = "\ue0f0", "\ue0f1"
+"""Texts that no template has."""
+CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+
+
+class Traits(NamedTuple):
+    """What a template writes.
+
+    system: where system messages may stand.  repeats: whether a role may speak twice in a row.
+    thoughts: the field of an assistant's thoughts, "content" where they stand in marks before that, None where none are written.
+    """
+
+    system: Literal["anywhere", "first", "nowhere"]
+    repeats: bool
+    thoughts: str | None
+
+
+@lru_cache(maxsize=8)
+def traits_of(template: str) -> Traits:
+    """Of a template.
+
+    Example:
+        >>> traits_of("{% for m in messages %}{{ m.role }}: {{ m.content }}{{ m.thinking }}{% endfor %}")
+        Traits(system='anywhere', repeats=True, thoughts='thinking')
+    """
+    asked, answered = _message("user", "x"), _message("assistant", "y")
+    told, again = _message("system", SAID), _message("system", MORE)
+    anywhere = _writes(template, told, asked, answered, again, asked) and _writes(template, told, again, asked)
+    first = anywhere or _writes(template, told, asked)
+    repeats = _writes(template, _message("user", SAID), _message("user", MORE)) and _writes(
+        template, asked, _message("assistant", SAID), _message("assistant", MORE), asked
+    )
+    names = (*NAMES, "content") if CLOSING in template else NAMES
+    thoughts = next((name for name in names if _writes_thoughts(template, name)), None)
+    return Traits("anywhere" if anywhere else "first" if first else "nowhere", repeats, thoughts)
+
+
+def _message(role: str, content: str, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def _writes(template: str, *messages: Mapping[str, Any]) -> bool:
+    """Whether a template takes messages and writes the texts in them that it cannot have."""
+    try:
+        text = render(template, messages, add_generation_prompt=messages[-1]["role"] != "assistant")
+    except Exception:  # a template is a program, and this is how it refuses
+        return False
+    given = str(messages)
+    return all(text.count(mark) == 1 for mark in (SAID, MORE) if repr(mark)[1:-1] in given)
+
+
+def _writes_thoughts(template: str, name: str) -> bool:
+    asked, result = _message("user", "x"), _message("tool", "1", name="f", tool_call_id=CALL["id"])
+    turn = with_thoughts(_message("assistant", "y"), SAID, name)
+    calling = with_thoughts(_message("assistant", "", tool_calls=[CALL]), SAID, name)
+    return any(_writes(template, asked, *more) for more in ([turn], [turn, asked], [calling, result]))
+
+
+def with_thoughts(message: Mapping[str, Any], thoughts: str, name: str) -> dict[str, Any]:
+    """An assistant's message with what it thought, in a field of `Traits.thoughts`."""
+    if name == "content":
+        return {**message, "content": f"<think>\n{thoughts}\n{CLOSING}\n\n{message['content']}"}
+    return {**message, name: thoughts}
+
+
+def fitted(template: str, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A conversation as a template takes it.
+
+    Example:
+        >>> template = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ m.content }}{% endfor %}"
+        >>> fitted(template, [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}])
+        [{'role': 'user', 'content': 'Be kind.\\n\\nHi'}]
+    """
+    traits = traits_of(template)
+    plain = [_with_named_thoughts(message, traits.thoughts) for message in messages]
+    if traits.system != "anywhere":
+        plain = _with_system_first(plain, as_user=traits.system == "nowhere")
+    return plain if traits.repeats else _joined(plain)
+
+
+def _with_named_thoughts(message: Mapping[str, Any], name: str | None) -> dict[str, Any]:
+    if name in (None, THOUGHTS) or not message.get(THOUGHTS):
+        return dict(message)
+    rest = {key: value for key, value in message.items() if key != THOUGHTS}
+    return with_thoughts(rest, message[THOUGHTS], name)
+
+
+def _with_system_first(messages: list[dict[str, Any]], *, as_user: bool) -> list[dict[str, Any]]:
+    """With one system message, of the texts of all in order; as_user: in the first message of the user."""
+    texts = [message["content"] for message in messages if message["role"] == "system"]
+    others = [message for message in messages if message["role"] != "system"]
+    if not texts:
+        return messages
+    text = "\n\n".join(text for text in texts if text)
+    if not as_user:
+        return [_message("system", text), *others]
+    at = next((number for number, message in enumerate(others) if message["role"] == "user"), None)
+    if at is None:
+        return [_message("user", text), *others]
+    others[at] = {**others[at], "content": "\n\n".join(part for part in (text, others[at]["content"]) if part)}
+    return others
+
+
+def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With what one role says in a row as one message."""
+    joined = list[dict[str, Any]]()
+    for message in messages:
+        if not joined or joined[-1]["role"] != message["role"] or message["role"] not in ("user", "assistant"):
+            joined.append(message)
+            continue
+        last = joined.pop()
+        content = "\n".join(part for part in (last["content"], message["content"]) if part)
+        calls = [*last.get("tool_calls", ()), *message.get("tool_calls", ())]
+        joined.append({**last, **message, "content": content} | ({"tool_calls": calls} if calls else {}))
+    return joined
