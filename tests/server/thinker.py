@@ -7,7 +7,6 @@ import torch
 from tokenizers import AddedToken
 
 from polydraft import Engine
-from polydraft.core import TokenTree
 from polydraft.models import load, pair
 from studies.clients.scripted import ScriptedModel
 
@@ -20,7 +19,10 @@ HISTORY = (
 )
 OPENS = HISTORY + "{% if add_generation_prompt %}{{ '\n# assistant:\n<think>\n' }}{% endif %}"
 """Opens the thoughts of each answer."""
-OFFERS = HISTORY + "{% if add_generation_prompt %}{{ '\n# assistant:\n' ~ ('<think>\n</think>\n' if enable_thinking == false else '') }}{% endif %}"
+OFFERS = (
+    HISTORY
+    + "{% if add_generation_prompt %}{{ '\n# assistant:\n' ~ ('<think>\n</think>\n' if enable_thinking == false else '') }}{% endif %}"
+)
 """Leaves it to the model whether it thinks."""
 
 
@@ -31,6 +33,7 @@ class Thinker(ScriptedModel):
         super().__init__(tokenizer, lambda conversation: answer, max_model_len=512)
         self.answer, self.noise = answer, noise
         self._ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
+        self._places = {tokenizer.decode(self._ids[:count]): count for count in range(len(self._ids) + 1)}
 
     def _next(self, slot, path):
         written = self.tokenizer.decode([*self._texts[slot], *path]).rpartition(HEAD)[2]
@@ -39,9 +42,8 @@ class Thinker(ScriptedModel):
                 written = written.removeprefix(opened)
                 break
         row = torch.randn(self.vocab_size, generator=torch.Generator().manual_seed(crc32(written.encode()) + self.noise))
-        texts = [self.tokenizer.decode(self._ids[:count]) for count in range(len(self._ids) + 1)]
-        if written in texts:
-            at = texts.index(written)
+        at = self._places.get(written)
+        if at is not None:
             row[self._ids[at] if at < len(self._ids) else self.eos_token_ids[0]] += 40.0
         return row
 

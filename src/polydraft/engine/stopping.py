@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polydraft.core.thinking import Place, Thinking
+from polydraft.core.thinking import BLANKS, Place, Thinking
 from polydraft.engine.detokenizer import Detokenizer
 
 
@@ -69,6 +69,8 @@ class Stopper:
         watched = tokenizer is not None and bool(self._stop_strings or answer_stop_ids)
         self._thinking, self._answer_stop_ids = thinking if watched else None, answer_stop_ids
         self._place = Place("answer") if self._thinking is None else self._thinking.begin()
+        self._at_once = True
+        """Whether the answer's first blanks are part of it: those behind thoughts are not."""
         self._undecided = list[tuple[int, str, str]]()
         """What `_search_behind` takes of an output that may yet begin to think."""
         self.stop: Ending | None = None
@@ -126,6 +128,7 @@ class Stopper:
             self._undecided.append((begin, text, hidden))
         elif before == "thoughts":
             shown = min(len(self._place.tail), len(text))
+            self._at_once = False
             self._search_behind(len(self._text) - shown, text[len(text) - shown :], "")
         if self._place.phase == "answer":
             self._decide()
@@ -139,6 +142,10 @@ class Stopper:
 
     def _search_behind(self, begin: int, text: str, hidden: str) -> None:
         """Look for stop strings in more of the answer, which stands in the text from `begin` on."""
+        if not self._at_once:
+            blanks = len(text) - len(text.lstrip(BLANKS))
+            begin, text = begin + blanks, text[blanks:]
+            self._at_once = bool(text or hidden)
         if not self._stop_strings:
             return
         num_checked = len(self._end)
