@@ -70,8 +70,8 @@ def test_a_form_begins_behind_the_thoughts_with_drafts_and_without(template):
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
     for said in ('{"sum": 4}', SAID):
         found = set()
-        for options in ({}, {"drafter": None, "draft_model": None, "depth": None, "num_paths": None}):
-            with serving(thinker(answer(template, said), template, **options)) as served:
+        for drafts in (True, False):
+            with serving(thinker(answer(template, said), template, drafts=drafts)) as served:
                 found.add(str(asked(served, response_format=form)))
                 thoughts, content, _, reason = asked(served, response_format=form)
                 assert (thoughts, reason) == (THOUGHTS, "stop") and set(json.loads(content)) == {"sum"}

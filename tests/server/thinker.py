@@ -57,9 +57,11 @@ def tokenizer(special=False):
     return made
 
 
-def thinker(answer, template=OPENS, *, special=False, **options):
-    """An engine of it; with a draft model that knows half of it unless options say otherwise."""
+def thinker(answer, template=OPENS, *, special=False, drafts=False):
+    """An engine of it. drafts: of a draft model that knows half of the answer."""
     words = tokenizer(special)
     words.chat_template = template
-    drafts = {"draft_model": Thinker(words, answer[: len(answer) // 2], 1), "drafter": "model:paths", "depth": 3, "num_paths": 2}
-    return Engine.of(Thinker(words, answer), tokenizer=words, **{**drafts, **options})
+    options = {"drafter": None}
+    if drafts:
+        options = {"draft_model": Thinker(words, answer[: len(answer) // 2], 1), "drafter": "model:paths", "depth": 3, "num_paths": 2}
+    return Engine.of(Thinker(words, answer), tokenizer=words, **options)

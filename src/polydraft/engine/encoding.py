@@ -13,7 +13,7 @@ from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError
 from polydraft.models import load
 from polydraft.models.tokens.chat_template import template_of
 from polydraft.models.tokens.encoding import Cuts, longest_token, num_bytes, token_ids, unused_character
-from polydraft.models.tokens.fitting import fitted
+from polydraft.models.tokens.fitting import continued_by, fitted
 
 __all__ = ["PromptEncoding"]
 
@@ -100,7 +100,7 @@ class PromptEncoding(PrefixKeeping):
         conversation = template_fields.pop("messages")
         mark = unused_character((template, template_fields, conversation))
         if continued:
-            conversation[-1] = {**conversation[-1], "content": conversation[-1]["content"] + mark}
+            conversation[-1] = continued_by(conversation[-1], mark)
         try:
             text = self.tokenizer.apply_chat_template(
                 conversation, tokenize=False, add_generation_prompt=opened and not continued, **template_fields
