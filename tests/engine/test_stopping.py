@@ -1,12 +1,14 @@
 """Text comes out only when it is certain, and nothing comes out behind a stop."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from polydraft.core import Request, SamplingParams
+from polydraft.core.thinking import Thinking
 from polydraft.engine.detokenizer import Detokenizer, _Windows
 from polydraft.engine.sequence import Sample, Sequence
 from polydraft.engine.stopping import Ending, Stopper, _held_back
@@ -200,3 +202,40 @@ def test_an_incomplete_character_at_the_end_is_given_out_however_a_text_ends(tok
             s.end("abort")
             found += s.take()
         assert found == s.text == "a\ufffd"
+
+
+THINKING = Thinking("<t>", "</t>")
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 99])
+@pytest.mark.parametrize(
+    ("text", "opened", "stops", "shown"),
+    [
+        ("<t>a END b</t>\n\nc END d", False, ("END", "\n"), "<t>a END b</t>\n\nc "),
+        ("a END b</t>c END d", True, ("END",), "a END b</t>c "),
+        ("a END b", False, ("END",), "a "),
+        ("\n<t", False, ("<",), "\n"),
+        ("<x>", False, ("<",), ""),
+        ("<t>a</t>b<t>", False, ("<t>",), "<t>a</t>b"),
+        ("<t>a</t> \n b", False, ("\n",), "<t>a</t> \n b"),
+        ("a b", True, ("b",), "a b"),
+    ],
+)
+def test_stops_are_looked_for_behind_thoughts(tokenizer, text, opened, stops, shown, size):
+    s, out = stopper(tokenizer, stop_strings=stops, thinking=replace(THINKING, opened=opened), max_tokens=len(text)), ""
+    for number, token in enumerate(tokenizer.encode(text), 1):
+        s.push(token)
+        out += s.take() if number % size == 0 or s.stop else ""
+        if s.stop:
+            break
+    assert out == s.text == shown
+
+
+def test_stop_ids_of_a_request_end_its_answer_and_those_of_the_model_its_thoughts_too(tokenizer):
+    (wanted,), (end,) = tokenizer.encode("!"), tokenizer.encode("#")
+    for text, length in (("a!b</t>c!", 9), ("a#", 2), ("a</t>#", 6)):
+        s = stopper(
+            tokenizer, thinking=replace(THINKING, opened=True), stop_ids=frozenset([end]), answer_stop_ids=frozenset([wanted])
+        )
+        pieces(s, tokenizer, text)
+        assert s.stop is not None and s.stop.stop_reason in (wanted, end) and s._num_tokens == length

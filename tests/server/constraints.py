@@ -1,5 +1,13 @@
 """What the constraints of outputs allow."""
 
+from polydraft.server.call_grammar import CallSource
+
+
+def calls_of(tokenizer, grammars, functions, **options):
+    """The constraint of answers that may call tools."""
+    ends = {"vocab_size": len(tokenizer), "stop_ids": [tokenizer.eos_token_id]}
+    return CallSource.of(functions, tokenizer, grammars.compiled, **ends, **{"required": False, "parallel": True, **options})
+
 
 def is_allowed(tokenizer, source, text):
     """Whether a text and then its end are allowed."""

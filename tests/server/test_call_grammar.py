@@ -8,9 +8,9 @@ import pytest
 
 from polydraft.engine.structured import Grammars
 from polydraft.models import load, pair
-from polydraft.server.call_grammar import CallSource, Schemas
+from polydraft.server.call_grammar import Schemas
 from polydraft.server.tools import FORMATS
-from tests.server.constraints import is_allowed
+from tests.server.constraints import calls_of, is_allowed
 from tests.server.test_tools import ADD, ASK, BARE, BEGIN, GOOD, IN_EVERY_FORMAT, NOW, UNKNOWN, WRITTEN, WRONG, call
 
 LOOK_AHEAD = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=x)x+$"}}}
@@ -27,8 +27,7 @@ def grammars(tokenizer):
 
 
 def source(tokenizer, grammars, functions=(ADD, NOW), early=(), **options):
-    options = {"required": False, "parallel": True, **options}
-    return CallSource.of(functions, tokenizer, grammars.compiled, vocab_size=len(tokenizer), early=early, **options)
+    return calls_of(tokenizer, grammars, functions, early=early, **options)
 
 
 @pytest.mark.parametrize("early", [(), (0,)])

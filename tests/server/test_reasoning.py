@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from polydraft.core.thinking import Thinking
 from polydraft.server.reasoning import ReasoningParser
-from tests.server.conftest import serving, small_engine
 
 CASES = [
     ("<think>\nTwo and two.\n</think>\n\nFour.", False, ("Two and two.", "Four.")),
@@ -24,7 +24,7 @@ CASES = [
 @pytest.mark.parametrize(("text", "opened", "expected"), CASES)
 def test_reasoning_is_told_apart_whatever_pieces_it_comes_in(text, opened, expected):
     for seed in range(30):
-        rng, parser = random.Random(seed), ReasoningParser(opened)
+        rng, parser = random.Random(seed), ReasoningParser(Thinking(opened=opened))
         cuts = sorted(rng.sample(range(len(text) + 1), min(seed, len(text))))
         parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         pieces = [parser.push(part, last=i == len(parts) - 1) for i, part in enumerate(parts)]
@@ -48,15 +48,3 @@ def test_a_chat_tells_reasoning_apart_whole_and_streamed(served):
     assert streamed(served, **ASK, extra_body=FORM) == (reasoning, message.content)
     told = [*ASK["messages"], message.model_dump(), {"role": "user", "content": "And?"}]
     assert served.post("/v1/chat/completions", **{**ASK, "messages": told}).status_code == 200
-
-
-def test_a_template_that_opens_reasoning_is_seen_and_the_option_leaves_it_in_the_text():
-    engine = small_engine()
-    engine.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n"
-    form = {"guided_regex": "so [a-c]{3}</think>x [d-f]{3}"}
-    with serving(engine) as opened:
-        message = opened.openai.chat.completions.create(**ASK, extra_body=form).choices[0].message
-    assert message.model_extra["reasoning_content"].startswith("so ") and message.content.startswith("x ")
-    with serving(engine, reasoning=False) as plain:
-        message = plain.openai.chat.completions.create(**ASK, extra_body=form).choices[0].message
-    assert "</think>x " in message.content and "reasoning_content" not in (message.model_extra or {})

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool
 
+from polydraft.core.thinking import Thinking
 from polydraft.errors import InvalidInputError
 
 LogprobsMode = Literal["raw", "processed"]
@@ -138,6 +139,7 @@ class SamplingParams:
         logprobs_mode: "raw" = log-softmax of the target's logits; "processed" = log of the distribution sampled from.
         skip_special_tokens: leave special tokens out of the text.
         structured_outputs: the form that outputs have to have, see `StructuredOutputs`; or a `Constraint` or `ConstraintSource` of one's own.
+        thinking: what the model thinks before it answers, see `Thinking`: stops and the form begin behind it. None: with the output.
 
     Raises:
         InvalidInputError: a value outside its range.
@@ -166,6 +168,7 @@ class SamplingParams:
     logprobs_mode: LogprobsMode = "raw"
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputs | Constraint | ConstraintSource | None = None
+    thinking: Thinking | None = None
 
     def __post_init__(self) -> None:
         for name, kind, expected in _KINDS:
@@ -249,5 +252,6 @@ _KINDS: list[tuple[str, Callable[[Any], bool], str]] = [
         lambda x: x is None or isinstance(x, (StructuredOutputs, Constraint, ConstraintSource)),
         "a StructuredOutputs or None",
     ),
+    ("thinking", lambda x: x is None or isinstance(x, Thinking), "a Thinking or None"),
 ]
 """(field, test, what was expected): the types, before the ranges."""

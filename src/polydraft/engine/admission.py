@@ -12,6 +12,7 @@ from polydraft.engine.sequence import Sample, Sequence
 from polydraft.engine.speculation import Menu
 from polydraft.engine.stopping import Stopper
 from polydraft.engine.structured import Grammars
+from polydraft.engine.thoughts import BehindThoughts
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, too_long
 from polydraft.policy.fixed import check_draft
 from polydraft.sampling import processing as sampling
@@ -47,11 +48,13 @@ class Admission:
         stopper = Stopper(
             self._tokenizer,
             prompt,
-            stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(self._eos)),
+            stop_ids=frozenset() if params.ignore_eos else frozenset(self._eos),
+            answer_stop_ids=frozenset(params.stop_token_ids),
             stop_strings=params.stop,
             max_tokens=params.max_tokens or room,
             min_tokens=params.min_tokens,
             skip_special_tokens=params.skip_special_tokens,
+            thinking=params.thinking,
         )
         sample = Sample(request.sample % MOST_SAMPLES, request.seed, logprobs=None if params.logprobs is None else [])
         sample.stats.prompt_tokens = len(request.source_token_ids or prompt)
@@ -112,5 +115,7 @@ class Admission:
             constraint_source = self.grammars().compiled(constraint_source)
         if not isinstance(constraint_source, ConstraintSource):
             return request
+        if (thinking := request.params.thinking) is not None:
+            constraint_source = BehindThoughts(constraint_source, thinking, self._tokenizer, self._target.vocab_size, self._eos)
         constraint = constraint_source.constraint(len(request.prompt_token_ids))
         return replace(request, params=request.params.with_(structured_outputs=constraint))

@@ -8,11 +8,12 @@ from typing import Any
 
 from polydraft.core import EncoderDecoder
 from polydraft.engine.prefixes import PrefixKeeping
-from polydraft.engine.prompts import Prompt, as_ids, check_messages, cut_behind
+from polydraft.engine.prompts import Prompt, as_ids, check_messages
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, no_template
 from polydraft.models import load
 from polydraft.models.tokens.chat_template import template_of
-from polydraft.models.tokens.encoding import Cuts, longest_token, num_bytes, token_ids
+from polydraft.models.tokens.encoding import Cuts, longest_token, num_bytes, token_ids, unused_character
+from polydraft.models.tokens.fitting import continued_by, fitted
 
 __all__ = ["PromptEncoding"]
 
@@ -86,24 +87,39 @@ class PromptEncoding(PrefixKeeping):
             raise no_template(self.model_name)
         if continued and not messages[-1]["content"].strip():
             messages, continued = messages[:-1], False
-        arguments: dict[str, Any] = {"messages": [dict(message) for message in messages], **options}
+        template = template_of(templates, tools=bool(options.get("tools"))) or ""
+        arguments: dict[str, Any] = {"messages": fitted(template, messages), **options}
         self._check_bytes([*(message.get("content") for message in messages), *options.values()])
         cuts = None if parse_special else Cuts(self.tokenizer, arguments)
         template_fields = arguments if cuts is None else cuts.put(arguments)
         if isinstance(templates, Mapping):
-            template_fields["chat_template"] = template_of(templates, tools=bool(options.get("tools")))
+            template_fields["chat_template"] = template
         conversation = template_fields.pop("messages")
+        mark = unused_character((template, template_fields, conversation))
+        if continued:
+            conversation[-1] = continued_by(conversation[-1], mark)
         try:
             text = self.tokenizer.apply_chat_template(
                 conversation, tokenize=False, add_generation_prompt=opened and not continued, **template_fields
             )
-            text = cut_behind(text, conversation[-1]["content"]) if continued else text
         except Exception as error:  # a template is a program, and not ours
             raise IncompatibleError(
                 f"the chat template of {self.model_name!r} refuses these messages: {error}. Change their roles or order."
             ) from error
+        if continued:
+            text = self._cut(text, mark)
         # the template writes its own special tokens
         return token_ids(self.tokenizer, text) if cuts is None else cuts.encode(text)
+
+    def _cut(self, conversation: str, mark: str) -> str:
+        """A conversation that is to be continued, up to the mark that its last message was rendered with."""
+        beginning, found, _ = conversation.rpartition(mark)
+        if not found:
+            raise IncompatibleError(
+                f"the chat template of {self.model_name!r} does not write the beginning of an answer; the last message is to be continued. "
+                "Leave it out."
+            )
+        return beginning
 
     @cached_property
     def _longest_token(self) -> int | None:

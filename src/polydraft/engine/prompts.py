@@ -35,20 +35,6 @@ def check_messages(messages: Seq[Mapping[str, Any]], *, continued: bool = False)
         raise InvalidInputError("the last message is the assistant's; expected one to answer. Append the user's next message.")
 
 
-def cut_behind(conversation: str, beginning: str) -> str:
-    """A conversation as a template wrote it, up to the end of its last message, which may have lost blanks around it.
-
-    Raises:
-        ValueError: the message is not in it.
-
-    Example:
-        >>> cut_behind("<user> Hi <assistant> Well, <end>", " Well, ")
-        '<user> Hi <assistant> Well, '
-    """
-    written = beginning if beginning in conversation else beginning.strip()
-    return conversation[: conversation.rindex(written) + len(written)]
-
-
 def as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
     """One prompt alone or several; what is neither is taken for one, which `as_ids` refuses."""
     if not isinstance(prompts, (str, bytes, Mapping)):

@@ -2,13 +2,14 @@
 
 Text is given out only when it is certain: an incomplete character waits for its other bytes, and text that might be the
 beginning of a stop string waits until it is one or not. Nothing behind a stop is ever given out. Stop strings are searched in the text
-with its special tokens, whether these are shown or not.
+with its special tokens, whether these are shown or not; of a model that thinks, in its answer alone.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from polydraft.core.thinking import BLANKS, Place, Thinking
 from polydraft.engine.detokenizer import Detokenizer
 
 
@@ -42,6 +43,7 @@ class Stopper:
     tokenizer: None for token ids without text (then stop strings cannot be used).
     stop_ids: end-of-sequence and stop ids.  max_tokens: most tokens to emit.
     min_tokens: an id or a stop string ends the text only where a later token completes it.
+    thinking: what the model thinks first; in it `stop_strings` end nothing, nor do `answer_stop_ids`.
     """
 
     def __init__(
@@ -54,6 +56,8 @@ class Stopper:
         max_tokens: int,
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
+        thinking: Thinking | None = None,
+        answer_stop_ids: frozenset[int] = frozenset(),
     ) -> None:
         self._detokenizer = tokenizer and Detokenizer(tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens)
         self._stop_ids, self._stop_strings = stop_ids, tuple(stop_strings)
@@ -62,6 +66,13 @@ class Stopper:
         self._text, self._given = "", 0
         self._end, self._places = "", list[int]()  # of what is searched: its last characters, and how much text is before each
         self._longest = max(map(len, self._stop_strings), default=0)
+        watched = tokenizer is not None and bool(self._stop_strings or answer_stop_ids)
+        self._thinking, self._answer_stop_ids = thinking if watched else None, answer_stop_ids
+        self._place = Place("answer") if self._thinking is None else self._thinking.begin()
+        self._at_once = True
+        """Whether the answer's first blanks are part of it: those behind thoughts are not."""
+        self._undecided = list[tuple[int, str, str]]()
+        """What `_search_behind` takes of an output that may yet begin to think."""
         self.stop: Ending | None = None
 
     @property
@@ -72,7 +83,7 @@ class Stopper:
     def push(self, token: int) -> None:
         """Read one emitted token; afterwards `stop` says whether it was the last."""
         self._num_tokens += 1
-        stops = token in self._stop_ids and self._num_tokens > self._min_tokens
+        stops = self._is_stop(token) and self._num_tokens > self._min_tokens
         if self._detokenizer is not None:
             text = "" if stops else self._detokenizer.push(token)
             self._push_text(text, "" if text else self._detokenizer.special(token))
@@ -80,6 +91,11 @@ class Stopper:
             self._finish(Ending("stop", token))
         elif self._num_tokens >= self._max_tokens:
             self._finish(Ending("length"))
+
+    def _is_stop(self, token: int) -> bool:
+        if token in self._answer_stop_ids and self._place.phase != "thoughts":
+            return True
+        return token in self._stop_ids
 
     def end(self, finish_reason: str) -> None:
         """End from outside: text that was held back is certain now. "error": no more is read, as this may be what failed."""
@@ -96,16 +112,45 @@ class Stopper:
         """Take the bytes of a character that nothing completes any more."""
         if self.stop is None and self._detokenizer is not None:
             self._push_text(self._detokenizer.flush())
+            self._decide()
 
     def _push_text(self, text: str, hidden: str = "") -> None:
         """What a token adds: text, or the text of a special token that is not shown."""
-        if not self._stop_strings:
-            self._text += text
-            return
-        num_checked, begin = len(self._end), len(self._text)
+        begin = len(self._text)
         self._text += text
+        if self._thinking is None or self._place.phase == "answer":
+            self._search_behind(begin, text, hidden)
+            return
+        before, self._place = self._place.phase, self._thinking.after(self._place, text + hidden)
+        if self._place.phase == "thoughts":
+            self._undecided.clear()
+        elif before == "start" and self._stop_strings:
+            self._undecided.append((begin, text, hidden))
+        elif before == "thoughts":
+            shown = min(len(self._place.tail), len(text))
+            self._at_once = False
+            self._search_behind(len(self._text) - shown, text[len(text) - shown :], "")
+        if self._place.phase == "answer":
+            self._decide()
+
+    def _decide(self) -> None:
+        """Search an output that did not begin to think."""
+        for begin, text, hidden in self._undecided:
+            if self.stop is None:
+                self._search_behind(begin, text, hidden)
+        self._undecided.clear()
+
+    def _search_behind(self, begin: int, text: str, hidden: str) -> None:
+        """Look for stop strings in more of the answer, which stands in the text from `begin` on."""
+        if not self._at_once:
+            blanks = len(text) - len(text.lstrip(BLANKS))
+            begin, text = begin + blanks, text[blanks:]
+            self._at_once = bool(text or hidden)
+        if not self._stop_strings:
+            return
+        num_checked = len(self._end)
         self._end += text + hidden
-        self._places += [*range(begin, len(self._text)), *[len(self._text)] * len(hidden)]
+        self._places += [*range(begin, begin + len(text)), *[begin + len(text)] * len(hidden)]
         if self._num_tokens > self._min_tokens:
             self._search(num_checked)
         surplus = max(0, len(self._end) - self._longest)
@@ -124,6 +169,8 @@ class Stopper:
         """Text that is certain and was not given out before."""
         held = 0 if self.stop else _held_back(self._end, self._stop_strings)
         certain = self._places[-held] if held else len(self._text)
+        if self._undecided and not self.stop:
+            certain = self._undecided[0][0]
         end = max(certain, self._given)
         piece, self._given = self._text[self._given : end], end
         return piece

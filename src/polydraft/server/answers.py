@@ -19,8 +19,8 @@ from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import Sample, TokenLogprob
 from polydraft.models.tokens.spelling import REPLACEMENT, Spelling
 from polydraft.server.errors import ApiError
-from polydraft.server.reasoning import ReasoningParser, opens_reasoning
-from polydraft.server.tools import HERMES, CallFormat, CallParser, Piece, ToolCall
+from polydraft.server.pieces import PieceReader, is_cut
+from polydraft.server.tools import HERMES, CallFormat, ToolCall
 
 
 def token_text(tokenizer: Any, token_id: int) -> tuple[str, list[int] | None]:
@@ -110,6 +110,10 @@ class Answer(ABC):
         self._failed = set[int]()
         """Choices that ended in an error."""
 
+    def piece_reader(self) -> PieceReader:
+        """That tells thoughts, content and calls of a choice apart."""
+        return PieceReader(self.params.thinking, self.tools, self.calls)
+
     @property
     def n(self) -> int:
         """Choices of a prompt."""
@@ -177,6 +181,7 @@ class Answer(ABC):
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": min((s.cached_tokens for s in stats), default=0)},
             "completion_tokens_details": {
+                "reasoning_tokens": self._reasoning_tokens(),
                 "accepted_prediction_tokens": followed,
                 "rejected_prediction_tokens": max(self.num_predicted * len(stats) - followed, 0),
             },
@@ -189,6 +194,13 @@ class Answer(ABC):
                 "acceptance_by_depth": [k / r if r else 0.0 for k, r in zip(accepted, reached, strict=True)],
             },
         }
+
+    def _reasoning_tokens(self) -> int:
+        """Tokens of all thoughts."""
+        thinking, spelling = self.params.thinking, Spelling.of(self.tokenizer)
+        if thinking is None:
+            return 0
+        return sum(thinking.num_tokens(map(spelling.bytes_of, sample.token_ids)) for sample in self.samples.values())
 
 
 class Choices(Answer):
@@ -271,55 +283,46 @@ class Completion(Choices):
         }
 
 
-@dataclass
 class Chat(Choices):
-    """Of /v1/chat/completions. reasoning: whether <think> parts are told apart."""
-
-    reasoning: bool = False
+    """Of /v1/chat/completions."""
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._parsers: dict[int, CallParser] = {}
-        self._thoughts: dict[int, ReasoningParser] = {}
+        self._piece_readers: dict[int, PieceReader] = {}
 
-    def _read(self, index: int, text: str, last: bool, cut: bool = False) -> list[Piece]:
-        """What a text adds to a choice. last, cut: as of `CallParser.push`."""
-        reasoning = ""
-        if self.reasoning:
-            if index not in self._thoughts:
-                self._thoughts[index] = ReasoningParser(opens_reasoning(self.tokenizer, self.prompts[0]))
-            reasoning, text = self._thoughts[index].push(text, last=last)
-        if not self.tools:
-            return [Piece(content=text, reasoning=reasoning)]
-        parser = self._parsers.setdefault(index, CallParser(self.tools, self.calls))
-        return [*([Piece(reasoning=reasoning)] if reasoning else []), *parser.push(text, last=last, cut=cut)]
+    def _pieces_of(self, index: int) -> PieceReader:
+        """The reader of a choice."""
+        if index not in self._piece_readers:
+            self._piece_readers[index] = self.piece_reader()
+        return self._piece_readers[index]
 
     def _ended(self, index: int, output: StepOutput) -> dict[str, Any]:
-        end, parser = ended(output), self._parsers.get(index)
-        called = parser is not None and any(call.complete for call in parser.calls)
+        end = ended(output)
+        called = self._pieces_of(index).called
         return {**end, "finish_reason": "tool_calls"} if called and end["finish_reason"] == "stop" else end
 
     def _choice(self, index: int, outputs: list[StepOutput]) -> dict[str, Any]:
         logprobs = self._logprobs(self._all_tokens(index, outputs))
         text = "".join(output.text for output in outputs)
-        pieces = self._read(index, text, last=True, cut=is_cut(outputs[-1]))
+        reader = self._pieces_of(index)
+        pieces = reader.push(text, last=True, cut=is_cut(outputs[-1]))
         content, reasoning = ("".join(getattr(piece, name) for piece in pieces) for name in ("content", "reasoning"))
-        calls = [_call(call) for call in self._parsers[index].calls if call.complete] if self.tools else []
+        calls = [_call(call) for call in reader.calls if call.complete]
         message = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
         message |= ({"reasoning_content": reasoning} if reasoning else {}) | ({"tool_calls": calls} if calls else {})
         return {"index": index, "message": message, "logprobs": logprobs, **self._ended(index, outputs[-1])}
 
     def _delta(self, index: int, output: StepOutput, tokens: list[Told], first: bool) -> dict[str, Any]:
-        pieces = self._read(index, output.text, output.finished, is_cut(output))
+        pieces = self._pieces_of(index).read(output)
         content, reasoning = ("".join(getattr(piece, name) for piece in pieces) for name in ("content", "reasoning"))
         calls = dict[int, dict[str, Any]]()
         for piece in pieces:
             if piece.call is not None:
                 call = calls.setdefault(piece.call, {"index": piece.call, "function": {"arguments": ""}})
                 if piece.name is not None:
-                    call |= _call(self._parsers[index].calls[piece.call])
+                    call |= _call(self._pieces_of(index).calls[piece.call])
                     call["function"]["arguments"] = ""
                 call["function"]["arguments"] += piece.arguments
         delta: dict[str, Any] = ({"role": "assistant"} if first else {}) | (
@@ -348,11 +351,6 @@ def in_one_line(body: Any) -> str:
     # some clients end lines at these, though JSON and server-sent events do not
     line_ends = {ord(character): f"\\u{ord(character):04x}" for character in "\u0085\u2028\u2029"}
     return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(line_ends)
-
-
-def is_cut(output: StepOutput) -> bool:
-    """Whether an output is the last one of a text that was broken off."""
-    return output.finished and output.sample.finish_reason == "length"
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

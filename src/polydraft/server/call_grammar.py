@@ -1,86 +1,114 @@
-"""The grammar of answers that may call tools, which grows with the answer: a tool's schema is part of it once the tool's name is written.
+"""What answers that may call tools are held to: nothing before a call begins, then the grammar of the call, and nothing again behind it.
 
-A tool's arguments follow its schema at every drafted token. Agents have up to hundreds of tools, of which an answer calls few; the others are
-heads of calls alone. What may follow a node of a tree is decided by the names on its own path, so it depends on no draft.
+So every token is allowed in a text, control tokens of the model's own format too, unless a call has to be made: then the grammar is there from the first.
+A tool's arguments follow its schema at every drafted token. Agents have up to hundreds of tools, of which an answer calls few: a grammar grows with
+the names that are written, and the others are heads of calls alone. What may follow a node of a tree is decided by its own path, so it depends on no draft.
 """
 
 import json
 import logging
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool
 
 from polydraft.core.params import Constraint, ConstraintSource, StructuredOutputs
 from polydraft.engine.json_schema import exact
+from polydraft.engine.sections import DraftedTree
 from polydraft.engine.structured import WRITTEN
 from polydraft.errors import GrammarError, InvalidInputError
 from polydraft.models.tokens.spelling import Spelling
 from polydraft.server.tools import HERMES, CallFormat
 
-__all__ = ["CallSource", "SchemaVerdict", "Schemas", "call_grammar"]
+__all__ = ["CallSource", "SchemaVerdict", "Schemas", "Writing"]
 
 log = logging.getLogger("polydraft.server")
 NAMED = re.compile(rb'"(?=([a-zA-Z0-9_.-]{1,256})")|(?<![a-zA-Z0-9_.-])([a-zA-Z0-9_.-]{1,256})(?=\[ARGS\])')
 """Where an output may have the name of a tool."""
-WINDOW = 272
-"""Bytes before a token with which it may complete a name."""
+BARE = re.compile(rb'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:')
+"""What begins a call without marks."""
+WINDOW = 400
+"""Bytes before a token with which it may complete a name, or the beginning of a call."""
 HEAVY_SECONDS = 0.1
 """Of compiling a schema, beyond which that is done before the request runs, and not while others wait for its step."""
 Compile = Callable[[StructuredOutputs], ConstraintSource]
 
 
-def call_grammar(
-    functions: Sequence[Mapping[str, Any]],
-    tokenizer: Any,
-    *,
-    required: bool,
-    parallel: bool,
-    text: StructuredOutputs | None = None,
-    calls: CallFormat = HERMES,
-    named: Collection[int] | None = None,
-) -> StructuredOutputs:
-    """What an answer with tools may be: text or calls, whose arguments follow the schemas; required: calls alone.
+class Writing(NamedTuple):
+    """What answers with tools may be. functions: those that may be called, each with "name" and "parameters".  required: calls alone.
 
-    functions: those that may be called, each with "name" and "parameters".  parallel: several calls are allowed.
-    text: the form of an answer that is none of calls, a JSON schema.  calls: how they are written.
-    named: those whose schemas are part of it, by number; default all. A call of another one ends where its arguments begin.
+    parallel: several calls are allowed.  text: the form of an answer that is none of calls, a JSON schema.  calls: how they are written.
+    tokens: of the marks that the vocabulary has.
     """
-    named = range(len(functions)) if named is None else named
-    tokens = {mark: token for mark, token in tokenizer.get_added_vocab().items() if mark in calls.marks}
-    arguments = [f"%json {json.dumps(_schema(f.get('parameters')))}" if i in named else '"{"' for i, f in enumerate(functions)]
-    heads = [_terms(calls.call_head(function["name"]), tokens) for function in functions]
-    rules = [f"f{i}: {head} {arguments[i]} {_terms(calls.tail, tokens)}" for i, head in enumerate(heads)]
-    rules += [f"call: {' | '.join(f'f{number}' for number in range(len(functions)))}", r"TEXT: /(.|\n)+/"]
-    separator, closing = _terms(calls.separator, tokens), _terms(calls.closing, tokens)
-    opening, marked = _terms(calls.opening, tokens), calls.written_head is not None
-    reopened = f"TEXT? {opening}"
-    if marked and calls.begin not in tokens:
-        reopened = f"opened {_terms(calls.opening.removeprefix(calls.begin), tokens)}"
-        rules.append(rf"opened[lazy]: /(.|\n)*/ {json.dumps(calls.begin)}")
-    goes_on = parallel and marked
-    several = f"({separator} call)*" if parallel and (calls.lists or not marked) else ""
-    rules.append(f"calls: call {several} {closing} {'after?' if goes_on else ''}")
-    if goes_on:  # behind a call a text may go on as it likes: one that may only end, or call again, calls for ever
-        rules.append(f"after: TEXT | {reopened} calls")
-    if required:
-        start = f"start: {opening} calls"
-    elif text is not None:
-        start = f"start: {opening} calls | %json {json.dumps(_schema({'type': 'object'} if text.json_object else text.json))}"
-    else:
-        rules += [_bare(number, functions[number]) for number in sorted(named)]
-        start = " | ".join(["start: TEXT?", *(f"b{number}" for number in sorted(named))])
-        if marked:
-            start += f" | {reopened} calls"
-        else:
-            start += f" | <[{tokens[calls.begin]}]> calls" if calls.begin in tokens else ""
-    return StructuredOutputs(grammar="\n".join([start, *rules]))
+
+    functions: Sequence[Mapping[str, Any]]
+    required: bool
+    parallel: bool
+    tokens: Mapping[str, int]
+    text: StructuredOutputs | None = None
+    calls: CallFormat = HERMES
+
+    @property
+    def has_form(self) -> bool:
+        """Whether an answer is held to something from its first token on."""
+        return self.required or self.text is not None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether behind a call a text may go on as it likes: one that may only end, or call again, calls for ever."""
+        return self.parallel and self.calls.written_head is not None
+
+    def first(self, named: Collection[int]) -> StructuredOutputs:
+        """The grammar of an answer that has a form. named: tools whose schemas are part of it, by number; a call of another ends where its
+        arguments begin."""
+        start = f"start: {self._terms(self.calls.opening)} calls"
+        if self.text is not None and not self.required:
+            start += f" | %json {json.dumps(_schema({'type': 'object'} if self.text.json_object else self.text.json))}"
+        return self._grammar(start, named)
+
+    def marked(self, named: Collection[int]) -> StructuredOutputs:
+        """The grammar of calls whose mark stands in their first tokens, perhaps behind the end of a text."""
+        begin = self.calls.begin
+        marks = [f"<[{self.tokens[begin]}]>"] if begin in self.tokens else []
+        opening = self.calls.opening.removeprefix(begin)
+        start = f"start: mark BLANK? {self._terms(opening.strip())} calls\nmark: {' | '.join([*marks, 'spelt'])}"
+        return self._grammar(
+            rf"""{start}
+spelt[lazy]: /(.|\n)*/ {json.dumps(begin)}
+BLANK: /[ \n]{{1,8}}/""",
+            named,
+        )
+
+    def bare(self, number: int) -> StructuredOutputs:
+        """The grammar of a call without marks of one tool, behind any text; it is written as the model likes."""
+        function = self.functions[number]
+        head = rf'\{{\s*"name"\s*:\s*"{re.escape(function["name"])}"\s*,\s*"(arguments|parameters)"\s*:'
+        schema = json.dumps(_schema(function.get("parameters")) | {"x-guidance": {"whitespace_pattern": r"[ \n]{0,40}"}})
+        closing = r"/[ \n]{0,40}\}([ \n]{0,4}```)?\n?/"
+        return StructuredOutputs(
+            grammar=rf"""start: opened /[ \n]{{0,40}}/ %json {schema} {closing}
+opened[lazy]: /(.|\n)*{head}/"""
+        )
+
+    def _grammar(self, start: str, named: Collection[int]) -> StructuredOutputs:
+        separator, closing, tail = (self._terms(text) for text in (self.calls.separator, self.calls.closing, self.calls.tail))
+        several = self.parallel and (self.calls.lists or not self.goes_on)
+        more, behind = f"({separator} call)*" if several else "", "TEXT?" if self.goes_on else ""
+        rules = [f"calls: call {more} {closing} {behind}", r"TEXT: /(.|\n)+/"]
+        rules.append(f"call: {' | '.join(f'f{number}' for number in range(len(self.functions)))}")
+        for number, function in enumerate(self.functions):
+            arguments = f"%json {json.dumps(_schema(function.get('parameters')))}" if number in named else '"{"'
+            rules.append(f"f{number}: {self._terms(self.calls.call_head(function['name']))} {arguments} {tail}")
+        return StructuredOutputs(grammar="\n".join([start, *rules]))
+
+    def _terms(self, text: str) -> str:
+        return _terms(text, self.tokens)
 
 
 def _terms(text: str, tokens: Mapping[str, int]) -> str:
@@ -92,16 +120,6 @@ def _terms(text: str, tokens: Mapping[str, int]) -> str:
     """
     pieces = re.split("(" + "|".join(map(re.escape, tokens)) + ")", text) if tokens else [text]
     return " ".join(f"<[{tokens[piece]}]>" if piece in tokens else json.dumps(piece) for piece in pieces if piece)
-
-
-def _bare(number: int, function: Mapping[str, Any]) -> str:
-    """Productions of a call without marks, behind any text."""
-    name = re.escape(function["name"])
-    opening = rf'/(.|\n)*\{{\s*"name"\s*:\s*"{name}"\s*,\s*"(arguments|parameters)"\s*:/'
-    # a call without marks is written as the model likes
-    schema = json.dumps(_schema(function.get("parameters")) | {"x-guidance": {"whitespace_pattern": r"[ \n]{0,40}"}})
-    closing = r"/[ \n]{0,40}\}([ \n]{0,4}```)?\n?/"
-    return f"o{number}[lazy]: {opening}\nb{number}: o{number} /[ \\n]{{0,40}}/ %json {schema} {closing}"
 
 
 def _schema(schema: Any) -> dict[str, Any]:
@@ -157,15 +175,16 @@ class Schemas:
 class CallSource:
     """A `params.ConstraintSource` of answers that may call tools.
 
-    compiled: makes a grammar.  write: the form of an answer in which tools of these numbers were named, see `call_grammar`.
-    numbers: of the tools by name.  spelling: what tokens stand for.  early: tools whose schemas are part of it from the beginning.
+    compiled: makes a grammar.  writing: what answers may be.  numbers: of the tools by name.  spelling: what tokens stand for.
+    stop_ids: that end an output.  early: tools whose schemas are part of every grammar from the beginning.
     """
 
     compiled: Compile
-    write: Callable[[Collection[int]], StructuredOutputs]
+    writing: Writing
     numbers: Mapping[str, int]
     spelling: Spelling
     vocab_size: int
+    stop_ids: Sequence[int]
     early: frozenset[int] = frozenset()
 
     @classmethod
@@ -176,79 +195,180 @@ class CallSource:
         compiled: Compile,
         *,
         vocab_size: int,
+        stop_ids: Sequence[int],
         early: Collection[int] = (),
+        calls: CallFormat = HERMES,
         **options: Any,
     ) -> "CallSource":
-        """Of tools; what it begins with is compiled. options: of `call_grammar`.
+        """Of tools; what it begins with is compiled. options: of `Writing`.
 
         Raises:
             InvalidInputError: it cannot be.
         """
-
-        def write(named: Collection[int]) -> StructuredOutputs:
-            return call_grammar(functions, tokenizer, named=named, **options)
-
+        tokens = {mark: token for mark, token in tokenizer.get_added_vocab().items() if mark in calls.marks}
+        writing = Writing(functions, tokens=tokens, calls=calls, **options)
+        compiled((writing.first if writing.has_form else writing.marked)(early))
         numbers = {function["name"]: number for number, function in enumerate(functions)}
-        compiled(write(early))
-        return cls(compiled, write, numbers, Spelling.of(tokenizer), vocab_size, frozenset(early))
+        return cls(compiled, writing, numbers, Spelling.of(tokenizer), vocab_size, tuple(stop_ids), frozenset(early))
 
     def constraint(self, prompt_length: int) -> "Calls":
         """Of one output."""
         return Calls(self, prompt_length)
 
 
+class Section(NamedTuple):
+    """A part of an output that follows a grammar. begin: position of its first token.  kind: of `Writing`.  tool: of a bare call."""
+
+    begin: int
+    kind: Literal["first", "marked", "bare"]
+    tool: int | None = None
+
+
+class Path(NamedTuple):
+    """At the end of a path. pieces: bytes of its last tokens.  named: the tools that it names.  section: None where it is free.
+
+    head: the first bytes of a section that begins the output.
+    """
+
+    pieces: tuple[bytes, ...]
+    named: frozenset[int]
+    section: Section | None
+    head: bytes = b""
+
+
 class Calls:
-    """A `params.Constraint`: the tokens with which one output stays within the grammar of the tools that it names."""
+    """A `params.Constraint`: an output is free until it begins a call, then within the grammar of the tools that it names, and free behind that."""
 
     def __init__(self, source: CallSource, prompt_length: int) -> None:
         self._source, self._start = source, prompt_length
-        self._grammars: dict[frozenset[int], Constraint | None] = {}
+        self._grammars: dict[tuple[Section, frozenset[int]], Constraint | None] = {}
         """By the tools that were named; None where a schema is followed no more."""
-        self._read, self._tail, self._named = list[int](), b"", source.early
+        self._begin_mark = source.writing.calls.begin.encode()
+        self._last_character = (source.writing.calls.closing or "}")[-1].encode()
+        self._read, self._end = list[int](), self._first()
+
+    def _first(self) -> Path:
+        section = Section(self._start, "first") if self._source.writing.has_form else None
+        return Path((), self._source.early, section)
 
     def allowed(self, context: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Bool[np.ndarray, "N V"]:
         """See `params.Constraint`."""
-        self._follow(list(context[self._start :]))
-        places: list[tuple[bytes, frozenset[int]] | None] = [(self._tail, self._named)]
-        for token, parent in zip(tokens[1:], parents[1:], strict=True):
-            above = places[parent] if parent >= 0 else None
-            places.append(None if above is None else self._behind(*above, token))
-        sets = [None if place is None else place[1] for place in places]
-        rows_of = {named: self._rows(named, context, tokens, parents) for named in dict.fromkeys(sets) if named is not None}
-        rows = rows_of[self._named]
-        for node, named in enumerate(sets):
-            if named is not None and named != self._named:
-                rows[node] = rows_of[named][node]
+        self._follow(list(context))
+        look = Look(DraftedTree(context, tokens, parents), {})
+        rows = np.ones((len(tokens), self._source.vocab_size), np.bool_)
+        paths: list[Path | None] = [self._end]
+        for node in range(1, len(tokens)):
+            above = paths[parents[node]] if parents[node] >= 0 else None
+            paths.append(None if above is None else self._behind(above, look, node))
+        for node, path in enumerate(paths):
+            if path is not None and path.section is not None:
+                rows[node] = self._rows(path, look, node)[node]
         return rows
 
-    def _follow(self, output: list[int]) -> None:
+    def _follow(self, context: list[int]) -> None:
+        """Bring what is known to the end of a text."""
+        output = context[self._start :]
         if output[: len(self._read)] != self._read:
-            self._read, self._tail, self._named = [], b"", self._source.early
-        for token in output[len(self._read) :]:
-            self._tail, self._named = self._behind(self._tail, self._named, token)
+            self._read, self._end = [], self._first()
+        for position in range(self._start + len(self._read), len(context)):
+            look = Look(DraftedTree(context[:position], [context[position - 1], context[position]], [-1, 0]), {})
+            self._end = self._behind(self._end, look, 1)
         self._read = output
 
-    def _behind(self, tail: bytes, named: frozenset[int], token: int) -> tuple[bytes, frozenset[int]]:
-        """The end of the text, and what it names, behind one more token."""
-        piece = self._source.spelling.bytes_of(token)
-        text = tail + piece
-        if b'"' in piece or b"]" in piece:
-            names = {(match[1] or match[2]).decode() for match in NAMED.finditer(text)}
-            named = named | {self._source.numbers[name] for name in names if name in self._source.numbers}
-        return text[-WINDOW:], named
+    def _behind(self, path: Path, look: "Look", node: int) -> Path:
+        """A path with one more token, which is a node's."""
+        piece = self._source.spelling.bytes_of(look.tree.tokens[node])
+        pieces = _last((*path.pieces, piece))
+        path = path._replace(pieces=pieces, named=self._named(path.named, pieces))
+        if path.section is None:
+            return path._replace(section=self._begun(pieces, look.tree.positions[node]))
+        if path.section.kind == "first" and len(path.head) < len(self._begin_mark):
+            path = path._replace(head=path.head + piece)
+        if self._last_character in piece and self._is_over(path, look, node):
+            text = b"".join(pieces)
+            rest = text[text.rindex(self._last_character) + 1 :]
+            return path._replace(pieces=(rest[-len(piece) :],) if rest else (), section=None)
+        return path
 
-    def _rows(
-        self, named: frozenset[int], context: Sequence[int], tokens: Sequence[int], parents: Sequence[int]
-    ) -> Bool[np.ndarray, "N V"]:
-        source = self._source
+    def _named(self, named: frozenset[int], pieces: tuple[bytes, ...]) -> frozenset[int]:
+        if b'"' not in pieces[-1] and b"]" not in pieces[-1]:
+            return named
+        names = {(match[1] or match[2]).decode() for match in NAMED.finditer(b"".join(pieces))}
+        return named | {self._source.numbers[name] for name in names if name in self._source.numbers}
+
+    def _begun(self, pieces: tuple[bytes, ...], position: int) -> Section | None:
+        """The call that the last of these pieces begins for certain, the last one at a position."""
+        text = b"".join(pieces)
+        at, kind, tool = text.find(self._begin_mark), "marked", None
+        if at < 0 and (bare := next(self._bare_calls(text), None)) is not None:
+            at, kind, tool = bare.start(), "bare", self._source.numbers[json.loads(bare[1])]
+        if at < 0:
+            return None
+        ends = np.cumsum([len(piece) for piece in pieces])
+        num_before = int(np.searchsorted(ends, at, side="right"))
+        return Section(position - len(pieces) + 1 + num_before, kind, tool)
+
+    def _bare_calls(self, text: bytes) -> Iterator[re.Match[bytes]]:
+        return (match for match in BARE.finditer(text) if _name(match[1]) in self._source.numbers)
+
+    def _is_over(self, path: Path, look: "Look", node: int) -> bool:
+        """Whether the calls of a section are complete, and the text is free again."""
+        assert path.section is not None
+        called = path.section.kind == "marked" or (path.section.kind == "first" and path.head.startswith(self._begin_mark))
+        if not called or not self._source.writing.goes_on:
+            return False
+        return bool(self._rows(path, look, node)[node, self._source.stop_ids[0]])
+
+    def _rows(self, path: Path, look: "Look", node: int) -> Bool[np.ndarray, "N V"]:
+        """Of the grammar that a node's path follows."""
+        section = path.section
+        assert section is not None
+        key = section, path.named, look.tree.above(node, section.begin - 1)
+        if key not in look.rows:
+            look.rows[key] = self._computed(section, path.named, look.tree, key[2])
+        return look.rows[key]
+
+    def _computed(self, section: Section, named: frozenset[int], tree: DraftedTree, anchor: int) -> Bool[np.ndarray, "N V"]:
         try:
-            if named not in self._grammars:
-                self._grammars[named] = source.compiled(source.write(named)).constraint(self._start)
-            if (grammar := self._grammars[named]) is not None:
-                return grammar.allowed(context, tokens, parents)
+            if (section, named) not in self._grammars:
+                self._grammars[section, named] = self._grammar(section, named)
+            if (grammar := self._grammars[section, named]) is not None:
+                return tree.rows(grammar, anchor)
         except GrammarError:
             raise
         except InvalidInputError as error:  # such as a token that ends a name and begins arguments of another form
             log.warning("the schemas of %s are not followed in an answer: %s", sorted(named), error)
-            self._grammars[named] = None
-        return np.ones((len(tokens), source.vocab_size), np.bool_)
+            self._grammars[section, named] = None
+        return np.ones((len(tree.tokens), self._source.vocab_size), np.bool_)
+
+    def _grammar(self, section: Section, named: frozenset[int]) -> Constraint:
+        writing = self._source.writing
+        if section.tool is not None:
+            wanted = writing.bare(section.tool)
+        else:
+            wanted = (writing.first if section.kind == "first" else writing.marked)(named)
+        return self._source.compiled(wanted).constraint(section.begin)
+
+
+class Look(NamedTuple):
+    """One look at a drafted tree. rows: of the grammars that its nodes follow."""
+
+    tree: DraftedTree
+    rows: dict[Any, Bool[np.ndarray, "N V"]]
+
+
+def _last(pieces: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """The last pieces, of WINDOW bytes together or a little more."""
+    size = sum(map(len, pieces))
+    while len(pieces) > 1 and size - len(pieces[0]) >= WINDOW:
+        size -= len(pieces[0])
+        pieces = pieces[1:]
+    return pieces
+
+
+def _name(written: bytes) -> str | None:
+    """A name in JSON; None where it is none."""
+    try:
+        return json.loads(written)
+    except ValueError:
+        return None

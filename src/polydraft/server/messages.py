@@ -1,20 +1,21 @@
-"""/v1/messages: Anthropic's format of a conversation and its answer, of text and calls of tools, whole or as its events."""
+"""/v1/messages: Anthropic's format of a conversation and its answer, of thoughts, text and calls of tools, whole or as its events."""
 
 import json
+from base64 import b64encode
 from collections.abc import Iterable
 from dataclasses import replace
+from hashlib import sha256
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from polydraft.core.params import SamplingParams
 from polydraft.engine.output import StepOutput
-from polydraft.server.answers import Answer, is_cut
+from polydraft.server.answers import Answer
 from polydraft.server.bodies import Body, TextAlone, Unserved, by_type, hosted_left_out
 from polydraft.server.errors import ApiError
 from polydraft.server.parts import ReadableBlocks, ReadableResult
 from polydraft.server.protocol import Call, Called, Function, JsonSchema, Message, ResponseFormat, Sampled, ToolName, Tools
-from polydraft.server.tools import CallParser, Piece
 
 __all__ = ["CountRequest", "MessageAnswer", "MessagesRequest"]
 
@@ -34,10 +35,12 @@ class ToolUse(Body):
 
 
 class Thinking(Body):
-    """What the model thought before, for templates that take it; none of it where it comes encrypted."""
+    """What the model thought before, for templates that take it; none of it where it comes encrypted. signature: any is taken."""
 
     type: Literal["thinking", "redacted_thinking"]
     thinking: str = ""
+    signature: str | None = None
+    data: str | None = None
 
 
 class ToolResult(Body):
@@ -48,6 +51,14 @@ class ToolResult(Body):
 
 
 Block = Annotated[TextBlock | ToolUse | ToolResult | Thinking, by_type(TextBlock, ToolUse, ToolResult, Thinking)]
+
+
+class WantedThinking(Body):
+    """Whether the model is to think first. budget_tokens: how much at most, which is left to `max_tokens`."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: str | None = None
 
 
 class Turn(Body):
@@ -109,6 +120,7 @@ class CountRequest(Sampled):
     stop_sequences: list[str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     parse_special: bool = False
+    thinking: WantedThinking | None = None
     output_config: OutputConfig | None = None
     output_format: WantedFormat | None = None
     mcp_servers: Unserved = None
@@ -144,7 +156,8 @@ class CountRequest(Sampled):
     def template_options(self) -> dict[str, Any]:
         """What else the chat template is given."""
         effort = self.output_config and self.output_config.effort
-        return ({"reasoning_effort": effort} if effort else {}) | (self.chat_template_kwargs or {})
+        thinks = {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
+        return thinks | ({"reasoning_effort": effort} if effort else {}) | (self.chat_template_kwargs or {})
 
     def continues(self) -> bool:
         last = self.messages[-1]
@@ -181,7 +194,7 @@ class MessageAnswer(Answer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._parser, self._blocks, self._open = CallParser(self.tools, self.calls), list[dict[str, Any]](), False
+        self._pieces, self._blocks, self._open = self.piece_reader(), list[dict[str, Any]](), False
         self._last: StepOutput | None = None
 
     def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:
@@ -224,23 +237,26 @@ class MessageAnswer(Answer):
         self.check(prompt, output)
         self.reader(self.number(prompt, output), output)
         self._last, events = output, list[dict[str, Any]]()
-        for piece in (
-            self._parser.push(output.text, last=output.finished, cut=is_cut(output))
-            if self.tools
-            else [Piece(content=output.text)]
-        ):
+        for piece in self._pieces.read(output):
+            if piece.reasoning:
+                events += self._written("thinking", piece.reasoning, signature="")
             if piece.content:
-                if not (self._open and self._blocks[-1]["type"] == "text"):
-                    events += self._opened({"type": "text", "text": ""})
-                self._blocks[-1]["text"] += piece.content
-                events.append(self._delta({"type": "text_delta", "text": piece.content}))
+                events += self._written("text", piece.content)
             if piece.name is not None and piece.call is not None:
                 events += self._opened(
-                    {"type": "tool_use", "id": self._parser.calls[piece.call].id, "name": piece.name, "input": {}}
+                    {"type": "tool_use", "id": self._pieces.calls[piece.call].id, "name": piece.name, "input": {}}
                 )
             if piece.arguments:
                 events.append(self._delta({"type": "input_json_delta", "partial_json": piece.arguments}))
         return events + (self._closed() if output.finished else [])
+
+    def _written(self, kind: str, text: str, **fields: str) -> list[dict[str, Any]]:
+        """Events of more text in a block of a kind, which is opened with these fields."""
+        events = list[dict[str, Any]]()
+        if not (self._open and self._blocks[-1]["type"] == kind):
+            events += self._opened({"type": kind, kind: "", **fields})
+        self._blocks[-1][kind] += text
+        return [*events, self._delta({"type": f"{kind}_delta", kind: text})]
 
     def _opened(self, block: dict[str, Any]) -> list[dict[str, Any]]:
         events = self._closed()
@@ -253,7 +269,13 @@ class MessageAnswer(Answer):
 
     def _closed(self) -> list[dict[str, Any]]:
         was_open, self._open = self._open, False
-        return [{"type": "content_block_stop", "index": len(self._blocks) - 1}] if was_open else []
+        if not was_open:
+            return []
+        block, signed = self._blocks[-1], list[dict[str, Any]]()
+        if block["type"] == "thinking":  # clients give thoughts back with what signs them, which nothing here asks for
+            block["signature"] = b64encode(sha256(block["thinking"].encode()).digest()).decode()
+            signed = [self._delta({"type": "signature_delta", "signature": block["signature"]})]
+        return [*signed, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
 
     def _stop_sequence(self) -> str | None:
         reason = self._last.sample.stop_reason if self._last is not None else None
@@ -263,18 +285,18 @@ class MessageAnswer(Answer):
         assert self._last is not None
         if self._last.sample.finish_reason == "length":
             return "max_tokens"
-        if any(call.complete for call in self._parser.calls):
+        if self._pieces.called:
             return "tool_use"
         return "end_turn" if self._stop_sequence() is None else "stop_sequence"
 
     def _content(self) -> list[dict[str, Any]]:
         """Blocks, without a call that is broken off."""
-        whole = {call.id: json.loads(call.arguments) for call in self._parser.calls if call.complete}
+        whole = {call.id: json.loads(call.arguments) for call in self._pieces.calls if call.complete}
         inputs = {name: {"input": arguments} for name, arguments in whole.items()}
         return [
             {**block, **inputs.get(block.get("id", ""), {})}
             for block in self._blocks
-            if block["type"] == "text" or block["id"] in whole
+            if block["type"] != "tool_use" or block["id"] in whole
         ]
 
     def _body(self) -> dict[str, Any]:

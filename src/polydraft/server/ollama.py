@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
-from functools import partial
 from time import perf_counter
 from typing import Annotated, Any, Literal
 
@@ -12,7 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from polydraft.engine.output import StepOutput
-from polydraft.server.answers import Chat, in_one_line, is_cut
+from polydraft.server.answers import Chat, in_one_line
 from polydraft.server.bodies import Body, Ids, Seed, Stops, Texts, UnlessOne, Unserved
 from polydraft.server.embeddings import Dimensions, shortened
 from polydraft.server.errors import ApiError
@@ -186,9 +185,7 @@ async def chat(service: Service, request: Request, body: OllamaChat) -> Response
     if not body.messages:
         return _nothing(service, body, message={"role": "assistant", "content": ""})
     chat_request = body.chat()
-    return await service.converse(
-        request, chat_request, chat_request.messages, partial(ChatAnswer, reasoning=service.config.reasoning)
-    )
+    return await service.converse(request, chat_request, chat_request.messages, ChatAnswer)
 
 
 async def generate(service: Service, request: Request, body: OllamaGenerate) -> Response:
@@ -196,15 +193,16 @@ async def generate(service: Service, request: Request, body: OllamaGenerate) -> 
     if not body.prompt and not body.suffix:
         return _nothing(service, body, response="")
     prompt: str | list[int] = body.prompt
+    thinking = None
     written = body.raw or body.suffix is not None or not service.template()
     if not written:
         chat_request = ChatRequest.model_validate({"messages": body.messages(), "chat_template_kwargs": body.thought() or None})
         prompt = await service.conversation(chat_request, chat_request.messages, "prompt")
+        thinking = service.thinking(prompt)
     if body.context:
         more = service.without_first(await service.encoded(prompt, parse_special=True))
         prompt = [*body.context, *more]
-    thinks = service.config.reasoning and not written
-    return await service.completions(request, body.completion(prompt), partial(GenerateAnswer, reasoning=thinks))
+    return await service.completions(request, body.completion(prompt), GenerateAnswer, thinking)
 
 
 async def embed(service: Service, request: Request, body: OllamaEmbed) -> Response:
@@ -258,7 +256,7 @@ class ChatAnswer(Chat):
         for prompt, output in outputs:
             self.check(prompt, output)
             told_tokens += self.reader(0, output).read(output)
-            pieces += self._read(0, output.text, output.finished, is_cut(output))
+            pieces += self._pieces_of(0).read(output)
             last = output
         assert last is not None
         return {**self._line(pieces, last.finished, told_tokens), **self._end(last)}
@@ -266,7 +264,7 @@ class ChatAnswer(Chat):
     def chunks(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
         self.check(prompt, output)
         told_tokens = self.reader(0, output).read(output)
-        pieces = self._read(0, output.text, output.finished, is_cut(output))
+        pieces = self._pieces_of(0).read(output)
         lines = [self._line(pieces, output.finished, told_tokens)]
         if not (
             (pieces and any(piece.content or piece.reasoning for piece in pieces)) or self._called(output.finished) or told_tokens
@@ -291,7 +289,7 @@ class ChatAnswer(Chat):
 
     def _called(self, last: bool) -> list[dict[str, Any]]:
         """Calls, all of them in the line of the last text: Ollama's clients take them whole."""
-        calls = [call for call in self._parsers[0].calls if call.complete] if last and self.tools else []
+        calls = [call for call in self._pieces_of(0).calls if call.complete] if last else []
         return [
             {"id": call.id, "function": {"index": index, "name": call.name, "arguments": json.loads(call.arguments)}}
             for index, call in enumerate(calls)

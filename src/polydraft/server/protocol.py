@@ -72,10 +72,18 @@ def text_of(content: str | Sequence[TextPart | RefusalPart]) -> str:
 
 
 class ResponseFormat(Body):
-    """json_schema: beside the type of that name."""
+    """json_schema: beside the type of that name.  schema: beside json_object, as llama.cpp has it."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+
+    @property
+    def wanted_schema(self) -> dict[str, Any] | None:
+        """That of either type which has one."""
+        if self.type == "json_object" and self.json_schema is None:
+            return self.schema_
+        return self.json_schema.schema_ if self.json_schema else None
 
 
 class Sampled(Requested, ABC):
@@ -140,11 +148,16 @@ class Sampled(Requested, ABC):
             ApiError: several forms, or a type without its schema.
         """
         response_format = self.wanted_format()
-        schema = response_format.json_schema.schema_ if response_format and response_format.json_schema else None
-        if response_format and (response_format.type == "json_schema") != (schema is not None):
+        schema = response_format.wanted_schema if response_format else None
+        json_object = response_format is not None and response_format.type == "json_object"
+        if (
+            response_format
+            and not (json_object and not response_format.json_schema)
+            and (response_format.type == "json_schema") != (schema is not None)
+        ):
             raise ApiError(400, f"{self.form_field} has the type {response_format.type!r}; expected json_schema.schema beside 'json_schema' alone.", param=self.form_field)  # fmt: skip
         fields: dict[str, Any] = {"json": schema if schema is not None else self.guided_json, "regex": self.guided_regex}
-        fields |= {"choice": self.guided_choice, "grammar": self.guided_grammar, "json_object": response_format is not None and response_format.type == "json_object"}  # fmt: skip
+        fields |= {"choice": self.guided_choice, "grammar": self.guided_grammar, "json_object": json_object and schema is None}  # fmt: skip
         forms = {name: value for name, value in fields.items() if value not in (None, False)}
         if len(forms) + (schema is not None and self.guided_json is not None) > 1:
             raise ApiError(400, f"several forms of the text were asked for; expected one of {self.form_field} and guided_*.", param=self.form_field)  # fmt: skip
@@ -228,7 +241,7 @@ class Call(Body):
 
 class Message(Body):
     """content: what is said; an assistant that called tools may say nothing.  tool_call_id: of the call whose result a tool's message is.
-    reasoning_content: what an assistant thought before, for templates that take it.
+    reasoning_content, reasoning, thinking: what an assistant thought before, by the names of several servers.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -237,6 +250,13 @@ class Message(Body):
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking: str | None = None
+
+    @property
+    def thoughts(self) -> str | None:
+        """What an assistant thought before it said this."""
+        return self.reasoning_content or self.reasoning or self.thinking
 
     @model_validator(mode="before")
     @classmethod
@@ -254,8 +274,8 @@ class Message(Body):
             message["tool_calls"] = [
                 {**_given(id=call.id), "type": "function", "function": _called(call.function)} for call in self.tool_calls
             ]
-        if self.reasoning_content and self.role == "assistant":
-            message["reasoning_content"] = self.reasoning_content
+        if self.thoughts and self.role == "assistant":
+            message["reasoning_content"] = self.thoughts
         return message | (_given(name=self.name, tool_call_id=self.tool_call_id) if self.role == "tool" else {})
 
 

@@ -1,20 +1,58 @@
-"""The reasoning of models that think between <think> and </think> before they answer, apart from the answer."""
+"""What models think before they answer: the marks that a template knows, whether a prompt has opened them, and thoughts apart from the answer."""
 
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["ReasoningParser", "opens_reasoning"]
+from polydraft.core.thinking import BLANKS, Thinking
 
-BEGIN, END = "<think>", "</think>"
+__all__ = ["ReasoningParser", "opens_thoughts", "thinking_of"]
+
+MARKS = (
+    ("<think>", "</think>"),
+    ("<seed:think>", "</seed:think>"),
+    ("<mm:think>", "</mm:think>"),
+    ("[THINK]", "[/THINK]"),
+)
+"""Around the thoughts of a model, by family; the first are taken where a template has none."""
+MOST_MARK_TOKENS = 16
+"""That a mark and the blanks behind it may be at the end of a prompt."""
 
 
-def opens_reasoning(tokenizer: Any, prompt: Sequence[int]) -> bool:
-    """Whether a prompt ends inside reasoning: some chat templates write the first mark themselves."""
-    return tokenizer.decode(list(prompt[-len(BEGIN) :])).rstrip().endswith(BEGIN)
+def marks_of(template: str) -> tuple[str, str]:
+    """Those that a chat template writes or reads.
+
+    Example:
+        >>> marks_of("{{ '[THINK]' + m.thinking + '[/THINK]' }}"), marks_of("{{ m.content }}")
+        (('[THINK]', '[/THINK]'), ('<think>', '</think>'))
+    """
+    return next((marks for marks in MARKS if marks[1] in template), MARKS[0])
+
+
+def opens_thoughts(text: str, marks: tuple[str, str]) -> bool:
+    """Whether a text ends inside of thoughts.
+
+    Example:
+        >>> opens_thoughts("<think>Two", MARKS[0]), opens_thoughts("<think></think>Two", MARKS[0])
+        (True, False)
+    """
+    return text.rfind(marks[0]) > text.rfind(marks[1])
+
+
+def thinking_of(tokenizer: Any, template: str, prompt: Sequence[int], continued: str | None = None) -> Thinking | None:
+    """How a model thinks behind a prompt; None where it is in the middle of an answer. continued: the beginning of that, where it has one.
+
+    A template that knows marks offers them, unless its prompt has closed them: then its models answer at once.
+    """
+    marks = marks_of(template)
+    if continued is not None:
+        return Thinking(*marks, opened=True) if opens_thoughts(continued, marks) else None
+    end = tokenizer.decode(list(prompt[-MOST_MARK_TOKENS:])).rstrip()
+    opened = end.endswith(marks[0])
+    return Thinking(*marks, opened=opened, offered=marks[1] in template and not end.endswith(marks[1]))
 
 
 class ReasoningParser:
-    """Reasoning and content of one answer, from its text in pieces of any length. reasoning: whether the text begins inside reasoning.
+    """Reasoning and content of one answer, from its text in pieces of any length.
 
     Example:
         >>> parser = ReasoningParser()
@@ -22,8 +60,10 @@ class ReasoningParser:
         [('', ''), ('Two and', ''), (' two.', ''), ('', 'Four.')]
     """
 
-    def __init__(self, reasoning: bool = False) -> None:
-        self._text, self._begun, self._reasoning, self._content = "", reasoning, reasoning, False
+    def __init__(self, thinking: Thinking | None = None) -> None:
+        thinking = thinking or Thinking()
+        self._opening, self._closing = thinking.opening, thinking.closing
+        self._text, self._begun, self._reasoning, self._content = "", thinking.opened, thinking.opened, False
         self._blank = True
         """Whether nothing but blanks came of the part that is read; they are dropped."""
 
@@ -31,22 +71,26 @@ class ReasoningParser:
         """What more text adds to each. last: nothing follows."""
         self._text += text
         if not self._begun:
-            opening = self._text.lstrip()
-            if BEGIN.startswith(opening) and opening != BEGIN and not last:
+            opening = self._text.lstrip(BLANKS)
+            if self._opening.startswith(opening) and opening != self._opening and not last:
                 return "", ""
-            self._begun, self._reasoning = True, opening.startswith(BEGIN)
+            self._begun, self._reasoning = True, opening.startswith(self._opening)
             self._content = not self._reasoning
-            self._text, self._blank = (opening.removeprefix(BEGIN), True) if self._reasoning else (self._text, False)
+            if self._reasoning:
+                self._text, self._blank = opening.removeprefix(self._opening), True
+            else:
+                self._blank = False
         reasoning = self._take_reasoning(last) if self._reasoning else ""
         return reasoning, self._released(self._text) if self._content else ""
 
     def _take_reasoning(self, last: bool) -> str:
-        before, mark, behind = self._text.partition(END)
-        if mark:
+        mark = self._closing
+        before, found, behind = self._text.partition(mark)
+        if found:
             reasoning = self._released(before).rstrip()
             self._text, self._reasoning, self._content, self._blank = behind, False, True, True
             return reasoning
-        held = next((n for n in range(min(len(END) - 1, len(before)), 0, -1) if before.endswith(END[:n])), 0)
+        held = next((n for n in range(min(len(mark) - 1, len(before)), 0, -1) if before.endswith(mark[:n])), 0)
         ready = before if last else before[: len(before) - held].rstrip()  # blanks before the mark are none of it
         reasoning = self._released(ready)
         self._text = before[len(ready) :]

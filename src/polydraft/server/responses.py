@@ -1,13 +1,18 @@
-"""/v1/responses: one answer to a text or a conversation, of text and calls of tools, whole or as OpenAI's typed events. Nothing is stored."""
+"""/v1/responses: one answer to a text or a conversation, of thoughts, text and calls of tools, whole or as OpenAI's typed events. Nothing is stored."""
 
+import json
+import logging
+from base64 import b64decode, b64encode
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from functools import lru_cache
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from polydraft.engine.output import StepOutput
-from polydraft.server.answers import Answer, is_cut, traced
+from polydraft.server.answers import Answer, traced
 from polydraft.server.bodies import Body, Text, TextAlone, Unserved, by_type, hosted_left_out
 from polydraft.server.errors import ApiError
 from polydraft.server.parts import ReadableOutput
@@ -24,15 +29,34 @@ from polydraft.server.protocol import (
     Sampled,
     Tools,
 )
-from polydraft.server.tools import CallParser, Piece
+from polydraft.server.tools import Piece
 
-PART = {"type": "output_text", "annotations": list[Any](), "logprobs": list[Any]()}
+log = logging.getLogger("polydraft.server")
+
+
+class Texts(NamedTuple):
+    """Items of text. event: what its events are called.  head: the prefix of identifiers, and fields.  part: what its text is a part of."""
+
+    event: str
+    head: dict[str, Any]
+    part: dict[str, Any]
+
+
+TEXTS = {
+    "message": Texts(
+        "output_text",
+        {"prefix": "msg", "fields": {"role": "assistant"}},
+        {"type": "output_text", "annotations": list[Any](), "logprobs": list[Any]()},
+    ),
+    "reasoning": Texts("reasoning_text", {"prefix": "rs", "fields": {"summary": list[Any]()}}, {"type": "reasoning_text"}),
+}
+"""Items of text by their type."""
 
 
 class InputText(Body):
     """Given by a user, or by the model before."""
 
-    type: Literal["input_text", "output_text"]
+    type: Literal["input_text", "output_text", "text"]
     text: str
 
 
@@ -50,10 +74,27 @@ class FunctionCall(Called):
     call_id: str
 
 
+class ReasoningText(Body):
+    type: Literal["reasoning_text", "text"]
+    text: str
+
+
 class ReasoningItem(Body):
-    """What the model thought before; it comes encrypted or in summary, and is not read."""
+    """What the model thought before. encrypted_content: the same, for clients that give back nothing else; that of other servers is not read."""
 
     type: Literal["reasoning"]
+    content: list[Annotated[ReasoningText, by_type(ReasoningText)]] | None = None
+    encrypted_content: str | None = None
+
+    @property
+    def thoughts(self) -> str:
+        """As text, or none of it."""
+        if self.content:
+            return "".join(part.text for part in self.content)
+        try:
+            return b64decode(self.encrypted_content or "", validate=True).decode()
+        except ValueError:
+            return ""
 
 
 class FunctionCallOutput(Body):
@@ -62,6 +103,64 @@ class FunctionCallOutput(Body):
     type: Literal["function_call_output"]
     call_id: str
     output: Annotated[str | list[Annotated[InputText, by_type(InputText)]], ReadableOutput]
+
+
+class OtherCall(Body):
+    """One of a tool that is not offered here, such as a host's own, or that is called with text."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal[
+        "custom_tool_call",
+        "tool_search_call",
+        "local_shell_call",
+        "shell_call",
+        "apply_patch_call",
+        "web_search_call",
+        "mcp_call",
+    ]
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What was called, as the model is told of it."""
+        more = self.model_extra or {}
+        given = next((more[name] for name in ("input", "action", "arguments", "operation") if more.get(name)), "")
+        return f"[{self.name or self.type.removesuffix('_call')}] {given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)}".rstrip()
+
+
+class OtherOutput(Body):
+    """What such a call gave."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal[
+        "custom_tool_call_output", "tool_search_output", "local_shell_call_output", "shell_call_output", "apply_patch_call_output"
+    ]
+
+    @property
+    def text(self) -> str:
+        """Its text."""
+        more = self.model_extra or {}
+        given = next((more[name] for name in ("output", "tools") if more.get(name)), "")
+        if isinstance(given, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in given):
+            return "".join(part["text"] for part in given)
+        return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+
+
+class LeftOut(Body):
+    """What says nothing to a model, or is kept by a host alone."""
+
+    type: Literal[
+        "item_reference",
+        "compaction",
+        "context_compaction",
+        "compaction_trigger",
+        "mcp_list_tools",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "additional_tools",
+    ]
 
 
 class FunctionTool(Function):
@@ -94,9 +193,10 @@ class OutputText(Body):
     format: OutputFormat | None = None
 
 
+KINDS = (InputMessage, FunctionCall, FunctionCallOutput, ReasoningItem, OtherCall, OtherOutput, LeftOut)
 Item = Annotated[
-    InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem,
-    by_type(InputMessage, FunctionCall, FunctionCallOutput, ReasoningItem, default=InputMessage),
+    InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem | OtherCall | OtherOutput | LeftOut,
+    by_type(*KINDS, default=InputMessage),
 ]
 
 
@@ -124,24 +224,25 @@ class ResponsesRequest(Sampled):
     form_field = "text.format"
 
     def messages(self) -> list[Message]:
-        """The conversation, with the instructions before it."""
+        """The conversation, with the instructions before it; thoughts and calls are the assistant's that speaks next to them."""
         messages = [Message(role="system", content=self.instructions)] if self.instructions else []
+        thoughts = ""
         for item in [Message(role="user", content=self.input)] if isinstance(self.input, str) else self.input:
-            if isinstance(item, Message):
-                messages.append(item)
+            if isinstance(item, ReasoningItem):
+                thoughts += item.thoughts
+            elif isinstance(item, LeftOut):
+                _tell(item.type, "left out")
             elif isinstance(item, FunctionCallOutput):
                 output = item.output if isinstance(item.output, str) else "".join(part.text for part in item.output)
                 messages.append(Message(role="tool", content=output, tool_call_id=item.call_id))
-            elif isinstance(item, FunctionCall):
-                call = Call(id=item.call_id, function=Called(name=item.name, arguments=item.arguments))
-                if messages and messages[-1].role == "assistant":
-                    messages[-1] = Message(
-                        role="assistant",
-                        content=messages[-1].plain()["content"],
-                        tool_calls=[*(messages[-1].tool_calls or ()), call],
-                    )
-                else:
-                    messages.append(Message(role="assistant", content="", tool_calls=[call]))
+            elif isinstance(item, OtherOutput):
+                _tell(item.type, "read as text")
+                messages.append(Message(role="user", content=f"<tool_response>\n{item.text}\n</tool_response>"))
+            elif isinstance(item, Message) and item.role != "assistant":
+                messages.append(item)
+            else:
+                messages.append(_of_assistant(item, thoughts, messages))
+                thoughts = ""
         return messages
 
     def offered_tools(self) -> Tools:
@@ -158,6 +259,8 @@ class ResponsesRequest(Sampled):
         form = self.text and self.text.format
         if form is None:
             return None
+        if form.type == "json_object":
+            return ResponseFormat(type=form.type, schema=form.schema_)
         schema = JsonSchema(schema=form.schema_) if form.schema_ is not None else None
         return ResponseFormat(type=form.type, json_schema=schema)
 
@@ -179,7 +282,7 @@ class Responses(Answer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._parser, self._items = CallParser(self.tools, self.calls), list[dict[str, Any]]()
+        self._pieces, self._items = self.piece_reader(), list[dict[str, Any]]()
 
     def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:
         status = "completed"
@@ -211,7 +314,7 @@ class Responses(Answer):
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": usage["completion_tokens_details"]["reasoning_tokens"]},
             "total_tokens": usage["total_tokens"],
             "speculation": usage["speculation"],
         }
@@ -220,50 +323,55 @@ class Responses(Answer):
         """What an output adds to the items of the answer."""
         self.check(prompt, output)
         reader = self.reader(self.number(prompt, output), output)
-        pieces = (
-            self._parser.push(output.text, last=output.finished, cut=is_cut(output))
-            if self.tools
-            else [Piece(content=output.text)]
-        )
+        pieces = self._pieces.read(output)
         trace = traced(self.tokenizer, output, reader.read(output)) if self.trace else None
         events = list[dict[str, Any]]()
         for piece in pieces or [Piece()]:
-            if piece.content or trace or not (self.tools or self._items):
-                events += self._text_events(piece.content, trace)
+            kind = "reasoning" if piece.reasoning or self._is_thinking(pieces) else "message"
+            if piece.reasoning or piece.content or trace:
+                events += self._text_events(kind, piece.reasoning or piece.content, trace)
                 trace = None
             if piece.call is not None:
                 events += self._called(piece)
         if output.finished:
-            events += [] if self._items else self._text_events("", None)
+            events += [] if self._items else self._text_events("message", "", None)
             events += self._closed(_status(output))
         return events
 
-    def _text_events(self, text: str, trace: dict[str, Any] | None) -> list[dict[str, Any]]:
-        """Events of more text."""
-        events = list[dict[str, Any]]()
-        if not self._items or self._items[-1]["type"] != "message":
+    def _is_thinking(self, pieces: Seq[Piece]) -> bool:
+        """Whether an output that adds nothing goes on with the thoughts that are open."""
+        return not pieces and bool(self._items) and self._items[-1]["type"] == "reasoning"
+
+    def _text_events(self, kind: str, text: str, trace: dict[str, Any] | None) -> list[dict[str, Any]]:
+        """Events of more text in an item of a kind: a message, or reasoning."""
+        events, (name, head, part) = list[dict[str, Any]](), TEXTS[kind]
+        if not self._items or self._items[-1]["type"] != kind:
             events += self._closed("completed")
             item = {
-                "id": f"msg-{self.id}",
-                "type": "message",
-                "role": "assistant",
+                "id": f"{head['prefix']}-{self.id}",
+                "type": kind,
+                **head["fields"],
                 "status": "in_progress",
                 "content": list[Any](),
             }
             self._items.append(item)
             events.append(self._event("response.output_item.added", output_index=len(self._items) - 1, item={**item}))
-            item["content"] = [{**PART, "text": ""}]
-            events.append(self._event("response.content_part.added", **self._place(), content_index=0, part={**PART, "text": ""}))
+            item["content"] = [{**part, "text": ""}]
+            events.append(self._event("response.content_part.added", **self._place(), content_index=0, part={**part, "text": ""}))
         self._items[-1]["content"][0]["text"] += text
         if text or trace:
-            delta = {"delta": text, "logprobs": list[Any]()} | ({"speculation": trace} if trace else {})
-            events.append(self._event("response.output_text.delta", **self._place(), content_index=0, **delta))
+            delta = (
+                {"delta": text}
+                | ({"logprobs": list[Any]()} if kind == "message" else {})
+                | ({"speculation": trace} if trace else {})
+            )
+            events.append(self._event(f"response.{name}.delta", **self._place(), content_index=0, **delta))
         return events
 
     def _called(self, piece: Piece) -> list[dict[str, Any]]:
         """Events of a piece of a call."""
         assert piece.call is not None
-        call, events = self._parser.calls[piece.call], list[dict[str, Any]]()
+        call, events = self._pieces.calls[piece.call], list[dict[str, Any]]()
         if piece.name is not None:
             events += self._closed("completed")
             item = {
@@ -285,14 +393,15 @@ class Responses(Answer):
         if not self._items or self._items[-1]["status"] != "in_progress":
             return []
         item, events = self._items[-1], list[dict[str, Any]]()
-        if item["type"] == "message":
-            part = item["content"][0]
-            events.append(
-                self._event("response.output_text.done", **self._place(), content_index=0, text=part["text"], logprobs=[])
-            )
+        if item["type"] in TEXTS:
+            part, (name, *_) = item["content"][0], TEXTS[item["type"]]
+            logprobs = {"logprobs": list[Any]()} if item["type"] == "message" else {}
+            events.append(self._event(f"response.{name}.done", **self._place(), content_index=0, text=part["text"], **logprobs))
             events.append(self._event("response.content_part.done", **self._place(), content_index=0, part={**part}))
+            if item["type"] == "reasoning":
+                item["encrypted_content"] = b64encode(part["text"].encode()).decode()
         else:
-            status = "completed" if self._parser.calls[-1].complete else "incomplete"
+            status = "completed" if self._pieces.calls[-1].complete else "incomplete"
             call = {"name": item["name"], "arguments": item["arguments"]}
             events += (
                 [self._event("response.function_call_arguments.done", **self._place(), **call)] if status == "completed" else []
@@ -325,9 +434,7 @@ class Responses(Answer):
             "top_p": self.params.top_p,
             "text": {"format": {"type": "text"}}
             | (request.text.model_dump(by_alias=True, exclude_none=True) if request.text else {}),
-            "output": []
-            if running
-            else [item for item in self._items if item["type"] == "message" or item["status"] == "completed"],
+            "output": [] if running else [item for item in self._items if item["type"] in TEXTS or item["status"] == "completed"],
             "usage": None if running else self.usage(),
             "parallel_tool_calls": request.parallel_tool_calls,
             "tool_choice": tools.get("tool_choice", "auto" if self.tools else "none"),
@@ -335,6 +442,33 @@ class Responses(Answer):
             "store": False,
             "metadata": {},
         }
+
+
+@lru_cache(maxsize=64)  # once
+def _tell(kind: str, what: str) -> None:
+    log.info("items of the type %r in the input of responses are %s", kind, what)
+
+
+def _of_assistant(item: Message | FunctionCall | OtherCall, thoughts: str, before: list[Message]) -> Message:
+    """What the assistant said or called, joined with its last message, which is taken from those before, where it is one turn."""
+    calls = list[Call]()
+    if isinstance(item, FunctionCall):
+        calls, text = [Call(id=item.call_id, function=Called(name=item.name, arguments=item.arguments))], ""
+    elif isinstance(item, OtherCall):
+        _tell(item.type, "read as text")
+        text = item.text
+    else:
+        text = item.plain()["content"]
+    joins = bool(before) and before[-1].role == "assistant" and not isinstance(item, Message)
+    last = before.pop() if joins else Message(role="assistant", content="")
+    texts = [part for part in (last.plain()["content"], text) if part]
+    return Message(
+        role="assistant",
+        content="\n".join(texts),
+        tool_calls=[*(last.tool_calls or ()), *calls] or None,
+        reasoning_content="".join(part for part in (last.thoughts, thoughts, isinstance(item, Message) and item.thoughts) if part)
+        or None,
+    )
 
 
 def _status(output: StepOutput) -> str:

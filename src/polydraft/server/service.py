@@ -13,12 +13,14 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from polydraft.config import ServerConfig
 from polydraft.core import EncoderDecoder
 from polydraft.core.params import WHOLE_CONTEXT, SamplingParams, StructuredOutputs
+from polydraft.core.thinking import Thinking
 from polydraft.engine.asynchronous import AsyncEngine
 from polydraft.engine.embedding import Embedding
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import Result
 from polydraft.errors import InvalidInputError
 from polydraft.methods import registry
+from polydraft.models.tokens.encoding import special_tokens
 from polydraft.policy.fixed import FixedPolicy
 from polydraft.server import errors
 from polydraft.server.answers import Answer, Chat, Completion
@@ -38,6 +40,7 @@ from polydraft.server.protocol import (
     Tools,
     text_of,
 )
+from polydraft.server.reasoning import thinking_of
 from polydraft.server.responses import Responses, ResponsesRequest
 from polydraft.server.speculation import RequestedSpeculation
 from polydraft.server.tools import has_special_marks
@@ -72,6 +75,10 @@ class Service(ModelTokens):
         await self.engine.close()
         self._metrics.leave(self.name)
 
+    def thinking(self, prompt: Sequence[int], continued: str | None = None) -> Thinking | None:
+        """How the model thinks behind the prompt of a chat, see `thinking_of`; None where thoughts stay in the text."""
+        return thinking_of(self.tokenizer, self.template(), prompt, continued) if self.config.reasoning else None
+
     def described(self) -> dict[str, Any]:
         """What is known of the model."""
         built = self.engine.engine.summary()
@@ -81,14 +88,20 @@ class Service(ModelTokens):
         lengths = {"max_model_len": length, "max_input_tokens": length, "max_tokens": length}  # vLLM's name, and Anthropic's
         return {**lengths, "chat": bool(self.template()), "speculation": drafts}
 
-    async def completions(self, request: Request, body: CompletionRequest, kind: Callable[..., Answer] = Completion) -> Response:
-        """Continue texts. kind: of the answer."""
+    async def completions(
+        self,
+        request: Request,
+        body: CompletionRequest,
+        kind: Callable[..., Answer] = Completion,
+        thinking: Thinking | None = None,
+    ) -> Response:
+        """Continue texts. kind: of the answer.  thinking: what the model does before it answers, where a template wrote the prompt."""
         if body.echo and body.logprobs is not None:
             raise ApiError(
                 400, "echo with logprobs asks for those of the prompt, which are not computed. Drop one.", param="echo"
             )
         prompts = body.prompts()
-        params = self._params(body, len(prompts), chat=False)
+        params = self._thinking_first(self._params(body, len(prompts), chat=False), thinking)
         if body.fills_in:
             params, ids = await self._filled_in(body, prompts, params)
         else:
@@ -131,7 +144,7 @@ class Service(ModelTokens):
 
     async def chat(self, request: Request, body: ChatRequest) -> Response:
         """Answer a conversation."""
-        return await self.converse(request, body, body.messages, partial(Chat, reasoning=self.config.reasoning))
+        return await self.converse(request, body, body.messages, Chat)
 
     async def responses(self, request: Request, body: ResponsesRequest) -> Response:
         """Answer a text or a conversation."""
@@ -152,6 +165,8 @@ class Service(ModelTokens):
         """An answer of a kind. param: where the messages stand in the request."""
         params, tools = self._params(body, 1, chat=True), body.offered_tools()
         ids = await self.conversation(body, messages, param)
+        continued = text_of(messages[-1].content) if body.continues() else None
+        params = self._thinking_first(params, self.thinking(ids, continued))
         held = await unless_gone(request, self._with_tools(params, tools))
         if held is None:
             return Response(status_code=GONE)
@@ -163,6 +178,13 @@ class Service(ModelTokens):
         if free:
             response.headers[UNCONSTRAINED] = ", ".join(free)[:1000]
         return response
+
+    def _thinking_first(self, params: SamplingParams, thinking: Thinking | None) -> SamplingParams:
+        """Of a model that thinks before it answers: marks that are control tokens are part of its text."""
+        if thinking is None:
+            return params
+        hides_none = special_tokens(self.tokenizer).isdisjoint((thinking.opening, thinking.closing))
+        return params.with_(thinking=thinking, skip_special_tokens=params.skip_special_tokens and hides_none)
 
     async def _with_tools(self, params: SamplingParams, tools: Tools) -> tuple[SamplingParams, list[str]]:
         """With the grammar of the calls that may be made, and the tools whose arguments it does not hold to their schemas.
@@ -191,7 +213,7 @@ class Service(ModelTokens):
         calls = self.call_format
         options = {"required": tools.required, "parallel": tools.parallel, "text": form, "calls": calls}
         options |= {"early": [i for i, v in enumerate(verdicts) if v.refusal is None and v.seconds > HEAVY_SECONDS]}
-        options |= {"vocab_size": self.engine.engine.target.vocab_size}
+        options |= {"vocab_size": self.engine.engine.target.vocab_size, "stop_ids": self.engine.engine.eos_token_ids}
         try:
             source = await self.engine.compiling(
                 partial(CallSource.of, functions, self.tokenizer, self.engine.engine.compile_grammar, **options)

@@ -171,7 +171,12 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
     calls = [f"{BEGIN}\n{json.dumps(call['function'], ensure_ascii=False)}\n{END}" for call in message.get("tool_calls", ())]
-    return {"role": message["role"], "content": "\n".join([*([message["content"]] if message["content"] else []), *calls])}
+    thoughts = {name: message[name] for name in ("reasoning_content",) if name in message}
+    return {
+        "role": message["role"],
+        "content": "\n".join([*([message["content"]] if message["content"] else []), *calls]),
+        **thoughts,
+    }
 
 
 def has_special_marks(tokenizer: Any, calls: CallFormat) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from polydraft.errors import InvalidInputError, PolydraftError, first_line
 
-__all__ = ["Cuts", "failures_as", "longest_token", "num_bytes", "special_tokens", "token_ids"]
+__all__ = ["Cuts", "failures_as", "longest_token", "num_bytes", "special_tokens", "token_ids", "unused_character"]
 
 
 @contextmanager
@@ -87,6 +87,17 @@ def special_tokens(tokenizer: Any) -> frozenset[str]:
     return frozenset(token.content for token in added.values() if token.special)
 
 
+def unused_character(value: Any) -> str:
+    """One that no text in a value has, of those that mean nothing by Unicode's own definition.
+
+    Example:
+        >>> unused_character(["a", {"b": "\ue000"}])
+        '\ue001'
+    """
+    used = {character for text in _texts(value) for character in set(text)}
+    return next(character for character in map(chr, range(0xE000, 0xF900)) if character not in used)
+
+
 class Cuts:
     """Cuts of the special tokens in a text or a conversation by other people.
 
@@ -102,9 +113,7 @@ class Cuts:
 
     def __init__(self, tokenizer: Any, value: Any) -> None:
         self._tokenizer, self._special = tokenizer, _pattern(special_tokens(tokenizer))
-        used = {character for text in _texts(value) for character in set(text)}
-        # of the characters that mean nothing by Unicode's own definition
-        self._mark = next(character for character in map(chr, range(0xE000, 0xF900)) if character not in used)
+        self._mark = unused_character(value)
 
     def put(self, value: Any) -> Any:
         """The same with cuts, in all of its texts.

@@ -1,0 +1,81 @@
+"""What a model thinks before it answers: the marks around it, and where an output is between them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+__all__ = ["BLANKS", "Place", "Thinking", "characters"]
+
+BLANKS = " \t\r\n"
+
+
+def characters(data: bytes) -> str:
+    """Bytes as a text of as many characters: a token may be part of a character."""
+    return data.decode("latin-1")
+
+
+class Place(NamedTuple):
+    """Where an output is: before anything but blanks, in its thoughts, or in its answer.
+
+    tail: of what was read, that in which a mark may begin; where the thoughts are just over, what stands behind their mark.
+    """
+
+    phase: Literal["start", "thoughts", "answer"]
+    tail: str = ""
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """How a model thinks: first of all, and between two marks.
+
+    opened: the prompt ends inside of the thoughts.  offered: a model whose answer has a form may think before it.
+
+    Example:
+        >>> thinking = Thinking()
+        >>> place = thinking.after(thinking.begin(), "<think>Two and two.</th")
+        >>> place.phase, thinking.after(place, "ink>Four.")
+        ('thoughts', Place(phase='answer', tail='Four.'))
+    """
+
+    opening: str = "<think>"
+    closing: str = "</think>"
+    opened: bool = False
+    offered: bool = False
+
+    def begin(self) -> Place:
+        """Of an output of which nothing was read."""
+        return Place("thoughts" if self.opened else "start")
+
+    def after(self, place: Place, piece: str) -> Place:
+        """Behind one more piece of text."""
+        text = place.tail + piece
+        if place.phase == "answer":
+            return Place("answer")
+        if place.phase == "thoughts":
+            _, mark, behind = text.partition(self.closing)
+            kept = len(self.closing) - 1
+            return Place("answer", behind) if mark else Place("thoughts", text[max(0, len(text) - kept) :])
+        begun = text.lstrip(BLANKS)
+        if begun.startswith(self.opening):
+            return self.after(Place("thoughts"), begun[len(self.opening) :])
+        return Place("start", begun) if self.opening.startswith(begun) else Place("answer")
+
+    def of_bytes(self) -> "Thinking":
+        """The same, to read tokens with as `characters`."""
+        opening, closing = (characters(mark.encode()) for mark in (self.opening, self.closing))
+        return replace(self, opening=opening, closing=closing)
+
+    def num_tokens(self, tokens: Iterable[bytes]) -> int:
+        """How many of an output's tokens are thoughts and their marks.
+
+        Example:
+            >>> Thinking().num_tokens([b"<think>", b"\\n", b"</think>", b"Four", b"."])
+            3
+        """
+        marks, place, count = self.of_bytes(), self.begin(), 0
+        for number, token in enumerate(tokens, 1):
+            before, place = place, marks.after(place, characters(token))
+            if place.phase == "answer":
+                return number if before.phase == "thoughts" else 0
+            count = number
+        return count if place.phase == "thoughts" else 0

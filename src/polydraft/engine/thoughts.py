@@ -1,0 +1,176 @@
+"""The form of an answer begins behind what the model thinks: until then it is free, at every node of a drafted tree by the node's own path.
+
+A form that may be anything at first leaves the thoughts as they are. Any other has to be reached: then nothing ends the output in its thoughts, and
+the token that completes their last mark has no text of the answer in it. Up to MOST_BLANKS may stand between mark and form, as models write them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from jaxtyping import Bool
+
+from polydraft.core.params import Constraint, ConstraintSource
+from polydraft.core.thinking import BLANKS, Place, Thinking, characters
+from polydraft.engine.sections import DraftedTree
+from polydraft.models.tokens.spelling import Spelling
+
+__all__ = ["BehindThoughts"]
+
+MOST_BLANKS = 4
+"""Bytes of blanks between thoughts and form; `</think>\\n\\n` is what most models write."""
+
+
+class MarkTokens:
+    """Tokens of a vocabulary that have to do with marks of thinking."""
+
+    def __init__(self, tokenizer: Any, thinking: Thinking) -> None:
+        spelling, vocabulary = Spelling.of(tokenizer), tokenizer.get_vocab()
+        closing = thinking.of_bytes().closing
+        self.opening = tokenizer.get_added_vocab().get(thinking.opening)
+        """The token of the first mark, where it is one."""
+        texts = {token: characters(spelling.bytes_of(token)) for name, token in vocabulary.items() if _is_blank(name)}
+        self.blanks = {token: len(text) for token, text in texts.items() if text and not text.strip(BLANKS)}
+        """Bytes of each token of blanks."""
+        ends = [token for name, token in vocabulary.items() if thinking.closing[-1] in name[:-1]]
+        spelt = {token: characters(spelling.bytes_of(token)) for token in ends}
+        self._beyond = {
+            written: [token for token, text in spelt.items() if _goes_on(text, closing, written)]
+            for written in range(len(closing))
+        }
+        self._closing = closing
+
+    @classmethod
+    def of(cls, tokenizer: Any, thinking: Thinking) -> "MarkTokens":
+        """Those of a tokenizer and marks, which are found once."""
+        made = _MARK_TOKENS.setdefault(tokenizer, {})
+        marks = thinking.opening, thinking.closing
+        if marks not in made:
+            made[marks] = cls(tokenizer, thinking)
+        return made[marks]
+
+    def beyond(self, tail: str) -> list[int]:
+        """Tokens that complete the last mark behind a tail and go on with text."""
+        lengths = [n for n in range(len(self._closing)) if tail.endswith(self._closing[:n])]
+        return [token for written in lengths for token in self._beyond[written]]
+
+
+_MARK_TOKENS: WeakKeyDictionary[Any, dict[tuple[str, str], MarkTokens]] = WeakKeyDictionary()
+"""By tokenizer and marks."""
+
+
+def _is_blank(name: str) -> bool:
+    """Whether a token may be one of blanks, by how vocabularies write them."""
+    return not name.strip(BLANKS + "ĠĊĉč▁") or name in ("<0x20>", "<0x09>", "<0x0A>", "<0x0D>")
+
+
+def _goes_on(text: str, closing: str, written: int) -> bool:
+    """Whether a token's text completes a mark of which so much is written and has more than blanks behind it."""
+    at = 0 if written else text.find(closing)
+    rest = closing[written:]
+    return at >= 0 and text.startswith(rest, at) and bool(text[at + len(rest) :].strip(BLANKS))
+
+
+class State(NamedTuple):
+    """At the end of a path. begin: position of the form's first token, where the answer is reached.  blanks: that may still come before it."""
+
+    place: Place
+    begin: int
+    blanks: int = 0
+
+
+@dataclass(frozen=True)
+class BehindThoughts:
+    """A `params.ConstraintSource` that puts another behind the thoughts. stop_ids: that end an output."""
+
+    form: ConstraintSource
+    thinking: Thinking
+    tokenizer: Any
+    vocab_size: int
+    stop_ids: Sequence[int]
+
+    def constraint(self, prompt_length: int) -> "FormBehindThoughts":
+        """Of one output."""
+        return FormBehindThoughts(self, prompt_length)
+
+
+class FormBehindThoughts:
+    """A `params.Constraint` of one output. start: where that begins."""
+
+    def __init__(self, source: BehindThoughts, start: int) -> None:
+        self._source, self._start = source, start
+        self._thinking = source.thinking.of_bytes()
+        self._spelling, self._marks = Spelling.of(source.tokenizer), MarkTokens.of(source.tokenizer, source.thinking)
+        self._forms = dict[int, Constraint]()
+        """By the position where they begin."""
+        self._is_free = False
+        """Whether the form lets anything follow at first."""
+        self._read = list[int]()
+        self._state: State | None = None
+
+    def _first(self, prompt: Sequence[int]) -> State:
+        """A model that is not known to think answers at once, unless its form leaves it the marks."""
+        thinking = self._thinking
+        self._is_free = bool(self._form(self._start).allowed(prompt, prompt[-1:], [-1]).all())
+        place = thinking.begin() if thinking.opened or thinking.offered or self._is_free else Place("answer")
+        return State(place, self._start)
+
+    def _form(self, begin: int) -> Constraint:
+        if begin not in self._forms:
+            self._forms[begin] = self._source.form.constraint(begin)
+        return self._forms[begin]
+
+    def allowed(self, context: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Bool[np.ndarray, "N V"]:
+        """See `params.Constraint`."""
+        end = self._follow(list(context))
+        tree = DraftedTree(context, tokens, parents)
+        forms, states = dict[tuple[int, int], np.ndarray](), list[State | None]()
+        rows = np.ones((len(tree.tokens), self._source.vocab_size), np.bool_)
+        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+            above = states[parent] if node and parent >= 0 else None
+            state = end if node == 0 else above and self._after(above, token, tree.positions[node])
+            states.append(state)
+            if state is not None and state.place.phase == "thoughts":
+                self._keep_in_thoughts(rows[node], state.place)
+            elif state is not None:
+                rows[node] = self._row(tree, node, state, forms)
+        return rows
+
+    def _row(self, tree: DraftedTree, node: int, state: State, forms: dict[tuple[int, int], np.ndarray]) -> np.ndarray:
+        """What may follow where the form has begun, or may. forms: rows of those that were asked for, by where they begin."""
+        key = state.begin, tree.above(node, state.begin - 1)
+        if key not in forms:
+            forms[key] = tree.rows(self._form(state.begin), key[1])
+        row = forms[key][node].copy()
+        if state.place.phase == "start" and not state.place.tail and self._thinking.offered and self._marks.opening is not None:
+            row[self._marks.opening] = True
+        row[[token for token, length in self._marks.blanks.items() if length <= state.blanks]] = True
+        return row
+
+    def _keep_in_thoughts(self, row: np.ndarray, place: Place) -> None:
+        if not self._is_free:
+            row[list(self._source.stop_ids)] = False
+            row[self._marks.beyond(place.tail)] = False
+
+    def _follow(self, context: list[int]) -> State:
+        """Bring the state to the end of a text."""
+        output, state = context[self._start :], self._state
+        if state is None or output[: len(self._read)] != self._read:
+            self._read, state = [], self._first(context[: self._start])
+        for token in output[len(self._read) :]:
+            state = self._after(state, token, self._start + len(self._read))
+            self._read.append(token)
+        self._state = state
+        return state
+
+    def _after(self, state: State, token: int, position: int) -> State:
+        """Behind one more token, which is at a position."""
+        if state.place.phase == "answer":
+            blanks = self._marks.blanks.get(token, MOST_BLANKS + 1)
+            return State(state.place, position + 1, state.blanks - blanks) if blanks <= state.blanks else state._replace(blanks=0)
+        place = self._thinking.after(state.place, characters(self._spelling.bytes_of(token)))
+        if state.place.phase == "thoughts" and place.phase == "answer":
+            return State(place, position + 1, MOST_BLANKS)
+        return State(place, self._start)
