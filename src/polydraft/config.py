@@ -274,7 +274,7 @@ class ServerConfig(Config):
     api_key_file: Any = setting("File of API keys, one a line, beside POLYDRAFT_API_KEY", Path, unset="no key needed", panel="Server")
     cors: "Sequence[str]" = setting("Origin whose pages may send requests, or *; may be repeated", list, (), panel="Server")
     allowed_hosts: "Sequence[str]" = setting("Host name that requests to a server without a key may use, beside localhost and addresses; may be repeated", list, (), flag="--allowed-host", panel="Server")
-    root_path: str = setting("Path below which a proxy serves it, such as /llm", str, "", panel="Server")
+    root_path: str | None = setting("Path below which a proxy serves it, such as /llm", str, unset="the root", panel="Server")
     max_waiting: int = setting("Maximum number of waiting samples; more are refused with status 429", int, 256, low=1, panel="Server")
     max_body: int = setting("Maximum size of a request", int, 4 << 20, unit="bytes", low=1, panel="Server")
     max_choices: int = setting("Maximum number of prompts times n of a request", int, 64, low=1, panel="Server")
