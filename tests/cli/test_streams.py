@@ -14,15 +14,15 @@ GENERATE = ["generate", "x = 'é🙂", "--model", "embedded", "--drafter", "ngra
 
 
 def test_what_the_encoding_of_the_output_lacks_is_a_question_mark():
-    ascii, utf8 = (CliRunner(charset=charset).invoke(app, GENERATE) for charset in ("ascii", "utf-8"))
-    assert ascii.exit_code == 0, ascii.output
-    assert not utf8.stdout.isascii() and ascii.stdout == utf8.stdout.encode("ascii", "replace").decode()
+    plain, utf8 = (CliRunner(charset=charset).invoke(app, GENERATE) for charset in ("ascii", "utf-8"))
+    assert plain.exit_code == 0, plain.output
+    assert not utf8.stdout.isascii() and plain.stdout == utf8.stdout.encode("ascii", "replace").decode()
 
 
 def test_json_in_ascii_is_whole():
     asked = [*GENERATE, "--json"]
-    ascii, utf8 = (json.loads(CliRunner(charset=charset).invoke(app, asked).stdout) for charset in ("ascii", "utf-8"))
-    assert ascii["text"] == utf8["text"] and ascii["samples"][0]["text"]
+    plain, utf8 = (json.loads(CliRunner(charset=charset).invoke(app, asked).stdout) for charset in ("ascii", "utf-8"))
+    assert plain["text"] == utf8["text"] and plain["samples"][0]["text"]
 
 
 @pytest.mark.parametrize("name", ["stdin", "stdout", "stderr"])
