@@ -5,7 +5,7 @@ The command line, the server, the integrations and the reference page are genera
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from numbers import Integral, Real
+from numbers import Integral, Number, Real
 from os import environ
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound="Config")
 Panel = Literal["Models", "Speculation", "Decoding", "Sampling", "Server", "Replicas", "Output"]
 """Of the help."""
+
+
+NAMING: tuple[type, ...] = (str, Path, dict, list)
+"""Kinds of values that no number is one of, but for a device's."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +55,21 @@ class Setting:
         """Range or choices in words, "" where anything goes."""
         if self.choices:
             return f"one of {', '.join(map(repr, self.choices))}"
-        number = {int: "a whole number", float: "a number", str: "some text"}.get(self.kind, "")
+        others = {str: "some text", Path: "a path", bool: "True or False", dict: "options by name", list: "a list"}
+        number = {int: "a whole number", float: "a number"}.get(self.kind, "")
         if self.low is None or not number:
-            return number
+            return number or others[self.kind] + (f" or {self.objects}" if self.objects else "")
         return f"at least {self.low}, {number}" if self.high is None else f"{number} in [{self.low}, {self.high}]"
 
     def allows(self, value: Any) -> bool:
         """Whether a value has the type and is in the range."""
         if value is None:
             return self.default is None or bool(self.objects)
-        if value == "" and self.kind is str:
+        if isinstance(value, Number) and self.kind in NAMING and self.objects != "torch.device":
+            return False
+        if self.kind is bool:
+            return isinstance(value, bool)
+        if self.kind is str and isinstance(value, str) and not value:
             return False
         if self.objects:
             return True
@@ -108,7 +117,7 @@ class Config:
             value = getattr(self, name)
             if not spec.allows(value):
                 advice = spec.advice or (f"Change it, or leave it out: {spec.unset}." if spec.unset else "Change it.")
-                advice = "Give some, or leave it out." if value == "" else advice
+                advice = "Give some, or leave it out." if isinstance(value, str) and not value else advice
                 raise InvalidInputError(f"{name}={value!r} was given; expected {spec.expected}. {advice}")
 
     @classmethod

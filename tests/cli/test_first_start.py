@@ -1,7 +1,13 @@
 """The process that compiles drafts beside the first answer, and when there is none."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
+
+import pytest
 
 from polydraft import Engine
 from polydraft.cli import compile_all, first_start
@@ -13,6 +19,7 @@ class Process:
     """Stands for a process that compiles and ends when it is waited for."""
 
     started: list[list[str]] = []  # noqa: RUF012
+    stdin = None
 
     def __init__(self, command, **_) -> None:
         self.started.append(command)
@@ -54,6 +61,42 @@ def test_tokens_without_drafts_are_compiled_by_another_process_that_is_waited_fo
     monkeypatch.setattr("polydraft.cli.compile_walks.mark", lambda what: tmp_path / what)
     first_start.main()
     assert (tmp_path / WALKS).exists()
+
+
+BEGINS = """
+import sys, time
+from polydraft.cli import first_start
+process = first_start._process("walks without drafts")
+{before_the_end}
+print(process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc which processes run")
+@pytest.mark.parametrize(("before_the_end", "goes_on"), [("", False), ("first_start.let_finish()", True)], ids=["killed", "let"])
+def test_what_compiles_ends_with_a_command_that_is_killed_and_goes_on_where_it_was_let(before_the_end, goes_on, tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    asked = [sys.executable, "-c", BEGINS.format(before_the_end=before_the_end)]
+    with subprocess.Popen(asked, stdout=subprocess.PIPE, text=True, env=environment) as command:
+        assert command.stdout is not None
+        pid = int(command.stdout.readline())
+        command.kill()
+    end = time.monotonic() + (2 if goes_on else 20)
+    while time.monotonic() < end and is_running(pid):
+        time.sleep(0.1)
+    if goes_on:
+        assert is_running(pid) or any(tmp_path.rglob("compiled-*"))
+        os.kill(pid, signal.SIGKILL)
+    else:
+        assert not is_running(pid)
 
 
 def test_nothing_is_compiled_beside_where_it_could_not_be_kept(tmp_path, monkeypatch):

@@ -31,6 +31,16 @@ def nothing_is_loaded(monkeypatch):
     ("options", "error", "said"),
     [
         ({"drafter": "modle"}, UnknownNameError, "did you mean 'model'"),
+        ({"drafter": 5}, InvalidInputError, "drafter=5 was given; expected some text or Drafter"),
+        ({"drafter": object}, InvalidInputError, "was given; expected a name of `polydraft methods`, or a `core.Drafter`"),
+        ({"verifier": 5}, InvalidInputError, "verifier=5 was given; expected some text or Verifier"),
+        ({"head": 5}, InvalidInputError, "head=5 was given; expected a path"),
+        ({"asynchronous": 5}, InvalidInputError, "asynchronous=5 was given; expected True or False"),
+        ({"drafter_options": 5}, InvalidInputError, "drafter_options=5 was given; expected options by name"),
+        ({"draft_model": ""}, InvalidInputError, "draft_model='' was given; expected some text"),
+        ({"draft_vocabulary": 99999}, InvalidInputError, "draft_vocabulary=99999 was given; the draft model has 2048 tokens"),
+        ({"alpha": 0.1}, InvalidInputError, "alpha=0.1 was given without decoding, whose option it is"),
+        ({"amateur": object(), "decoding": None}, InvalidInputError, "amateur was given without decoding, whose option it is"),
         ({"drafter": "model:"}, InvalidInputError, "expected a kind after the colon"),
         ({"offered": ("ngrm",)}, UnknownNameError, "did you mean 'ngram'"),
         ({"verifier": "blok"}, UnknownNameError, "did you mean 'block'"),
@@ -46,7 +56,7 @@ def nothing_is_loaded(monkeypatch):
 )
 def test_an_option_is_refused_before_anything_is_loaded(options, error, said):
     with pytest.raises(error, match=said):
-        Engine.from_config(EngineConfig(**options))
+        Engine.from_config(EngineConfig(**{"model": "embedded", **options}))
 
 
 def test_more_tokens_than_the_context_holds_are_refused():

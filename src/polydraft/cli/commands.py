@@ -116,6 +116,7 @@ class Commands(Group):
     """Errors that the library raises on purpose and those of files become one line; anything else is a defect and has its traceback."""
 
     def make_context(self, *given: Any, **more: Any) -> Any:
+        _take_any_text()
         with _in_one_line():  # --help and --version are printed here
             return super().make_context(*given, **more)
 
@@ -149,6 +150,16 @@ def in_options(message: str, options: Mapping[str, str]) -> str:
         message,
     )
     return re.sub(r", (-?\d+) or None\b", r" or \1", options_text).replace(" or None", "").replace("None or ", "")
+
+
+def _take_any_text() -> None:
+    """What an output's encoding lacks is written as "?", and a stream that was closed before the start takes nothing and gives nothing."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - it stays open
+        elif mode == "w" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
 
 
 @contextmanager

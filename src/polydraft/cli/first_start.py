@@ -2,6 +2,7 @@
 
 One compiles how tokens are drawn from logits, which the first token needs, while the weights are loaded. Another compiles what drafts call, at low priority,
 while the first answer is generated without them. They are processes and no threads: numba compiles under one lock, which the first answer needs too.
+A command that ends as it should lets them finish; they end with one that is killed, whose end of a pipe closes without a word.
 """
 
 import os
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import suppress
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import typer
@@ -19,9 +21,9 @@ if TYPE_CHECKING:
     from polydraft.engine.api import Engine
     from polydraft.engine.speculation import Compiling, Speculation
 
-__all__ = ["build", "compile_drafts"]
+__all__ = ["build", "compile_drafts", "let_finish"]
 
-
+_begun: "list[subprocess.Popen[bytes]]" = []
 ROOM = 64 << 20
 """Bytes that must be free where code is stored: what another process compiles is lost otherwise, and compiled once more by this one."""
 
@@ -51,7 +53,22 @@ def _process(what: str, *names: str) -> "subprocess.Popen[bytes] | None":
     if is_marked(what) or not os.access(folder, os.W_OK) or shutil.disk_usage(folder).free < ROOM:
         return None
     command, nowhere = [sys.executable, "-m", "polydraft.cli.first_start", *names], subprocess.DEVNULL
-    return subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
+    process = subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True)
+    _begun.append(process)
+    return process
+
+
+def let_finish() -> None:
+    """Let processes that this one has begun go on when it ends."""
+    while _begun:
+        if (pipe := _begun.pop().stdin) is not None:
+            with suppress(OSError):
+                pipe.write(b"\n")
+
+
+def _end_with_parent() -> None:
+    if not os.read(0, 1):
+        os._exit(1)
 
 
 def compile_drafts(target: "Target", chosen: "Speculation") -> "Compiling | None":
@@ -102,4 +119,5 @@ def main(*names: str) -> None:
 
 
 if __name__ == "__main__":
+    Thread(target=_end_with_parent, daemon=True).start()
     main(*sys.argv[1:])

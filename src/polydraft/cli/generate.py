@@ -143,7 +143,7 @@ def _print_json(engine: "Engine", result: "Result", waiting: Waiting) -> None:
         "engine": engine.summary(),
         **result.to_dict(),
     }
-    typer.echo(json.dumps(_plain(whole), ensure_ascii=False))
+    typer.echo(json.dumps(_plain(whole), ensure_ascii="utf" not in sys.stdout.encoding.lower()))
 
 
 def _plain(value: Any) -> Any:

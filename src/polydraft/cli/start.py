@@ -73,7 +73,10 @@ def build(config: "EngineConfig", *, answers: bool = False) -> "Engine":
 
 
 def leave_costs(engine: "Engine") -> None:
-    """After the last answer: costs that are missing are measured for the next start; Ctrl-C ends it."""
+    """After the last answer: what is compiled for the next start is, and costs that are missing are measured for it; Ctrl-C ends it."""
+    from polydraft.cli import first_start
+
+    first_start.let_finish()
     sys.stdout.flush()
     with suppress(KeyboardInterrupt):
         engine.measure()

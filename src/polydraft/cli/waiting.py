@@ -10,21 +10,31 @@ if TYPE_CHECKING:
 
 __all__ = ["Waiting", "process_seconds"]
 
-_IMPORTED = time.time()
+LONGEST_IMPORT = 600.0
+"""Seconds in which a command has imported this module: an age beyond them is of a clock that was set."""
+
+
+def _age() -> float:
+    """Seconds since this process began, 0 where the system does not say it."""
+    with suppress(OSError, AttributeError, ValueError, IndexError):
+        with open("/proc/self/stat", encoding="utf-8") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])  # from the machine's start to the process's
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        return age if 0 <= age < LONGEST_IMPORT else 0.0
+    return 0.0
+
+
+_IMPORTED, _AGE = time.monotonic(), _age()
 
 
 def process_seconds() -> float:
-    """Seconds since this process began; where the system does not say it, since this module was imported.
+    """Seconds since this process began, by a clock that nobody sets; where the system does not say it, since this module was imported.
 
     Example:
         >>> 0 < process_seconds() <= process_seconds()
         True
     """
-    with suppress(OSError, AttributeError, ValueError, IndexError):
-        with open("/proc/self/stat", encoding="utf-8") as file:
-            ticks = int(file.read().rpartition(")")[2].split()[19])  # from the machine's start to the process's
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return time.time() - _IMPORTED
+    return _AGE + time.monotonic() - _IMPORTED
 
 
 class Waiting:

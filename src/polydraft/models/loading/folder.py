@@ -41,7 +41,7 @@ def as_device(device: str | torch.device | None) -> torch.device:
     try:
         chosen = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
         torch.zeros(1, device=chosen).item()  # the device meta holds no numbers
-    except (RuntimeError, AssertionError, ImportError) as error:
+    except (RuntimeError, AssertionError, ImportError, TypeError) as error:
         raise InvalidInputError(
             f"device={device!r} was given, which this machine does not have. Use 'cpu'. ({first_line(error)})"
         ) from None
