@@ -91,3 +91,45 @@ def test_a_chat_that_names_no_parameters_takes_those_of_chats(engine, monkeypatc
     finally:
         engine.sampling_defaults = {}
     assert [(p.temperature, p.top_p, p.top_k) for p in asked] == [(0.7, 0.95, 5), (1.0, 1.0, 5)]
+
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TRIMS = CHATML.replace("m.content", "m.content|trim")
+BEGINNINGS = [
+    "<",
+    "e",
+    "|",
+    "a",
+    "\n\nHi",
+    "im_end",
+    "user",
+    " well, ",
+    "Hi<|im_end|>\n",
+    "assistant\n",
+    "\ue000",
+    "ends in blanks \n ",
+]
+
+
+@pytest.mark.parametrize("template", [CHATML, TRIMS], ids=["as it is", "trimmed"])
+def test_the_beginning_of_an_answer_is_all_that_stands_behind_its_turn(engine, template):
+    engine.tokenizer.chat_template = template
+    try:
+        for text in BEGINNINGS:
+            ids = engine.encode_chat([*HELLO, {"role": "assistant", "content": text}], continued=True)
+            before = engine.tokenizer.decode(engine.encode_chat(HELLO))
+            assert engine.tokenizer.decode(ids) == before + (text.lstrip() if template is TRIMS else text), text
+    finally:
+        engine.tokenizer.chat_template = TEMPLATE
+
+
+def test_a_template_that_drops_the_beginning_of_an_answer_is_refused_for_it(engine):
+    engine.tokenizer.chat_template = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    try:
+        with pytest.raises(IncompatibleError, match="does not write the beginning of an answer"):
+            engine.encode_chat([*HELLO, {"role": "assistant", "content": "import"}], continued=True)
+    finally:
+        engine.tokenizer.chat_template = TEMPLATE

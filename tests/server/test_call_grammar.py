@@ -76,6 +76,34 @@ def test_nodes_of_a_tree_may_go_on_as_their_own_paths_would(tokenizer, grammars)
     assert rows[shared, a[shared]] and not rows[shared, b[shared]]
 
 
+def trie(texts):
+    """The tree of token sequences behind one root, and the path of each node."""
+    tokens, parents, paths = [0], [-1], {(): 0}
+    for ids in texts:
+        for length, token in enumerate(ids):
+            if (*ids[:length], token) not in paths:
+                tokens.append(token)
+                parents.append(paths[tuple(ids[:length])])
+                paths[(*ids[:length], token)] = len(paths)
+    return tokens, parents, list(paths)
+
+
+@IN_EVERY_FORMAT
+def test_calls_that_begin_and_end_inside_a_tree_are_held_as_on_their_own_paths(tokenizer, grammars, name):
+    good, wrong = (WRITTEN[name]([("add", {"a": value})]) for value in (3, "3"))
+    texts = [f"I add. {good}\nSo be it. {wrong}", f"I {good}\n{good}", f"I {wrong}", f"I {BARE} and", "I do."]
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    made = source(tokenizer, grammars, calls=FORMATS[name])
+    for committed in (0, 3, 11, 30):
+        before, growing = ids[0][:committed], made.constraint(1)
+        tokens, parents, paths = trie([x[committed:] for x in ids if x[:committed] == before])
+        tokens[0] = [0, *before][-1]
+        rows = growing.allowed([0, *before], tokens, parents)
+        for node in range(0, len(paths), 5):
+            context, alone = [0, *before, *paths[node]], made.constraint(1)
+            assert np.array_equal(rows[node], alone.allowed(context, context[-1:], [-1])[0]), (committed, node)
+
+
 def test_hundreds_of_tools_are_held_to_the_schemas_of_those_that_are_called(tokenizer, grammars):
     def function(number):
         fields = {f"field_{i}": {"type": "integer" if i % 2 else "string", "description": "what it is " * 4} for i in range(20)}

@@ -52,8 +52,9 @@ def test_thoughts_are_told_apart_with_tools_and_without(template, special):
 
 @BOTH
 def test_a_call_behind_thoughts_is_one(template):
-    with serving(thinker(answer(template, CALLED), template)) as served:
-        assert asked(served, tools=TOOLS) == (THOUGHTS, "", ["add"], "tool_calls")
+    for drafts in (True, False):
+        with serving(thinker(answer(template, CALLED), template, drafts=drafts)) as served:
+            assert asked(served, tools=TOOLS) == (THOUGHTS, "", ["add"], "tool_calls")
 
 
 @BOTH

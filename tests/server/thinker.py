@@ -63,5 +63,10 @@ def thinker(answer, template=OPENS, *, special=False, drafts=False):
     words.chat_template = template
     options = {"drafter": None}
     if drafts:
-        options = {"draft_model": Thinker(words, answer[: len(answer) // 2], 1), "drafter": "model:paths", "depth": 3, "num_paths": 2}
+        options = {
+            "draft_model": Thinker(words, answer[: len(answer) // 2], 1),
+            "drafter": "model:paths",
+            "depth": 3,
+            "num_paths": 2,
+        }
     return Engine.of(Thinker(words, answer), tokenizer=words, **options)
