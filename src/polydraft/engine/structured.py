@@ -8,39 +8,44 @@ Grammars are compiled and followed by llguidance (https://github.com/guidance-ai
 """
 
 import json
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from hashlib import sha256
+from time import thread_time
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, UInt32
 
 from polydraft.core import Draft, DraftSampling, SamplingParams, TokenTree
 from polydraft.core.params import Constraint, StructuredOutputs
+from polydraft.engine import grammar_bounds as bounds
+from polydraft.engine.grammar_compile import LIMITS, WRITTEN, Followed, deep, matcher_of, named, refusal, said, written
 from polydraft.engine.grammar_tokenizer import GrammarTokenizer
-from polydraft.engine.json_schema import exact
+from polydraft.engine.grammar_trial import Vocabulary, shared_trial
 from polydraft.errors import GrammarError, IncompatibleError, InvalidInputError, first_line
 
-__all__ = ["CompiledGrammar", "Grammar", "Grammars", "lark_of", "pruned"]
+__all__ = ["LIMITS", "WRITTEN", "CompiledGrammar", "Grammar", "Grammars", "lark_of", "pruned"]
 
 MISSING = "structured_outputs need llguidance, which is not installed. Try: pip install 'llguidance>=1.7,<1.8'."
-GRAMMAR_BYTES = 1 << 17
-"""Text of a grammar, at most."""
 CACHED_GRAMMARS = 32
 """Compiled grammars that stay for requests to come; to compile one takes a millisecond, a large one 0.3 s."""
 CACHED_BYTES = 1 << 19
 """Of their texts together."""
-LIMITS: Any = {"max_grammar_size": 50_000, "max_lexer_states": 50_000, "verbose_errors": False}
-"""Of one grammar in llguidance: symbols, of some 400 bytes each, and states, of some 100; messages without its state."""
-REASONS = {"NoExtensionBias": "no text fits it", "NoExtension": "no text fits it", "ParserTooComplex": "it is too complex"}
-"""Messages of llguidance that say nothing to others."""
-WRITTEN: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""How JSON is written: as `json.dumps` does. Where blanks are free, a sampled text may go on in blanks for ever."""
+CACHED_MEMORY = 512 << 20
+"""That they took in their trials."""
+CACHED_VERDICTS = 256
+"""Of forms that were tried."""
+STEP_SECONDS = 0.1
+"""Of CPU time of the masks of one output in one step, while others wait."""
+MASK_SECONDS = 0.01
+"""Of one mask where a tree has many; those of common grammars take less than 2 ms with 150,000 tokens."""
+RENEWED_SECONDS = 0.1
+"""Of compiling a grammar anew while others wait for the step."""
 
 
 class Grammar:
@@ -67,6 +72,8 @@ class Grammar:
         self._begin()
 
     def _begin(self) -> None:
+        self._seconds, self._num_masks = 0.0, 0
+        """Of the masks behind the output that it has read."""
         self._matcher, self._read = self._source.matcher.deep_copy(), list[int]()
         """At the end of the output that it has read."""
         self._masks, self._ahead = dict[tuple[int, ...], UInt32[np.ndarray, " W"]](), dict[tuple[int, ...], Any]()
@@ -82,10 +89,9 @@ class Grammar:
         try:
             return self._rows(*tree)
         except GrammarError:
-            if self._alone:
+            if self._alone or not self._source.renew():
                 raise
             self._alone = True
-            self._source.renew()
             self._begin()
             return self._rows(*tree)
 
@@ -116,6 +122,7 @@ class Grammar:
                     f"an output of a grammar has token {token} behind {len(self._read)} others, where it is not allowed."
                 )
             self._read.append(token)
+            self._seconds, self._num_masks = 0.0, 0
             self._masks.clear()
             self._ahead.clear()
         return True
@@ -137,7 +144,7 @@ class Grammar:
         if matcher is None:
             matcher, unread = self._matcher.deep_copy(), path
         if not self._reads(matcher, unread):
-            raise self._failure(matcher)
+            raise self._failure(said(matcher))
         self._ahead[path] = matcher
         return matcher
 
@@ -149,15 +156,20 @@ class Grammar:
         return False
 
     def _computed(self, matcher: Any) -> UInt32[np.ndarray, " W"]:
-        bits = np.zeros(-(-self._vocab_size // 32), np.uint32)
+        bits, began = np.zeros(-(-self._vocab_size // 32), np.uint32), thread_time()
         matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        self._seconds += thread_time() - began
+        self._num_masks += 1
         if matcher.is_error():
-            raise self._failure(matcher)
+            raise self._failure(said(matcher))
+        if self._seconds > max(STEP_SECONDS, MASK_SECONDS * self._num_masks):
+            self._alone = True
+            raise self._failure(f"a step of theirs takes {1000 * self._seconds:.0f} ms, of {1000 * STEP_SECONDS:.0f} that it may")
         return bits
 
-    def _failure(self, matcher: Any) -> GrammarError:
+    def _failure(self, reason: str) -> GrammarError:
         return GrammarError(
-            f"structured_outputs cannot be followed beyond {len(self._read)} tokens of an output: {_said(matcher)}. Make them simpler."
+            f"structured_outputs cannot be followed beyond {len(self._read)} tokens of an output: {reason}. Make them simpler."
         )
 
 
@@ -167,29 +179,48 @@ class CompiledGrammar:
 
     make: a matcher of llguidance, at the beginning.  matcher: one of those; outputs follow copies of it, which share its states.
     num_bytes: of its text.  stop_ids: that end an output, allowed where the grammar may end.
+    memory: bytes that its trial took.  seconds: of CPU time that it took to compile there.
+    is_worn: whether outputs have used up its states, and it takes too long to renew them in a step.
     """
 
     make: Callable[[], Any]
     num_bytes: int
     vocab_size: int
     stop_ids: tuple[int, ...]
+    memory: int = 0
+    seconds: float = 0.0
+    is_worn: bool = False
 
     def __post_init__(self) -> None:
         self.matcher = self.make()
 
-    def renew(self) -> None:
-        """Its matcher without the states that outputs have added."""
-        self.matcher = self.make()
+    def renew(self) -> bool:
+        """Its matcher without the states that outputs have added; False where that takes too long."""
+        if self.seconds > RENEWED_SECONDS:
+            self.is_worn = True
+        else:
+            self.matcher = self.make()
+        return not self.is_worn
 
     def constraint(self, prompt_length: int) -> Grammar:
         """Of one output, which begins behind so many tokens."""
         return Grammar(self, prompt_length)
 
 
+class _Verdict(NamedTuple):
+    """Of a trial. text: of the grammar, as llguidance takes it.  refusal: why there is none.  memory, seconds: see `CompiledGrammar`."""
+
+    text: str = ""
+    refusal: str | None = None
+    memory: int = 0
+    seconds: float = 0.0
+
+
 class Grammars:
     """Grammars over one tokenizer; from any thread, in which they are compiled. stop_ids: that end a text.
 
-    Those used last stay, of at most CACHED_BYTES of text together; a lock guards this list and is never held while one is compiled.
+    A grammar is tried in another process first, and then compiled here (see `grammar_trial`). Those used last stay, of at most CACHED_BYTES of
+    text and CACHED_MEMORY together, and verdicts of more; a lock guards these lists and is never held while one is compiled.
 
     Raises:
         IncompatibleError: a tokenizer that is none of the `tokenizers` library, no end of text, or llguidance is not installed.
@@ -209,67 +240,103 @@ class Grammars:
         whole.no_padding()
         whole.no_truncation()
         spelling: Any = GrammarTokenizer(whole, vocab_size, stop_ids)
-        self._tokenizer = LLTokenizer(spelling, eos_token=list(stop_ids))
-        self._vocab_size, self._stop_ids = vocab_size, tuple(stop_ids)
+        self._vocabulary = Vocabulary.of(spelling.tokens, spelling.special_token_ids, stop_ids)
+        shared_trial().begin(self._vocabulary)
+        self._followed = Followed(LLTokenizer(spelling, eos_token=list(stop_ids)), vocab_size, tuple(stop_ids))
         self._cached: OrderedDict[str, CompiledGrammar] = OrderedDict()
+        self._verdicts: OrderedDict[str, _Verdict] = OrderedDict()
         self._lock = threading.Lock()
 
     def compiled(self, wanted: StructuredOutputs, *, store: bool = True) -> CompiledGrammar:
         """The grammar of a form. store: among those used last.
 
         Raises:
-            InvalidInputError: a schema, an expression or a grammar that is wrong, too large, or asks for what llguidance does not have.
+            InvalidInputError: a schema, an expression or a grammar that is wrong, too large, asks for what llguidance does not have, or takes more
+                time or memory than a grammar may; one that crashes the trial.
         """
-        grammar_text = _written(wanted)
-        num_bytes = len(grammar_text.encode())
-        if num_bytes > GRAMMAR_BYTES:
-            raise InvalidInputError(
-                f"structured_outputs.{wanted.kind} was given, which makes a grammar of {num_bytes} bytes; "
-                f"expected at most {GRAMMAR_BYTES}. Make it smaller."
-            )
+        kind, value = wanted.kind, _value(wanted)
+        name = sha256(f"{kind} {value}".encode()).hexdigest()
         with self._lock:
-            if grammar_text in self._cached:
-                self._cached.move_to_end(grammar_text)
-                return self._cached[grammar_text]
-        make = partial(self._compile, wanted.kind, grammar_text)
-        grammar = CompiledGrammar(make, num_bytes, self._vocab_size, self._stop_ids)
+            if name in self._cached and not self._cached[name].is_worn:
+                self._cached.move_to_end(name)
+                return self._cached[name]
+        verdict = self._verdict(name, kind, value)
+        if verdict.refusal is not None:
+            raise InvalidInputError(verdict.refusal)
+        make = partial(deep, partial(matcher_of, self._followed, kind, verdict.text, LIMITS))
+        size = len(verdict.text.encode()), self._followed.vocab_size, self._followed.stop_ids
+        grammar = CompiledGrammar(make, *size, memory=verdict.memory, seconds=verdict.seconds)
         with self._lock:
             if store:
-                self._cached[grammar_text] = grammar
-            while len(self._cached) > CACHED_GRAMMARS or sum(g.num_bytes for g in self._cached.values()) > CACHED_BYTES:
+                self._cached[name] = grammar
+            while self._cached and not self._fits():
                 self._cached.popitem(last=False)
         return grammar
 
-    def _compile(self, kind: str, grammar_text: str) -> Any:
-        """A matcher with the mask of its beginning, where some mistakes show first, that can take a step."""
-        from llguidance import LLMatcher, LLParserLimits
+    def _fits(self) -> bool:
+        grammars = self._cached.values()
+        return (
+            len(grammars) <= CACHED_GRAMMARS
+            and sum(grammar.num_bytes for grammar in grammars) <= CACHED_BYTES
+            and sum(grammar.memory for grammar in grammars) <= CACHED_MEMORY
+        )
 
-        matcher = LLMatcher(self._tokenizer, grammar_text, log_level=0, limits=LLParserLimits(**LIMITS))
-        bits = np.zeros(-(-self._vocab_size // 32), np.uint32)
-        if not matcher.is_error():
-            matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        if not matcher.is_error():
-            allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")[: self._vocab_size])
-            step = next((int(token) for token in allowed if token not in self._stop_ids), None)
-            trial = matcher.deep_copy()
-            if not len(allowed) or (step is not None and trial.try_consume_tokens([step]) != 1):
-                raise _refusal(kind, _said(trial))
-        if matcher.is_error():
-            raise _refusal(kind, _said(matcher))
-        return matcher
+    def _verdict(self, name: str, kind: str, value: Any) -> _Verdict:
+        """Of a form, tried once."""
+        with self._lock:
+            if (cached := self._verdicts.get(name)) is not None:
+                self._verdicts.move_to_end(name)
+                return cached
+        outcome = shared_trial().outcome(self._vocabulary, kind, value, LIMITS)
+        if outcome is None:
+            return _Verdict(written(kind, value))
+        reason = outcome.get("refusal") or (str(refusal(kind, outcome["failure"])) if "failure" in outcome else None)
+        verdict = _Verdict(outcome.get("text", ""), reason, outcome.get("bytes", 0), outcome.get("seconds", 0.0))
+        with self._lock:
+            self._verdicts[name] = verdict
+            while len(self._verdicts) > CACHED_VERDICTS:
+                self._verdicts.popitem(last=False)
+        return verdict
+
+
+def _value(wanted: StructuredOutputs) -> Any:
+    """What a form is made of, as text or a list of texts.
+
+    Raises:
+        InvalidInputError: a schema that is no JSON; too much of it.
+    """
+    value = getattr(wanted, wanted.kind)
+    if isinstance(value, (str, bool)):
+        text = value
+    elif wanted.kind == "choice":
+        value = list(value)
+        text = json.dumps(value)
+    else:
+        try:
+            text = value = json.dumps(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidInputError(
+                f"structured_outputs.json was given, which is no JSON: {error}. Expected a schema."
+            ) from error
+    try:
+        bounds.check_text(str(text))
+    except InvalidInputError as error:
+        raise named(wanted.kind, error) from error
+    return value
 
 
 def lark_of(gbnf: str) -> str:
     """llama.cpp's notation of a grammar as Lark's, by llguidance, to whose lexer a character class with a repetition is a longest match.
 
     Raises:
-        InvalidInputError: a grammar that is wrong.
+        InvalidInputError: a grammar that is wrong, too large or too deep.
         IncompatibleError: llguidance is not installed.
 
     Example:
         >>> lark_of('root ::= "a" [0-9]+').split("\\n\\n")[1].strip()
         'start: "a" /[0-9]/+'
     """
+    bounds.check_gbnf(gbnf)
     try:
         from llguidance.gbnf_to_lark import gbnf_to_lark
     except ImportError as error:
@@ -278,43 +345,6 @@ def lark_of(gbnf: str) -> str:
         return gbnf_to_lark(gbnf)
     except Exception as error:
         raise InvalidInputError(f"a grammar was given that cannot be read: {first_line(error)[:300]}. Expected GBNF.") from error
-
-
-def _refusal(kind: str, reason: str) -> InvalidInputError:
-    return InvalidInputError(f"structured_outputs.{kind} was given, which cannot be followed: {reason}. Change it.")
-
-
-def _said(matcher: Any) -> str:
-    """What is wrong, in a line without the state of the library."""
-    message = " ".join(re.split(r"\n?<|\nstack backtrace", matcher.get_error() if matcher.is_error() else "")[0].split())
-    return REASONS.get(message, message[:300].rstrip(".")) or "it is too complex"
-
-
-def _written(wanted: StructuredOutputs) -> str:
-    """As llguidance takes it.
-
-    Raises:
-        InvalidInputError: a schema that is no JSON object, or is nested too deeply.
-    """
-    from llguidance import LLMatcher
-
-    if wanted.regex is not None:
-        return LLMatcher.grammar_from_regex(wanted.regex)
-    if wanted.grammar is not None:
-        return LLMatcher.grammar_from_lark(wanted.grammar)
-    if wanted.choice is not None:  # as one terminal: a rule has at most 2,000 alternatives
-        return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(text) for text in wanted.choice))
-    schema: Any = {"type": "object"} if wanted.json_object else wanted.json
-    try:
-        parsed = json.loads(schema) if isinstance(schema, str) else json.loads(json.dumps(schema))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInputError(f"structured_outputs.json was given, which is no JSON: {error}. Expected a schema.") from error
-    if not isinstance(parsed, dict):
-        raise InvalidInputError(f"structured_outputs.json={parsed!r} was given; expected a schema, such as {{'type': 'object'}}.")
-    try:
-        return LLMatcher.grammar_from_json_schema(json.dumps(exact(parsed)), overrides=WRITTEN)
-    except (ValueError, RecursionError) as error:
-        raise _refusal(wanted.kind, first_line(error)) from error
 
 
 def pruned(draft: Draft, contexts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> Draft:
