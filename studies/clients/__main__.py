@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-from polydraft.cli.agents import AGENTS
+from polydraft.cli.agents import AGENTS, Endpoint
 from studies.clients.programs import PROGRAMS
 from studies.clients.recorded import Recorded, serving
 
@@ -117,8 +117,9 @@ def run_one(name: str, tools: Path) -> Run:
         if name in AGENTS:
             agent = AGENTS[name]
             program = tools / ("aider/bin/aider" if name == "aider" else f"node_modules/.bin/{agent.program}")
-            command = [str(program), *agent.arguments(url, "small"), *ONCE[name]]
-            environment = {**os.environ, **more, **agent.variables(url, "small", "none")}
+            to = Endpoint(url, "small")
+            command = [str(program), *agent.arguments(to), *ONCE[name]]
+            environment = {**os.environ, **more, **agent.variables(to)}
             version = _said([str(program), "--version"], environment, folder).split("\n")[0]
             version = next((word for word in version.split() if word[:1].isdigit()), version)
             name, path = HOW[name]

@@ -10,7 +10,11 @@ from typer.testing import CliRunner
 
 from polydraft.cli.files import read_lines
 from polydraft.cli.main import EXIT_STATUS, app
+from polydraft.cli.serve import _keys
+from polydraft.drafters.text import corpus
 from polydraft.errors import InvalidInputError
+from polydraft.integrations.ray.files import rows_of
+from polydraft.train import conversations
 
 MEASURING = (
     ("bench", "--report"),
@@ -108,3 +112,16 @@ def test_prompts_are_lines_of_text_or_of_json(tmp_path):
 def test_a_file_of_prompts_that_is_not_there_is_refused(command, tmp_path):
     said = line(command, "--prompts", tmp_path / "nothing.txt")
     assert "nothing.txt' was given and cannot be read: No such file" in said
+
+
+def test_byte_order_marks_are_no_text(tmp_path, monkeypatch):
+    text, rows, keys = tmp_path / "a.txt", tmp_path / "a.jsonl", tmp_path / "keys"
+    text.write_bytes(b"\xef\xbb\xbfdef f(\r\nx\n")
+    rows.write_bytes(b'\xef\xbb\xbf{"prompt": "def f("}\n{"prompt": "x"}\n')
+    keys.write_bytes(b"\xef\xbb\xbfsk-one\n")
+    assert read_lines("--prompts", text) == read_lines("--prompts", rows) == ["def f(", "x"]
+    assert corpus.read_text(text) == "def f(\r\nx\n"
+    assert [row["prompt"] for _, row in rows_of(rows)] == ["def f(", "x"]
+    monkeypatch.delenv("POLYDRAFT_API_KEY", raising=False)
+    assert _keys(keys) == ("sk-one",)
+    assert [row["prompt"] for row in conversations._said(rows)] == ["def f(", "x"]

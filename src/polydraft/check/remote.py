@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
+from urllib.request import Request
 
 from polydraft.errors import IncompatibleError, InvalidInputError
+from polydraft.files.urls import opened
 from polydraft.models.tokens.spelling import Spelling
 
 __all__ = ["Completions", "RemoteText"]
@@ -103,7 +104,7 @@ class Completions:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
         data = None if body is None else json.dumps(body).encode()
         try:
-            with urlopen(Request(self._url + path, data, headers), timeout=SECONDS) as response:
+            with opened(Request(self._url + path, data, headers), SECONDS) as response:
                 return json.load(response)
         except HTTPError as error:
             if body is None:

@@ -7,7 +7,7 @@ import typer
 
 from polydraft.config import EngineConfig
 
-__all__ = ["agree_on_downloads"]
+__all__ = ["agree_on_downloads", "listed_models"]
 
 
 def agree_on_downloads(configs: Sequence[EngineConfig], *, yes: bool = False) -> None:
@@ -20,8 +20,8 @@ def agree_on_downloads(configs: Sequence[EngineConfig], *, yes: bool = False) ->
     """
     from polydraft.models.loading.catalogue import MODELS, cached, models_folder
 
-    names = dict.fromkeys(name for config in configs for name in _names(config))
-    missing = [MODELS[name] for name in names if name in MODELS and cached(MODELS[name]) is None]
+    names = dict.fromkeys(name for config in configs for name in listed_models(config))
+    missing = [MODELS[name] for name in names if cached(MODELS[name]) is None]
     if not missing:
         return
     size = sum(model.num_bytes for model in missing)
@@ -37,14 +37,14 @@ def _asks() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def _names(config: EngineConfig) -> list[str]:
-    """Models that a configuration names, and the draft model that is listed with its target."""
-    from polydraft.models.loading.catalogue import default_draft
+def listed_models(config: EngineConfig) -> list[str]:
+    """Listed models that a configuration names, and the draft model that is listed with its target."""
+    from polydraft.models.loading.catalogue import MODELS, default_draft
 
     drafter = config.drafter if isinstance(config.drafter, str) else ""
     drafts = drafter == "auto" or drafter.startswith("model")
     draft = config.draft_model or (default_draft(str(config.model)) if drafts else None)
-    return [str(name) for name in (config.model, draft) if name is not None]
+    return [str(name) for name in (config.model, draft) if name in MODELS]
 
 
 def _size(num_bytes: int) -> str:

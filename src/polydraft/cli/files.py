@@ -60,7 +60,7 @@ def read_lines(option: str, file: Path) -> list[str]:
 
 
 def read_text(option: str, file: Path) -> str:
-    """A file's text, exactly as it is.
+    """A file's text, exactly as it is, without a byte-order mark.
 
     Raises:
         InvalidInputError: a file that cannot be read, or is not UTF-8.
@@ -90,7 +90,7 @@ def _of_json(where: str, line: str) -> str:
 
 def _decode(data: bytes, source: str) -> str:
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise InvalidInputError(
             f"{source} holds the byte 0x{data[error.start]:02x} at offset {error.start}, which is not UTF-8; expected "

@@ -12,26 +12,38 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import Request
 
 import typer
 
-from polydraft.cli.agents import AGENTS, KEY
-from polydraft.cli.options import DEFAULT_MODEL
+from polydraft.cli.agents import AGENTS, KEY, Endpoint
+from polydraft.cli.downloads import agree_on_downloads, listed_models
 from polydraft.cli.progress import Preparation
+from polydraft.config import EngineConfig
 from polydraft.errors import InvalidInputError, ModelLoadError
+from polydraft.files.urls import is_of_this_machine, opened
 
 __all__ = ["launch"]
+
+AGENT_MODEL = "qwen2.5-coder-1.5b-instruct"
+"""Of a server that is started: the smallest listed model that was trained on calls of tools and code."""
+AGENT_CONTEXT = 32_768
+"""Of that model, in tokens."""
+SHORT_CONTEXT = 16_384
+"""Tokens of a context below which an agent's own instructions and tools leave no room for work."""
+AGENT_OPTIONS = ("--max-num-seqs", "2", "--timeout", "3600")
+"""Of a server that is started: an agent asks for one thing, or two, and for long."""
 
 
 def launch(
     agent: Annotated[str, typer.Argument(help=f"Which one: {', '.join(AGENTS)}.", metavar="AGENT")],
     arguments: Annotated[list[str] | None, typer.Argument(help="What the agent is given, behind --.")] = None,
-    model: Annotated[str | None, typer.Option(help=f"Target model, named as for `polydraft generate`; of a server that runs, a model of it. Default: {DEFAULT_MODEL}, or the first of the server.", rich_help_panel="Models")] = None,
+    model: Annotated[str | None, typer.Option(help=f"Target model, named as for `polydraft generate`; of a server that runs, a model of it. Default: {AGENT_MODEL}, or the first of the server.", rich_help_panel="Models")] = None,
     draft_model: Annotated[str | None, typer.Option(help="Draft model of a server that is started. Default: the one listed with the target, if any.", rich_help_panel="Models")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Context of a server that is started, in tokens. Default: the model's own.", min=1, rich_help_panel="Models")] = None,
     url: Annotated[str, typer.Option(help="Address of the server; one of this machine is started where none runs.", rich_help_panel="Server")] = "http://127.0.0.1:8000",
     show: Annotated[bool, typer.Option("--print", help="Variables and command of the agent, and nothing is started.")] = False,
 ) -> None:  # fmt: skip
@@ -40,7 +52,9 @@ def launch(
         raise InvalidInputError(f"the agent {agent!r} was given; expected one of {', '.join(AGENTS)}.")
     url, key = url.rstrip("/").removesuffix("/v1"), os.environ.get("POLYDRAFT_API_KEY", KEY)
     if show:
-        variables, command = _agent_command(agent, url, model or DEFAULT_MODEL, key, arguments or ())
+        running = _models(url, key)
+        to = _endpoint(url, key, _named(running, model, url)) if running else _to_start(url, key, model, max_model_len)
+        variables, command = _agent_command(agent, to, arguments or ())
         for name, value in variables.items():
             typer.echo(f"export {name}={shlex.quote(value)}")
         typer.echo(shlex.join(command))
@@ -49,8 +63,10 @@ def launch(
         raise InvalidInputError(
             f"the program {AGENTS[agent].program!r} is not there; expected it on the PATH. Install it: {AGENTS[agent].install}"
         )
-    with _server(url, key, model, draft_model) as name:
-        variables, command = _agent_command(agent, url, name, key, arguments or ())
+    with _server(url, key, model, draft_model, max_model_len) as to:
+        if to.context is not None and to.context < SHORT_CONTEXT:
+            typer.echo(_too_short(agent, to), err=True)
+        variables, command = _agent_command(agent, to, arguments or ())
         with subprocess.Popen(command, env={**os.environ, **variables}) as running:
             before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the agent's
             try:
@@ -61,60 +77,113 @@ def launch(
         raise typer.Exit(status if status > 0 else 128 - status)
 
 
-def _agent_command(agent: str, url: str, model: str, key: str, more: Sequence[str]) -> tuple[Mapping[str, str], list[str]]:
+def _agent_command(agent: str, to: Endpoint, more: Sequence[str]) -> tuple[Mapping[str, str], list[str]]:
     """Variables and command."""
     chosen = AGENTS[agent]
-    return chosen.variables(url, model, key), [chosen.program, *chosen.arguments(url, model), *more]
+    return {**chosen.variables(to), **_without_proxy(to.url)}, [chosen.program, *chosen.arguments(to), *more]
+
+
+def _without_proxy(url: str) -> dict[str, str]:
+    """Variables by which an agent asks a server of this machine itself, and not the proxy that the environment has."""
+    proxied = any(os.environ.get(name) for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"))
+    if not (proxied and is_of_this_machine(url)):
+        return {}
+    others = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    hosts = ",".join(filter(None, (others, urlsplit(url).hostname)))
+    return {"NO_PROXY": hosts, "no_proxy": hosts}
+
+
+def _too_short(agent: str, to: Endpoint) -> str:
+    return (
+        f"warning: {to.model} has a context of {to.context:,} tokens; the instructions and tools of {agent} alone may take {SHORT_CONTEXT:,}. "
+        "Give a --model with a longer one, or a larger --max-model-len."
+    )
+
+
+def _to_start(url: str, key: str, model: str | None, max_model_len: int | None) -> Endpoint:
+    """What a server will be that does not run yet."""
+    return Endpoint(url, model or AGENT_MODEL, key, max_model_len or (AGENT_CONTEXT if model is None else None))
+
+
+def _endpoint(url: str, key: str, model: Mapping[str, Any]) -> Endpoint:
+    """One of a server's models; the context of one that is not loaded is asked for, which loads it."""
+    context = model.get("max_model_len")
+    if context is None and model.get("loaded") is False:
+        context = _asked(f"{url}/tokenize", key, {"model": model["id"], "prompt": "x"}).get("max_model_len")
+    return Endpoint(url, model["id"], key, context if isinstance(context, int) else None)
+
+
+def _named(models: Sequence[Mapping[str, Any]], name: str | None, url: str) -> Mapping[str, Any]:
+    """The model of a name, or the first.
+
+    Raises:
+        InvalidInputError: the server has none of this name.
+    """
+    names = [model["id"] for model in models]
+    if name is not None and name not in names:
+        raise InvalidInputError(
+            f"--model {name!r} was given; the server at {url} has {', '.join(names)}. Name one, or give another --url."
+        )
+    return models[0 if name is None else names.index(name)]
 
 
 @contextmanager
-def _server(url: str, key: str, model: str | None, draft_model: str | None) -> Iterator[str]:
-    """The name of a model of a server that is ready: of the one that runs there, or of one that is started and ends with the block."""
-    names = _models(url, key)
-    if names is not None:
-        if model is not None and model not in names:
-            raise InvalidInputError(
-                f"--model {model!r} was given; the server at {url} has {', '.join(names)}. Name one, or give another --url."
-            )
-        yield model or names[0]
+def _server(url: str, key: str, model: str | None, draft_model: str | None, max_model_len: int | None) -> Iterator[Endpoint]:
+    """A model of a server that is ready: of the one that runs there, or of one that is started and ends with the block."""
+    models = _models(url, key)
+    if models:
+        yield _endpoint(url, key, _named(models, model, url))
         return
     parts = urlsplit(url)
     if parts.scheme != "http" or parts.hostname not in ("127.0.0.1", "localhost", "::1"):
         raise InvalidInputError(
             f"--url {url} was given, where no server answers; expected one that runs, or an address of this machine."
         )
+    _fetch(model or AGENT_MODEL, draft_model)
     command = [sys.executable, "-m", "polydraft", "serve", "--host", parts.hostname, "--port", str(parts.port or 80)]
-    command += ["--model", model or DEFAULT_MODEL] + (["--draft-model", draft_model] if draft_model else [])
+    command += ["--model", model or AGENT_MODEL, *AGENT_OPTIONS]
+    command += ["--draft-model", draft_model] if draft_model else []
+    command += ["--max-model-len", str(max_model_len)] if max_model_len else []
     with tempfile.NamedTemporaryFile("w+", prefix="polydraft-serve-", suffix=".log") as log:
         typer.echo(f"starting a server at {url}, whose log is {log.name}", err=True)
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True) as server:
             try:
-                yield _ready(server, url, key, Path(log.name))[0]
+                yield _endpoint(url, key, _ready(server, url, key, Path(log.name)))
             finally:
                 server.terminate()
 
 
-def _ready(server: "subprocess.Popen[bytes]", url: str, key: str, log: Path) -> list[str]:
-    """Names of its models, once it takes requests."""
+def _fetch(model: str, draft_model: str | None) -> None:
+    """Fetch what is listed and not here, after a question in a terminal: the server that is started has none."""
+    from polydraft.models.loading.catalogue import MODELS, fetch
+
+    config = EngineConfig(model=model, draft_model=draft_model)
+    agree_on_downloads([config])
+    for name in listed_models(config):
+        fetch(MODELS[name])
+
+
+def _ready(server: "subprocess.Popen[bytes]", url: str, key: str, log: Path) -> Mapping[str, Any]:
+    """Its model, once it takes requests."""
     with Preparation("loading the model ...") as preparation:
         while server.poll() is None:
-            if _answers(f"{url}/ready") and (names := _models(url, key)):
-                preparation.say(f"{names[0]} at {url}/v1")
-                return names
+            if _answers(f"{url}/ready") and (models := _models(url, key)):
+                preparation.say(f"{models[0]['id']} at {url}/v1")
+                return models[0]
             time.sleep(0.2)
     log_lines = log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
     raise ModelLoadError(f"the server did not start: {log_lines[-1].removeprefix('error: ')}")
 
 
-def _models(url: str, key: str) -> list[str] | None:
-    """Names of the models that a server has; None where nothing listens.
+def _models(url: str, key: str) -> list[dict[str, Any]] | None:
+    """The models that a server has, each with its name under "id"; None where nothing listens.
 
     Raises:
         InvalidInputError: something else listens there, or the key does not open.
     """
     try:
-        with urlopen(Request(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}), timeout=10) as response:
-            return [model["id"] for model in json.load(response)["data"]]
+        models = _asked(f"{url}/v1/models", key)["data"]
+        return [{**model, "id": str(model["id"])} for model in models]
     except HTTPError as error:
         advice = "Set POLYDRAFT_API_KEY." if error.code == 401 else "Give another --url."
         raise InvalidInputError(
@@ -128,9 +197,17 @@ def _models(url: str, key: str) -> list[str] | None:
         return None
 
 
+def _asked(url: str, key: str, body: Mapping[str, Any] | None = None) -> Any:
+    """What a path of a server says. body: is posted, for which a model may have to be loaded."""
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    with opened(Request(url, data, headers), 10 if body is None else 600) as response:
+        return json.load(response)
+
+
 def _answers(url: str) -> bool:
     try:
-        with urlopen(url, timeout=10) as response:
+        with opened(Request(url), 10) as response:
             return response.status == 200
     except OSError:
         return False

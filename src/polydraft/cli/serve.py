@@ -254,7 +254,7 @@ def _origin(text: str) -> str:
 
 
 def _keys(file: Path | None) -> tuple[str, ...]:
-    lines = [] if file is None else file.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = [] if file is None else file.read_text(encoding="utf-8-sig", errors="replace").splitlines()
     keys = [line.strip() for line in [*lines, os.environ.get("POLYDRAFT_API_KEY", "")] if line.strip()]
     if file is not None and not keys:
         raise InvalidInputError(f"--api-key-file {file} was given, which has no key; expected one a line.")

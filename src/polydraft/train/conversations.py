@@ -164,7 +164,7 @@ def _said(path: Path) -> Iterator[Any]:
         except (OSError, ValueError) as error:  # pyarrow's are among them
             raise InvalidInputError(f"{str(path)!r} cannot be read as parquet ({error}). Give another file.") from error
     elif path.suffix == ".jsonl":
-        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):  # U+2028 ends no line
+        for line in path.read_text(encoding="utf-8-sig", errors="replace").split("\n"):  # U+2028 ends no line
             with suppress(ValueError):
                 yield json.loads(line)
     else:

@@ -100,6 +100,6 @@ def read_text(path: Path) -> str:
     if b"\0" in data:
         raise ValueError(f"byte 0x00 at offset {data.index(0)} is in no text")
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise ValueError(f"byte 0x{data[error.start]:02x} at offset {error.start} is not UTF-8") from None
