@@ -3,16 +3,27 @@
 import json
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from polydraft.core.params import SamplingParams
 from polydraft.engine.output import StepOutput
 from polydraft.server.answers import Answer, is_cut
-from polydraft.server.bodies import Body, TextAlone, Unserved, by_type, hosted_left_out
+from polydraft.server.bodies import Body, TextAlone, by_type, hosted_left_out
 from polydraft.server.errors import ApiError
-from polydraft.server.protocol import Call, Called, Function, JsonSchema, Message, ResponseFormat, Sampled, ToolName, Tools
+from polydraft.server.protocol import (
+    Call,
+    Called,
+    Function,
+    JsonSchema,
+    Message,
+    ResponseFormat,
+    Sampled,
+    ThinkingSwitch,
+    ToolName,
+    Tools,
+)
 from polydraft.server.tools import CallParser, Piece
 
 __all__ = ["CountRequest", "MessageAnswer", "MessagesRequest"]
@@ -101,6 +112,8 @@ class OutputConfig(Body):
 class CountRequest(Sampled):
     """Of /v1/messages/count_tokens."""
 
+    group: ClassVar[str] = "count_tokens"
+
     messages: Annotated[list[Turn], Field(min_length=1)]
     system: str | list[Annotated[TextBlock, by_type(TextBlock)]] | None = None
     tools: Annotated[list[InputTool] | None, hosted_left_out("custom")] = None
@@ -110,8 +123,7 @@ class CountRequest(Sampled):
     parse_special: bool = False
     output_config: OutputConfig | None = None
     output_format: WantedFormat | None = None
-    mcp_servers: Unserved = None
-    container: Unserved = None
+    thinking: ThinkingSwitch | None = None
     n: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
     form_field = "output_format"
@@ -142,7 +154,8 @@ class CountRequest(Sampled):
     def template_options(self) -> dict[str, Any]:
         """What else the chat template is given."""
         effort = self.output_config and self.output_config.effort
-        return ({"reasoning_effort": effort} if effort else {}) | (self.chat_template_kwargs or {})
+        switch = {} if self.thinking is None else self.thinking.options()
+        return switch | ({"reasoning_effort": effort} if effort else {}) | (self.chat_template_kwargs or {})
 
     def continues(self) -> bool:
         last = self.messages[-1]
@@ -158,6 +171,8 @@ class CountRequest(Sampled):
 
 class MessagesRequest(CountRequest):
     """Of /v1/messages."""
+
+    group: ClassVar[str] = "messages"
 
     max_tokens: int  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
 

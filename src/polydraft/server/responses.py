@@ -2,15 +2,17 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from polydraft.engine.output import StepOutput
-from polydraft.server.answers import Answer, is_cut, traced
-from polydraft.server.bodies import Body, Text, TextAlone, Unserved, by_type, hosted_left_out
+from polydraft.engine.sequence import TokenLogprob
+from polydraft.server.answers import Answer, finite, is_cut, token_text, traced
+from polydraft.server.bodies import Body, Text, TextAlone, by_type, hosted_left_out
 from polydraft.server.errors import ApiError
 from polydraft.server.protocol import (
+    MOST_LOGPROBS,
     Call,
     Called,
     Choice,
@@ -94,7 +96,9 @@ Item = Annotated[
 
 
 class ResponsesRequest(Sampled):
-    """Of /v1/responses."""
+    """Of /v1/responses. include: further parts of the answer, of which log-probabilities are there."""
+
+    group: ClassVar[str] = "responses"
 
     input: Text | Annotated[list[Item], Field(min_length=1)]
     instructions: str | None = None
@@ -109,10 +113,9 @@ class ResponsesRequest(Sampled):
     n: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     max_tokens: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     response_format: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    previous_response_id: Unserved = None
-    conversation: Unserved = None
-    prompt: Unserved = None
-    background: Unserved = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = None
 
     form_field = "text.format"
 
@@ -159,7 +162,8 @@ class ResponsesRequest(Sampled):
         return super().most_tokens() if self.max_output_tokens is None else self.max_output_tokens
 
     def most_logprobs(self) -> int | None:
-        return None
+        included = "message.output_text.logprobs" in (self.include or ())
+        return self.top_logprobs or (0 if included else None)
 
 
 @dataclass
@@ -174,6 +178,8 @@ class Responses(Answer):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._parser, self._items = CallParser(self.tools, self.calls), list[dict[str, Any]]()
+        self._untold = list[dict[str, Any]]()
+        """Log-probabilities of tokens whose text is still to come."""
 
     def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:
         status = "completed"
@@ -219,7 +225,9 @@ class Responses(Answer):
             if self.tools
             else [Piece(content=output.text)]
         )
-        trace = traced(self.tokenizer, output, reader.read(output)) if self.trace else None
+        told_tokens = reader.read(output)
+        trace = traced(self.tokenizer, output, told_tokens) if self.trace else None
+        self._untold += [self._logprob(token.logprob) for token in told_tokens if token.logprob is not None]
         events = list[dict[str, Any]]()
         for piece in pieces or [Piece()]:
             if piece.content or trace or not (self.tools or self._items):
@@ -228,7 +236,8 @@ class Responses(Answer):
             if piece.call is not None:
                 events += self._called(piece)
         if output.finished:
-            events += [] if self._items else self._text_events("", None)
+            is_text = not self._items or self._items[-1]["type"] == "message"
+            events += self._text_events("", None) if not self._items or (self._untold and is_text) else []
             events += self._closed(_status(output))
         return events
 
@@ -246,13 +255,23 @@ class Responses(Answer):
             }
             self._items.append(item)
             events.append(self._event("response.output_item.added", output_index=len(self._items) - 1, item={**item}))
-            item["content"] = [{**PART, "text": ""}]
+            item["content"] = [{**PART, "text": "", "logprobs": list[Any]()}]
             events.append(self._event("response.content_part.added", **self._place(), content_index=0, part={**PART, "text": ""}))
+        logprobs, self._untold = self._untold, list[dict[str, Any]]()
         self._items[-1]["content"][0]["text"] += text
-        if text or trace:
-            delta = {"delta": text, "logprobs": list[Any]()} | ({"speculation": trace} if trace else {})
+        self._items[-1]["content"][0]["logprobs"] += logprobs
+        if text or trace or logprobs:
+            delta = {"delta": text, "logprobs": logprobs} | ({"speculation": trace} if trace else {})
             events.append(self._event("response.output_text.delta", **self._place(), content_index=0, **delta))
         return events
+
+    def _logprob(self, entry: TokenLogprob) -> dict[str, Any]:
+        """Of a token, and of those beside it."""
+        own, *others = [
+            {"token": self.word(token), "logprob": finite(logprob), "bytes": token_text(self.tokenizer, token)[1] or []}
+            for token, logprob in ((entry.token_id, entry.logprob), *entry.top.items())
+        ]
+        return {**own, "top_logprobs": others}
 
     def _called(self, piece: Piece) -> list[dict[str, Any]]:
         """Events of a piece of a call."""
@@ -282,7 +301,7 @@ class Responses(Answer):
         if item["type"] == "message":
             part = item["content"][0]
             events.append(
-                self._event("response.output_text.done", **self._place(), content_index=0, text=part["text"], logprobs=[])
+                self._event("response.output_text.done", **self._place(), content_index=0, text=part["text"], logprobs=part["logprobs"])
             )
             events.append(self._event("response.content_part.done", **self._place(), content_index=0, part={**part}))
         else:
@@ -327,7 +346,9 @@ class Responses(Answer):
             "tool_choice": tools.get("tool_choice", "auto" if self.tools else "none"),
             "tools": tools.get("tools", []),
             "store": False,
-            "metadata": {},
+            "metadata": request.metadata or {},
+            "top_logprobs": request.top_logprobs or 0,
+            "truncation": "disabled",
         }
 
 
