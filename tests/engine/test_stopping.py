@@ -200,3 +200,17 @@ def test_an_incomplete_character_at_the_end_is_given_out_however_a_text_ends(tok
             s.end("abort")
             found += s.take()
         assert found == s.text == "a\ufffd"
+
+
+def test_what_ends_a_text_is_part_of_it_where_that_is_asked_for(tokenizer):
+    end = tokenizer.encode("!")[0]
+    for options, text, whole in (
+        ({"stop_strings": ("cd",)}, "abcdef", "abcd"),
+        ({"stop_strings": ("c", "bcd")}, "abcdef", "abc"),
+        ({"stop_ids": frozenset({end})}, "ab!c", "ab!"),
+        ({"stop_strings": ("b!",), "stop_ids": frozenset({end})}, "ab!c", "ab!"),
+    ):
+        read = stopper(tokenizer, include_stop=True, **options)
+        assert "".join(pieces(read, tokenizer, text)) == read.text == whole
+    hidden = stopper(tokenizer, stop_strings=("cd",))
+    assert "".join(pieces(hidden, tokenizer, "abcdef")) == "ab"

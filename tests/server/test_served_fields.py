@@ -4,9 +4,9 @@ import json
 import re
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from polydraft import SamplingParams
-from polydraft.core.params import CHAT_DEFAULTS
 from tests.server.conftest import data_of, serving, small_engine
 
 PROMPT = "def add(a, b):\n"
@@ -175,13 +175,22 @@ def test_usage_comes_with_every_chunk_where_that_is_asked_for(served):
     assert counts == sorted(counts) and counts[0] < counts[-1] == 12
 
 
-def test_texts_begin_with_their_first_token_or_not(served, monkeypatch):
-    tokenizer = served.engine.tokenizer
-    ids = served.post("/tokenize", prompt=PROMPT).json()["tokens"]
-    monkeypatch.setattr(tokenizer, "bos_token_id", ids[0])
-    assert served.post("/tokenize", prompt=PROMPT, add_special_tokens=False).json()["tokens"] == ids[1:]
-    found = served.post("/v1/completions", **ASK, add_special_tokens=False, return_token_ids=True).json()
-    assert found["choices"][0]["prompt_token_ids"] == ids[1:]
+def test_texts_begin_with_their_first_token_or_not():
+    engine = small_engine()
+    words, end = engine.tokenizer, engine.tokenizer.eos_token
+    words.backend_tokenizer.post_processor = TemplateProcessing(single=f"{end} $A", special_tokens=[(end, words.eos_token_id)])
+    with serving(engine) as begun:
+        ids = begun.post("/tokenize", prompt=PROMPT).json()["tokens"]
+        assert ids[0] == words.bos_token_id
+        for text, expected in ((PROMPT, ids[1:]), (end + PROMPT, ids)):  # a text may have that token of its own
+            found = begun.post("/v1/completions", **{**ASK, "prompt": text}, add_special_tokens=False, return_token_ids=True).json()
+            assert found["choices"][0]["prompt_token_ids"] == expected
+            assert begun.post("/tokenize", prompt=text, add_special_tokens=False).json()["tokens"] == expected
+        counts = [
+            begun.post("/v1/chat/completions", **CHAT, **more).json()["usage"]["prompt_tokens"]
+            for more in ({}, {"add_special_tokens": True})
+        ]
+        assert counts[1] == counts[0] + 1
 
 
 def test_tokenize_tells_the_text_of_tokens_and_takes_what_chats_take(served):
@@ -197,7 +206,7 @@ def test_tokenize_tells_the_text_of_tokens_and_takes_what_chats_take(served):
     assert served.post("/detokenize", tokens=[*told["tokens"], end], skip_special_tokens=True).json()["prompt"] == "x = 1"
 
 
-def test_thoughts_are_left_out_or_in_the_text(monkeypatch):
+def test_thoughts_are_left_out_or_in_the_text():
     engine = small_engine()
     with serving(engine) as thinking:
         thought = "<think>a b</think>"

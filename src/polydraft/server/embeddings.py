@@ -35,9 +35,8 @@ class EmbeddingRequest(Requested):
 async def embeddings(service: Service, request: Request, body: EmbeddingRequest) -> Response:
     """An embedding of each text."""
     texts = [body.input] if isinstance(body.input, str) or isinstance(body.input[0], int) else list(body.input)
-    ids = [await service.encoded(text, parse_special=False) for text in texts]  # pyright: ignore[reportArgumentType]
-    if not body.add_special_tokens:
-        ids = [some if isinstance(text, list) else service.without_first(some) for text, some in zip(texts, ids, strict=True)]
+    begins = body.add_special_tokens
+    ids = [await service.encoded(text, parse_special=False, begins=begins) for text in texts]  # pyright: ignore[reportArgumentType]
     vectors = await unless_gone(request, service.embedded(ids))
     if vectors is None:
         return Response(status_code=GONE)

@@ -10,6 +10,7 @@ from fastapi import Request
 from polydraft.engine.asynchronous import AsyncEngine
 from polydraft.errors import IncompatibleError
 from polydraft.models.tokens.chat_template import template_of
+from polydraft.models.tokens.encoding import token_ids
 from polydraft.models.tokens.spelling import Spelling
 from polydraft.server.answers import token_text
 from polydraft.server.errors import ApiError
@@ -44,9 +45,16 @@ class ModelTokens:
         """How the model writes calls; where its template says nothing, as it is told to."""
         return format_of(self.template(tools=True)) or HERMES
 
-    async def encoded(self, prompt: str | list[int], parse_special: bool) -> list[int]:
-        """Token ids of a text."""
-        return await asyncio.to_thread(self.engine.engine.encode, prompt, parse_special=parse_special)
+    async def encoded(self, prompt: str | list[int], parse_special: bool, *, begins: bool = True) -> list[int]:
+        """Token ids of a text. begins: with the token that texts begin with, where it has none of its own."""
+        encode = self.engine.engine.encode if begins else self._encode_bare
+        return await asyncio.to_thread(encode, prompt, parse_special=parse_special)
+
+    def _encode_bare(self, prompt: str | list[int], *, parse_special: bool) -> list[int]:
+        ids = self.engine.engine.encode(prompt, parse_special=parse_special)
+        if not isinstance(prompt, str):
+            return ids
+        return token_ids(self.tokenizer, prompt) if parse_special else self.without_first(ids)
 
     def decoded(self, ids: Sequence[int]) -> str:
         """Text of token ids."""
@@ -133,9 +141,8 @@ class ModelTokens:
             chat = body.chat()
             ids = await self.conversation(chat, chat.messages, "messages")
         else:
-            ids = await self.encoded(body.prompt or body.content or "", body.parse_special is not False)
             begins = body.add_special_tokens if body.add_special_tokens is not None else bool(body.prompt) or body.add_special
-            ids = ids if begins else self.without_first(ids)
+            ids = await self.encoded(body.prompt or body.content or "", body.parse_special is not False, begins=begins)
         tokens = [self._piece(token) for token in ids] if body.with_pieces else ids
         texts = {"token_strs": [token_text(self.tokenizer, token)[0] for token in ids]} if body.return_token_strs else {}
         return {"tokens": tokens, "count": len(ids), "max_model_len": self.engine.engine.target.max_model_len, **texts}

@@ -89,16 +89,12 @@ class Service(ModelTokens):
         if body.fills_in:
             params, ids = await self._filled_in(body, prompts, params)
         else:
-            ids = [await self._prompt_ids(body, prompt) for prompt in prompts]
+            ids = [await self.encoded(prompt, body.parse_special, begins=body.add_special_tokens) for prompt in prompts]
         echo = [p if isinstance(p, str) else self.decoded(p) for p in prompts] if body.echo else ()
         answer = kind(self.tokenizer, self.name, ids, params, body.speculation.trace, echo)
         if isinstance(answer, Completion):
             answer.ranked = body.prompt_logprobs is not None
         return await self._answer(request, body, answer, params)
-
-    async def _prompt_ids(self, body: CompletionRequest, prompt: str | list[int]) -> list[int]:
-        ids = await self.encoded(prompt, body.parse_special)
-        return ids if body.add_special_tokens or not isinstance(prompt, str) else self.without_first(ids)
 
     async def _filled_in(
         self, body: CompletionRequest, prompts: Sequence[str | list[int]], params: SamplingParams
