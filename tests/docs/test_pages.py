@@ -17,7 +17,7 @@ from polydraft.models.load import load_tokenizer
 from polydraft.models.loading import catalogue
 from polydraft.models.loading.folder import load_module
 from polydraft.server.starting import Starting
-from tests.docs import tables
+from tests.docs import request_fields, tables
 from tests.exactness import validity
 from tests.support.commands import commands as commands_offered
 
@@ -115,6 +115,10 @@ def test_a_table_is_what_the_registry_says(mark):
 
 def test_the_table_of_pairs_is_what_enumeration_says():
     assert tables.PAIRS.read_text(encoding="utf-8") == validity.csv_text(), "run `python -m tests.docs.tables`"
+
+
+def test_the_table_of_request_fields_is_what_the_server_says():
+    assert tables.REQUEST_FIELDS.read_text(encoding="utf-8") == request_fields.csv_text(), "run `python -m tests.docs.tables`"
 
 
 def test_readme_installs_and_shows_python_and_a_measured_result_within_35_lines():

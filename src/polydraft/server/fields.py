@@ -137,7 +137,6 @@ REFUSED: Mapping[str, Refused] = {
     "grammar_lazy": Refused(LAZY),
     "grammar_triggers": Refused(LAZY),
     "guided_whitespace_pattern": Refused("JSON is written as Python's json.dumps does. Use structured_outputs.grammar for another form."),
-    "spaces_between_special_tokens": Refused("Special tokens are written without spaces.", (None, True, False)),
 }  # fmt: skip
 """By name, on every path that does not serve it."""
 
@@ -163,6 +162,7 @@ IGNORED: Mapping[str, str] = {
     **dict.fromkeys(("num_ctx", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mmap", "use_mlock"), MEMORY),
     **dict.fromkeys(("numa", "embedding_only", "num_thread"), MEMORY),
     **dict.fromkeys(("return_cached_tokens_details", "return_spec_tokens_details", "verbose", "timings_per_token"), "usage tells it unasked."),
+    "spaces_between_special_tokens": "Special tokens are written without spaces.",
     "return_token_offsets": "vLLM tells them where it renders alone, and not in answers.",
     "verbosity": "It is a hint to OpenAI's models.",
     "context_management": "Nothing of a conversation is cleared while it fits; what does not fit is refused.",
@@ -189,7 +189,6 @@ BY_GROUP: Mapping[str, Mapping[str, Refused | str]] = {
     "infill": {"stream_options": "The last event tells the usage.", "n_indent": "Editors cut the text by its indentation themselves."},
     "responses": {"prompt": Refused("Prompts are not stored here. Send input and instructions.")},
     "generate": {"template": Refused("The model's own template is used. Use raw for a text that is rendered already.")},
-    "options": {"penalize_newline": Refused("Line ends are penalised as any token is.", (None, True))},
 }
 """Where a field has another fate in requests of one kind."""
 
