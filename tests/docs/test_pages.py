@@ -212,6 +212,7 @@ FOREIGN = {
     "--no-async-scheduling": "vLLM",
     "--speculative-config": "vLLM",
     "--only": "studies.inside_vllm",
+    "--tasks": "lm_eval",
     "--tokens": "studies.inside_vllm",
     "--repetitions": "studies",
     "--contexts": "studies.limits",

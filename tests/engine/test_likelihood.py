@@ -9,6 +9,7 @@ from polydraft import Engine, SamplingParams
 from polydraft.engine import texts
 from polydraft.errors import CapacityError, InvalidInputError
 from polydraft.models import load, pair
+from tests.models.test_hybrids import made, text_of
 from tests.support.closeness import assert_close
 
 FOLDER = str(pair.draft_folder())
@@ -93,7 +94,9 @@ def test_texts_are_scored_beside_those_that_generate():
         fast.step()
     scored = np.array([entry.logprob for entry in future.result(0)[1:]])
     assert result.token_ids == alone and fast.num_free == 1
-    np.testing.assert_allclose(scored, [entry.logprob for entry in told(engine(), ids)], rtol=1e-4, atol=1e-5 * np.abs(scored).max())
+    np.testing.assert_allclose(
+        scored, [entry.logprob for entry in told(engine(), ids)], rtol=1e-4, atol=1e-5 * np.abs(scored).max()
+    )
 
 
 def test_what_cannot_be_scored_is_refused():
@@ -102,3 +105,12 @@ def test_what_cannot_be_scored_is_refused():
         with pytest.raises(error, match="given"):
             fast.likelihood(ids)
     assert told(fast, [5]) == []
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_5"])
+def test_layers_with_a_state_give_the_log_likelihoods_of_transformers(name):
+    module, target = made(name, max_model_len=512)
+    ids = text_of(300)
+    found = told(Engine.of(target, drafter="none", eos_token_ids=[0]), ids)
+    expected = rows_of(module, ids).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    assert_close(torch.tensor([entry.logprob for entry in found]).double(), expected)

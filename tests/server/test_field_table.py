@@ -90,7 +90,9 @@ def test_values_that_ask_for_nothing_are_taken(served):
             if refused is not None:
                 for value in refused.off:
                     assert PATHS[group][1]._problem(name, value) is None, (group, name, value)
-    assert served.post("/completion", **PATHS["completion"][2], mirostat=0, top_n_sigma=-1, xtc_probability=0.0).status_code == 200
+    assert (
+        served.post("/completion", **PATHS["completion"][2], mirostat=0, top_n_sigma=-1, xtc_probability=0.0).status_code == 200
+    )
 
 
 def test_an_unknown_name_that_begins_like_a_sampling_parameter_is_refused(served):
@@ -132,7 +134,9 @@ def test_the_table_has_every_field_of_anthropics_client():
         "messages": (types.message_create_params, types.beta.message_create_params),
         "count_tokens": (types.message_count_tokens_params, types.beta.message_count_tokens_params),
     }.items():
-        names = [name for module in kinds for name in dir(module) if name in ("MessageCreateParamsBase", "MessageCountTokensParams")]
+        names = [
+            name for module in kinds for name in dir(module) if name in ("MessageCreateParamsBase", "MessageCountTokensParams")
+        ]
         for module, name in zip(kinds, names, strict=True):
             assert fields_of(getattr(module, name)) <= {*FIELDS[group]["Anthropic"].split()}, module
 

@@ -92,10 +92,10 @@ def test_prompts_are_scored_in_vllms_form(served, path, stream):
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_of_no_tokens_reads_the_prompt_and_says_nothing(served, path, body, stream):
     found = served.post(path, **body, stream=stream)
-    assert found.status_code == 200 and PROMPT not in found.text.replace('"prompt"', "") or path == "/completion"
+    assert found.status_code == 200
     if not stream:
-        usage = found.json().get("usage", {})
-        assert (usage.get("completion_tokens") or usage.get("output_tokens") or 0) == 0
+        usage = found.json().get("usage") or {"completion_tokens": found.json().get("tokens_predicted")}
+        assert usage.get("completion_tokens", usage.get("output_tokens")) == 0
     following = served.post("/v1/completions", prompt=PROMPT, max_tokens=1).json()["usage"]["prompt_tokens_details"]
     assert following["cached_tokens"] > 0
 
@@ -181,7 +181,13 @@ def test_lm_eval_runs_a_task_of_choices(served, tmp_path, monkeypatch, backend):
     (tmp_path / "choices.yaml").write_text(TASK.format(file=tmp_path / "choices.jsonl"), encoding="utf-8")
     served.engine.tokenizer.save_pretrained(tmp_path / "words")
     words = {} if backend == "remote" else {"tokenizer": str(tmp_path / "words")}
-    arguments = {"model": "small", "base_url": f"{served.url}/v1/completions", "tokenizer_backend": backend, "max_length": 512, **words}
+    arguments = {
+        "model": "small",
+        "base_url": f"{served.url}/v1/completions",
+        "tokenizer_backend": backend,
+        "max_length": 512,
+        **words,
+    }
     found = lm_eval.simple_evaluate(
         model="local-completions",
         model_args=arguments,

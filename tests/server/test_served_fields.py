@@ -126,7 +126,11 @@ def test_names_of_llama_cpp_mean_the_same_everywhere(served):
 def test_penalties_of_a_part_of_the_context_are_refused_and_of_none_are_off(served, path):
     def ask(**more):
         named = {"temperature": 0, "repeat_penalty": 1.5, **more}
-        body = {"options": {"num_predict": 12, **named}, "raw": True, "stream": False} if path == "/api/generate" else {"max_tokens": 12, **named}
+        body = (
+            {"options": {"num_predict": 12, **named}, "raw": True, "stream": False}
+            if path == "/api/generate"
+            else {"max_tokens": 12, **named}
+        )
         return served.post(path, prompt=PROMPT, **body)
 
     refused = ask(repeat_last_n=64)
@@ -142,8 +146,12 @@ def test_samplers_that_are_not_named_do_nothing_and_an_order_that_matters_is_ref
     named = served.post("/completion", **ask, samplers=["dry", "temperature"]).json()["content"]
     assert named == served.post("/completion", **free).json()["content"]
     refused = served.post("/completion", **ask, samplers=["top_k", "top_p", "temperature"])
-    assert refused.status_code == 400 and "they are applied in that of penalties, temperature" in refused.json()["error"]["message"]
-    assert served.post("/completion", **{**ask, "temperature": 1.0}, samplers=["top_k", "top_p", "temperature"]).status_code == 200
+    assert (
+        refused.status_code == 400 and "they are applied in that of penalties, temperature" in refused.json()["error"]["message"]
+    )
+    assert (
+        served.post("/completion", **{**ask, "temperature": 1.0}, samplers=["top_k", "top_p", "temperature"]).status_code == 200
+    )
     assert served.post("/completion", **ask, samplers=["infill"]).status_code == 400
 
 
@@ -164,7 +172,9 @@ def test_responses_tell_log_probabilities_and_give_metadata_back(served, more):
 
 
 def test_tokens_are_named_by_ids_where_that_is_asked_for(served):
-    told = served.post("/v1/completions", **ASK, logprobs=1, return_tokens_as_token_ids=True, return_token_ids=True).json()["choices"][0]
+    told = served.post("/v1/completions", **ASK, logprobs=1, return_tokens_as_token_ids=True, return_token_ids=True).json()[
+        "choices"
+    ][0]
     assert told["logprobs"]["tokens"] == [f"token_id:{token}" for token in told["token_ids"]]
 
 
@@ -183,7 +193,9 @@ def test_texts_begin_with_their_first_token_or_not():
         ids = begun.post("/tokenize", prompt=PROMPT).json()["tokens"]
         assert ids[0] == words.bos_token_id
         for text, expected in ((PROMPT, ids[1:]), (end + PROMPT, ids)):  # a text may have that token of its own
-            found = begun.post("/v1/completions", **{**ASK, "prompt": text}, add_special_tokens=False, return_token_ids=True).json()
+            found = begun.post(
+                "/v1/completions", **{**ASK, "prompt": text}, add_special_tokens=False, return_token_ids=True
+            ).json()
             assert found["choices"][0]["prompt_token_ids"] == expected
             assert begun.post("/tokenize", prompt=text, add_special_tokens=False).json()["tokens"] == expected
         counts = [
@@ -223,7 +235,9 @@ def test_thoughts_are_left_out_or_in_the_text():
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
 def test_a_switch_of_thinking_reaches_the_template(path):
     engine = small_engine()
-    engine.tokenizer.chat_template = "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}{{ messages[0].content }}"
+    engine.tokenizer.chat_template = (
+        "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}{{ messages[0].content }}"
+    )
     with serving(engine) as switched:
         counts = [
             switched.post(path, messages=TURNS, max_tokens=1, **more).json()["usage"]

@@ -324,7 +324,9 @@ class Completion(Choices):
             piece = detokenizer.push(token)
             offsets.append(offset)
             offset += len(piece) if number or text.startswith(piece) else 0  # the token that texts begin with is no text
-        told = self._logprobs([Told("", offset, entry) for offset, entry in zip(offsets, self.prompt_logprobs[prompt], strict=True)])
+        told = self._logprobs(
+            [Told("", offset, entry) for offset, entry in zip(offsets, self.prompt_logprobs[prompt], strict=True)]
+        )
         first = {"tokens": [self.word(ids[0])], "token_logprobs": [None], "top_logprobs": [None], "text_offset": []}
         return {name: first[name] + told[name] for name in told}
 

@@ -91,7 +91,9 @@ class Requested(Body):
         problems = [(name, problem) for name in unread if (problem := cls._problem(name, body.get(name)))]
         if problems:
             details = [
-                InitErrorDetails(type=PydanticCustomError("unserved", "{reason}", {"reason": reason}), loc=(name[:64],), input=None)
+                InitErrorDetails(
+                    type=PydanticCustomError("unserved", "{reason}", {"reason": reason}), loc=(name[:64],), input=None
+                )
                 for name, reason in problems
             ]
             raise ValidationError.from_exception_data(cls.__name__, details)

@@ -8,7 +8,17 @@ too. `docs/serve/fields.md` is made of these tables.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["BY_GROUP", "FIELDS", "IGNORED", "REFUSED", "SAMPLING_PREFIXES", "Refused", "is_like_sampling", "refusal", "why_ignored"]
+__all__ = [
+    "BY_GROUP",
+    "FIELDS",
+    "IGNORED",
+    "REFUSED",
+    "SAMPLING_PREFIXES",
+    "Refused",
+    "is_like_sampling",
+    "refusal",
+    "why_ignored",
+]
 
 
 class Refused(NamedTuple):
@@ -186,7 +196,10 @@ BY_GROUP: Mapping[str, Mapping[str, Refused | str]] = {
         "endianness": Refused("Their bytes are little-endian.", (None, "native", "little")),
     },
     "completion": {"stream_options": "The last event tells the usage."},
-    "infill": {"stream_options": "The last event tells the usage.", "n_indent": "Editors cut the text by its indentation themselves."},
+    "infill": {
+        "stream_options": "The last event tells the usage.",
+        "n_indent": "Editors cut the text by its indentation themselves.",
+    },
     "responses": {"prompt": Refused("Prompts are not stored here. Send input and instructions.")},
     "generate": {"template": Refused("The model's own template is used. Use raw for a text that is rendered already.")},
 }
@@ -253,7 +266,9 @@ _THINKING = """
     chat_format reasoning_format generation_prompt parse_tool_calls chat_parser echo reasoning_control reasoning_budget_tokens
     reasoning_budget_start_tag reasoning_budget_end_tags reasoning_budget_end_tag reasoning_budget_message thinking_budget_tokens
 """
-_SAMPLED = "frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream stream_options temperature top_p user"
+_SAMPLED = (
+    "frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream stream_options temperature top_p user"
+)
 _OPENAI_CHAT = f"""
     {_SAMPLED} messages model top_logprobs max_completion_tokens response_format tools tool_choice reasoning_effort parallel_tool_calls
 """

@@ -15,7 +15,20 @@ from pydantic import Field, model_validator
 from polydraft.core.params import WHOLE_CONTEXT, LogprobsMode, SamplingParams, StructuredOutputs
 from polydraft.engine.structured import lark_of
 from polydraft.errors import InvalidInputError
-from polydraft.server.bodies import Body, Requested, Seed, Stops, Text, TextAlone, Texts, TopP, Unserved, also, by_type, hosted_left_out
+from polydraft.server.bodies import (
+    Body,
+    Requested,
+    Seed,
+    Stops,
+    Text,
+    TextAlone,
+    Texts,
+    TopP,
+    Unserved,
+    also,
+    by_type,
+    hosted_left_out,
+)
 from polydraft.server.errors import ApiError
 from polydraft.server.speculation import RequestedSpeculation
 
@@ -216,7 +229,9 @@ class Sampled(Requested, ABC):
             raise ApiError(400, f"{self.form_field} has the type {wanted.type!r}; expected json_schema.schema beside 'json_schema' alone.", param=self.form_field)  # fmt: skip
         named = {} if self.structured_outputs is None else self.structured_outputs.forms()
         if self.structured_outputs is not None and all(value in (None, False) for value in named.values()):
-            raise ApiError(400, f"structured_outputs has no form; expected one of {', '.join(named)}.", param="structured_outputs")
+            raise ApiError(
+                400, f"structured_outputs has no form; expected one of {', '.join(named)}.", param="structured_outputs"
+            )
         named["grammar"] = grammar_text(named.get("grammar"), "structured_outputs.grammar")
         return [
             ("json", schema),
@@ -553,7 +568,9 @@ class TokenizeRequest(Requested):
 
     def chat(self) -> ChatRequest:
         """The conversation, as chats have it."""
-        return ChatRequest.model_validate({name: getattr(self, name) for name in self.model_fields_set & ChatRequest.model_fields.keys()})
+        return ChatRequest.model_validate(
+            {name: getattr(self, name) for name in self.model_fields_set & ChatRequest.model_fields.keys()}
+        )
 
 
 class DetokenizeRequest(Requested):

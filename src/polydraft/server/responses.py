@@ -301,7 +301,9 @@ class Responses(Answer):
         if item["type"] == "message":
             part = item["content"][0]
             events.append(
-                self._event("response.output_text.done", **self._place(), content_index=0, text=part["text"], logprobs=part["logprobs"])
+                self._event(
+                    "response.output_text.done", **self._place(), content_index=0, text=part["text"], logprobs=part["logprobs"]
+                )
             )
             events.append(self._event("response.content_part.done", **self._place(), content_index=0, part={**part}))
         else:

@@ -299,7 +299,6 @@ class Service(ModelTokens):
         events = _events(request, answer, first, paced, results)
         return StreamingResponse(events, media_type=answer.media, headers={"Cache-Control": "no-cache"})
 
-
     async def _scored(self, answer: Answer, most: int, outputs: Outputs) -> Outputs:
         """Outputs, before which the log-probabilities of the prompts are there."""
         answer.prompt_logprobs = await self._in_time(self.engine.likelihoods(answer.prompts, most))
