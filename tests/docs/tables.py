@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from polydraft.config import (
     flag,
     settings,
 )
-from tests.docs import architectures, fields
+from tests.docs import architectures, fields, request_fields
 from tests.exactness import validity
 
 
@@ -78,12 +79,17 @@ def settings_table(kind: type[Config]) -> str:
 DOCS = Path(__file__).parents[2] / "docs"
 PAIRS = DOCS / "results" / "exactness.csv"
 """Every verifier with every way of drafting."""
+REQUEST_FIELDS = DOCS / "reference" / "fields.csv"
+"""What becomes of each field of each server."""
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "methods": ("methods.md", methods),
     "configuration": ("reference/configuration.md", configuration),
     "validity": ("results/exactness.md", validity.markdown),
     "architectures": ("reference/architectures.md", architectures.table),
     "missing": ("reference/architectures.md", architectures.missing),
+    "served": ("reference/fields.md", request_fields.served),
+    "refused": ("reference/fields.md", partial(request_fields.by_reason, "refused")),
+    "ignored": ("reference/fields.md", partial(request_fields.by_reason, "ignored")),
 }
 
 
@@ -98,6 +104,7 @@ def split(mark: str) -> tuple[Path, str, str, str]:
 if __name__ == "__main__":
     fields.FILE.write_text(fields.text(), encoding="utf-8")
     PAIRS.write_text(validity.csv_text(), encoding="utf-8")
+    REQUEST_FIELDS.write_text(request_fields.csv_text(), encoding="utf-8")
     for mark, (_, made) in TABLES.items():
         page, before, _, behind = split(mark)
         page.write_text(before + made() + behind, encoding="utf-8")

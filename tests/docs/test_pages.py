@@ -17,7 +17,7 @@ from polydraft.models.load import load_tokenizer
 from polydraft.models.loading import catalogue
 from polydraft.models.loading.folder import load_module
 from polydraft.server.starting import Starting
-from tests.docs import tables
+from tests.docs import request_fields, tables
 from tests.exactness import validity
 from tests.support.commands import commands as commands_offered
 
@@ -117,6 +117,10 @@ def test_the_table_of_pairs_is_what_enumeration_says():
     assert tables.PAIRS.read_text(encoding="utf-8") == validity.csv_text(), "run `python -m tests.docs.tables`"
 
 
+def test_the_table_of_request_fields_is_what_the_server_says():
+    assert tables.REQUEST_FIELDS.read_text(encoding="utf-8") == request_fields.csv_text(), "run `python -m tests.docs.tables`"
+
+
 def test_readme_installs_and_shows_python_and_a_measured_result_within_35_lines():
     head = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:35]
     places = [next(i for i, line in enumerate(head) if what in line) for what in ("pip install", "```python", "tokens/s")]
@@ -208,6 +212,7 @@ FOREIGN = {
     "--no-async-scheduling": "vLLM",
     "--speculative-config": "vLLM",
     "--only": "studies.inside_vllm",
+    "--tasks": "lm_eval",
     "--tokens": "studies.inside_vllm",
     "--repetitions": "studies",
     "--contexts": "studies.limits",

@@ -239,3 +239,17 @@ def test_stop_ids_of_a_request_end_its_answer_and_those_of_the_model_its_thought
         )
         pieces(s, tokenizer, text)
         assert s.stop is not None and s.stop.stop_reason in (wanted, end) and s._num_tokens == length
+
+
+def test_what_ends_a_text_is_part_of_it_where_that_is_asked_for(tokenizer):
+    end = tokenizer.encode("!")[0]
+    for options, text, whole in (
+        ({"stop_strings": ("cd",)}, "abcdef", "abcd"),
+        ({"stop_strings": ("c", "bcd")}, "abcdef", "abc"),
+        ({"stop_ids": frozenset({end})}, "ab!c", "ab!"),
+        ({"stop_strings": ("b!",), "stop_ids": frozenset({end})}, "ab!c", "ab!"),
+    ):
+        read = stopper(tokenizer, include_stop=True, **options)
+        assert "".join(pieces(read, tokenizer, text)) == read.text == whole
+    hidden = stopper(tokenizer, stop_strings=("cd",))
+    assert "".join(pieces(hidden, tokenizer, "abcdef")) == "ab"

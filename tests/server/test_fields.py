@@ -66,7 +66,7 @@ def test_fields_that_cannot_change_the_answer_change_nothing(served, path, more)
     [
         ("completions", {"suffix": "x"}, "suffix"),
         ("completions", {"best_of": 3}, "best_of"),
-        ("completions", {"repeat_penalty": 1.2}, "repeat_penalty"),
+        ("completions", {"typical_p": 0.5}, "typical_p"),
         ("completions", {"xtc_probability": 1}, "xtc_probability"),
         ("completions", {"max_token": 5}, "max_token"),
         ("chat/completions", {"functions": [{"name": "x"}]}, "functions"),

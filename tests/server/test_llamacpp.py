@@ -9,7 +9,7 @@ from polydraft import SamplingParams
 from tests.server.conftest import data_of
 
 PROMPT = "def add(a, b):\n"
-ASK = {"prompt": PROMPT, "n_predict": 12, "temperature": 0, "cache_prompt": True, "samplers": ["top_k"], "id_slot": -1}
+ASK = {"prompt": PROMPT, "n_predict": 12, "temperature": 0, "cache_prompt": True, "samplers": ["temperature"], "id_slot": -1}
 
 
 def events(response):

@@ -87,7 +87,7 @@ def test_a_tool_is_called_whole_and_streamed_and_its_result_given_back(served, c
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"max_tokens": 0}, "max_tokens=0"),
+        ({"max_tokens": -2}, "max_tokens=-2"),
         ({"tools": [{"name": "x", "input_schema": {"type": "thing"}}], "tool_choice": {"type": "any"}}, "tools.0.input_schema"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "sub"}}, "expected one of tools: add, now"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "expected a name beside 'tool'"),

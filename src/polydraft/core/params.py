@@ -130,6 +130,7 @@ class SamplingParams:
         min_tokens: end-of-sequence and stop ids have no mass before this many tokens; stop strings that these complete do not end the output.
         stop: text that ends the output and is not part of it; special tokens in it are found where they are hidden, too.
         stop_token_ids: ids that end the output, as its last token id.
+        include_stop_str_in_output: what ended the output, a text of `stop` or a token's, is part of its text.
         ignore_eos: go on after tokens that end a text.
         n: independent samples of the same prompt, each with its own sample index; at most 65,536.
         seed: noise of the request, another one for each prompt of a call; None = drawn once from the system. The result records what repeats it.
@@ -161,6 +162,7 @@ class SamplingParams:
     min_tokens: int = 0
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     n: int = 1
     seed: int | None = None

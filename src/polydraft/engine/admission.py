@@ -55,6 +55,7 @@ class Admission:
             min_tokens=params.min_tokens,
             skip_special_tokens=params.skip_special_tokens,
             thinking=params.thinking,
+            include_stop=params.include_stop_str_in_output,
         )
         sample = Sample(request.sample % MOST_SAMPLES, request.seed, logprobs=None if params.logprobs is None else [])
         sample.stats.prompt_tokens = len(request.source_token_ids or prompt)

@@ -22,11 +22,11 @@ from typing import Any, TypeVar
 
 from polydraft.core.params import ConstraintSource, SamplingParams, StructuredOutputs
 from polydraft.engine.api import Engine
-from polydraft.engine.embedding import Embedding
 from polydraft.engine.output import StepOutput
 from polydraft.engine.prefixes import PrefixWriter
 from polydraft.engine.prompts import Prompt
-from polydraft.engine.sequence import Result
+from polydraft.engine.sequence import Result, TokenLogprob
+from polydraft.engine.texts import Embedding
 from polydraft.errors import BusyError, ClosedError, InvalidInputError, PolydraftError
 
 __all__ = ["AsyncEngine"]
@@ -166,12 +166,23 @@ class AsyncEngine:
 
     async def embed(self, texts: Seq[Seq[int]]) -> list[Embedding]:
         """The mean of the last states of each text of token ids; see `Loop.embed`. Cancelling it leaves the rest unread."""
+        return await self._read(texts, self.engine.embed)
+
+    async def likelihoods(self, texts: Seq[Seq[int]], top: int = 0) -> list[list[TokenLogprob | None]]:
+        """The log-probabilities of the tokens of each text; see `Loop.likelihood`. Cancelling it leaves the rest unread."""
+        return await self._read(texts, partial(self.engine.likelihood, top=top))
+
+    async def hold(self, texts: Seq[Seq[int]]) -> None:
+        """Read texts for requests to come; see `Loop.hold`. Cancelling it leaves the rest unread."""
+        await self._read(texts, self.engine.hold)
+
+    async def _read(self, texts: Seq[Seq[int]], queue: Callable[[Seq[int]], "Future[T]"]) -> list[T]:
         if not self.running:
             raise ClosedError(CLOSED)
-        waiting = list[Future[Embedding]]()
+        waiting = list[Future[T]]()
         try:
             for ids in texts:
-                waiting.append(self.engine.embed(ids))
+                waiting.append(queue(ids))
             self._asked.set()
             return [await asyncio.wrap_future(future) for future in waiting]
         except asyncio.CancelledError:

@@ -30,7 +30,6 @@ from polydraft.core.params import ConstraintSource, StructuredOutputs
 from polydraft.engine import drafter_state, reading
 from polydraft.engine.admission import Admission
 from polydraft.engine.arrivals import Arrivals
-from polydraft.engine.embedding import PIECE, Embedding, Embeddings
 from polydraft.engine.filling import Filling, StepTime
 from polydraft.engine.leaving import Leaving
 from polydraft.engine.opening import Opening
@@ -40,10 +39,11 @@ from polydraft.engine.parts import check_decoding
 from polydraft.engine.roster import Roster
 from polydraft.engine.sample_text import sample_ids, sample_prompts
 from polydraft.engine.seats import Seats
-from polydraft.engine.sequence import Sample, Sequence, alike
+from polydraft.engine.sequence import Sample, Sequence, TokenLogprob, alike
 from polydraft.engine.speculation import PLAIN, Menu, Speculation
 from polydraft.engine.stats import share
 from polydraft.engine.step import Stepper
+from polydraft.engine.texts import PIECE, Embedding, Likelihood, Mean, Texts, Unscored
 from polydraft.engine.ties import check_margin
 from polydraft.errors import IncompatibleError
 from polydraft.models.prefix_cache import PrefixCache
@@ -106,7 +106,7 @@ class Loop:
         self._roster, self._outbox, self._opening = Roster(), Outbox(), Opening(target, menu)
         self._leaving = Leaving(self._roster, self._seats, self._outbox, teaching)
         self._steppers: WeakKeyDictionary[Speculation, Stepper] = WeakKeyDictionary()
-        self._embeddings = Embeddings(target, self._seats.slots)
+        self._texts = Texts(target, self._seats)
         self._stepping = threading.Lock()
 
     @property
@@ -131,7 +131,7 @@ class Loop:
     @property
     def has_unfinished_requests(self) -> bool:
         """Whether a step has something to do or to return."""
-        return bool(self._roster or self._outbox or self._embeddings)
+        return bool(self._roster or self._outbox or self._texts)
 
     @property
     def num_running(self) -> int:
@@ -193,9 +193,37 @@ class Loop:
         """Queue a text, from any thread; steps read it in pieces, and give the mean of the target's last states, after the final norm, of all tokens.
 
         Raises:
-            IncompatibleError, InvalidInputError, CapacityError, BusyError: see `embedding.Embeddings.add`.
+            IncompatibleError, InvalidInputError, CapacityError, BusyError: see `texts.Texts.add`.
         """
-        return self._embeddings.add(token_ids)
+        return self._texts.add(Mean(token_ids))
+
+    def likelihood(self, token_ids: Seq[int], top: int = 0) -> "Future[list[TokenLogprob | None]]":
+        """Queue a text, from any thread; steps read it in pieces, and give the log-probability of each token behind those before it, None of the first.
+
+        They are those of the target's own logits, whatever is sampled from. A request that begins with this text finds it read.
+        top: most likely alternatives to give beside each.
+
+        Raises:
+            IncompatibleError, InvalidInputError, CapacityError, BusyError: see `texts.Texts.add`.
+
+        Example:
+            >>> from polydraft import Engine
+            >>> engine = Engine.embedded()
+            >>> future = engine.likelihood(engine.encode("import os"))
+            >>> while not future.done():
+            ...     _ = engine.step()
+            >>> [x if x is None else round(x.logprob, 1) for x in future.result()]
+            [None, -3.9]
+        """
+        return self._texts.add(Likelihood(token_ids, top))
+
+    def hold(self, token_ids: Seq[int]) -> "Future[None]":
+        """Queue a text, from any thread; steps read it in pieces, and a request that begins with it finds it read, where prefixes are kept.
+
+        Raises:
+            InvalidInputError, CapacityError, BusyError: see `texts.Texts.add`.
+        """
+        return self._texts.add(Unscored(token_ids))
 
     def abort_request(self, request_id: str) -> None:
         """End all samples of a request, from any thread, before the next step; what was emitted stays. Unknown ids are ignored.
@@ -207,7 +235,7 @@ class Loop:
     def abort_all(self) -> None:
         """The same for every request that was added before."""
         self._roster.abort_all()
-        self._embeddings.cancel()
+        self._texts.cancel()
 
     def discard(self, request_ids: Iterable[str]) -> None:
         """Abort requests whose outputs nobody reads: their slots are free at once, unless a step is running: then before the next.
@@ -243,7 +271,7 @@ class Loop:
         if s is None or not self._seats.room.admits(s, roster.running):
             return None
         if self._opening.follows_costs(s):
-            if roster.running or self._embeddings:
+            if roster.running or self._texts:
                 return None
             self._measure(s.speculation)
         return s
@@ -278,7 +306,7 @@ class Loop:
                 return
             with suppress(Interrupted):
                 for speculation in self.menu.unmeasured:
-                    self._measure(speculation, lambda: bool(self._roster.asked or self._embeddings) or stopped())
+                    self._measure(speculation, lambda: bool(self._roster.asked or self._texts) or stopped())
 
     def _measure(self, chosen: Speculation, stopped: Callable[[], bool] = lambda: False) -> None:
         """Costs of drafts, by an idle target whose code is compiled; see `costs.measured`."""
@@ -306,7 +334,7 @@ class Loop:
                 if took:
                     self._filling.learn(took, sum(riding.values()))
                     self._store_costs()
-                self._embeddings.step(self._filling.room() if took else PIECE)
+                self._texts.step(self._filling.room() if took else PIECE)
                 if not (took or roster.running or self._outbox) and any(map(self._opening.awaits_drafts, roster.waiting)):
                     self.menu.await_drafts(MOMENT)
             except BaseException:

@@ -1,6 +1,7 @@
 """The slots that a sequence takes: one of the target, and one for the second sequence where a decoding method reads one."""
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from contextlib import ExitStack, contextmanager
 
 from polydraft.core import BlockCopying, Decoding, EncoderDecoder, SecondSequenceDecoding, Target
@@ -47,10 +48,13 @@ class Seats:
         """Give back what it has. retain: its slot holds its tokens and nothing else, and may go on holding them."""
         if s.slot is not None:
             slot, s.slot = s.slot, None
-            held = s.token_ids[: int(self._target.lengths[slot])] if retain and self._retains else ()
-            self.slots.give_back(slot, held)
+            self.give_back(slot, s.token_ids if retain else ())
         if self.second is not None:
             self.second.leave(s)
+
+    def give_back(self, slot: int, token_ids: Seq[int] = ()) -> None:
+        """A slot of the target. token_ids: it may go on holding them, as far as they are read."""
+        self.slots.give_back(slot, token_ids[: int(self._target.lengths[slot])] if self._retains else ())
 
     @contextmanager
     def idle(self) -> Iterator[tuple[int, int]]:

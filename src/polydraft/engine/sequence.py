@@ -24,11 +24,12 @@ class Origin(NamedTuple):
 
 
 class TokenLogprob(NamedTuple):
-    """Log-probability of an emitted token, and of the most likely alternatives at its position."""
+    """Log-probability of a token, and of the most likely alternatives at its position. rank: of a prompt's token among all, from 1 on."""
 
     token_id: int
     logprob: float
     top: dict[int, float]
+    rank: int | None = None
 
 
 _SHORT = reprlib.Repr()

@@ -44,6 +44,7 @@ class Stopper:
     stop_ids: end-of-sequence and stop ids.  max_tokens: most tokens to emit.
     min_tokens: an id or a stop string ends the text only where a later token completes it.
     thinking: what the model thinks first; in it `stop_strings` end nothing, nor do `answer_stop_ids`.
+    include_stop: the text ends behind what ended it, and not before.
     """
 
     def __init__(
@@ -58,10 +59,12 @@ class Stopper:
         skip_special_tokens: bool = True,
         thinking: Thinking | None = None,
         answer_stop_ids: frozenset[int] = frozenset(),
+        include_stop: bool = False,
     ) -> None:
         self._detokenizer = tokenizer and Detokenizer(tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens)
         self._stop_ids, self._stop_strings = stop_ids, tuple(stop_strings)
         self._max_tokens, self._min_tokens = max_tokens, min_tokens
+        self._include_stop = include_stop
         self._num_tokens = 0
         self._text, self._given = "", 0
         self._end, self._places = "", list[int]()  # of what is searched: its last characters, and how much text is before each
@@ -77,7 +80,7 @@ class Stopper:
 
     @property
     def text(self) -> str:
-        """All text so far, cut before a stop string."""
+        """All text so far, cut at a stop string."""
         return self._text
 
     def push(self, token: int) -> None:
@@ -85,7 +88,7 @@ class Stopper:
         self._num_tokens += 1
         stops = self._is_stop(token) and self._num_tokens > self._min_tokens
         if self._detokenizer is not None:
-            text = "" if stops else self._detokenizer.push(token)
+            text = "" if stops and not self._include_stop else self._detokenizer.push(token)
             self._push_text(text, "" if text else self._detokenizer.special(token))
         if stops:
             self._finish(Ending("stop", token))
@@ -157,12 +160,13 @@ class Stopper:
         self._end, self._places = self._end[surplus:], self._places[surplus:]
 
     def _search(self, num_checked: int) -> None:
-        """Cut the text before a stop string; one that ended within the checked characters has no say."""
+        """Cut the text before or behind a stop string; one that ended within the checked characters has no say."""
         searches = ((stop, max(0, num_checked - len(stop) + 1)) for stop in self._stop_strings)
         matches = [(at, stop) for stop, begin in searches if (at := self._end.find(stop, begin)) >= 0]
         if matches:
             at, stop = min(matches)
-            self._text = self._text[: self._places[at]]
+            end = at + len(stop) if self._include_stop else at
+            self._text = self._text[: [*self._places, len(self._text)][end]]
             self.stop = Ending("stop", stop)
 
     def take(self) -> str:

@@ -20,7 +20,7 @@ from polydraft.engine.sequence import Sample, TokenLogprob
 from polydraft.models.tokens.spelling import REPLACEMENT, Spelling
 from polydraft.server.errors import ApiError
 from polydraft.server.pieces import PieceReader, is_cut
-from polydraft.server.tools import HERMES, CallFormat, ToolCall
+from polydraft.server.tools import HERMES, CallFormat, Piece, ToolCall
 
 
 def token_text(tokenizer: Any, token_id: int) -> tuple[str, list[int] | None]:
@@ -44,7 +44,7 @@ def token_text(tokenizer: Any, token_id: int) -> tuple[str, list[int] | None]:
 
 
 class Told(NamedTuple):
-    """A token of a choice: the text that it completes, how many characters are before that, and its log-probability if it was asked for."""
+    """A token of a choice: the text that it completes, how many characters are before that, and its log-probability where there is one."""
 
     text: str
     offset: int
@@ -53,10 +53,14 @@ class Told(NamedTuple):
 
 @dataclass
 class Reader:
-    """What was told of one sample. detokenizer: where tokens are told one by one.  offset: characters before the next token's text."""
+    """What was told of one sample. detokenizer: where tokens are told one by one.  offset: characters before the next token's text.
+
+    tells_stop: whether the token that ended the text is a part of it.
+    """
 
     detokenizer: Detokenizer | None
     offset: int = 0
+    tells_stop: bool = False
     num_tokens: int = 0
 
     def read(self, output: StepOutput) -> list[Told]:
@@ -66,7 +70,7 @@ class Reader:
         logprobs, told_tokens = output.sample.logprobs, list[Told]()
         for number, token in enumerate(output.token_ids, self.num_tokens):
             is_stop = output.finished and number == len(output.sample.token_ids) - 1 and token == output.sample.stop_reason
-            text = "" if is_stop else self.detokenizer.push(token)
+            text = "" if is_stop and not self.tells_stop else self.detokenizer.push(token)
             told_tokens.append(Told(text, self.offset, None if logprobs is None else logprobs[number]))
             self.offset += len(text)
         self.num_tokens += len(output.token_ids)
@@ -79,7 +83,9 @@ class Answer(ABC):
 
     kind: the object's name, and that of its chunks.  methods: drafter and verifier, as usage tells them.  num_predicted: tokens of the prediction.
     tools: names of those that may be called.  calls: how the model writes calls of them.  trace: tell where each token comes from.
-    include_usage: whether a stream ends with the usage.
+    include_usage: whether a stream ends with the usage.  continuous_usage: whether every chunk has it.
+    tells_ids, tells_prompt_ids: whether ids are told, of answers and of prompts.  names_ids: whether log-probabilities name ids.
+    prompt_logprobs: of the tokens of each prompt; they are there before the first output.
     """
 
     tokenizer: Any
@@ -95,6 +101,11 @@ class Answer(ABC):
     calls: CallFormat = HERMES
     tools: Collection[str] = ()
     include_usage: bool = False
+    continuous_usage: bool = False
+    tells_ids: bool = False
+    tells_prompt_ids: bool = False
+    names_ids: bool = False
+    prompt_logprobs: Seq[Seq[TokenLogprob | None]] = ()
 
     kind = chunk_kind = prefix = ""
     media, end = "text/event-stream", "data: [DONE]\n\n"
@@ -110,9 +121,9 @@ class Answer(ABC):
         self._failed = set[int]()
         """Choices that ended in an error."""
 
-    def piece_reader(self) -> PieceReader:
-        """That tells thoughts, content and calls of a choice apart."""
-        return PieceReader(self.params.thinking, self.tools, self.calls)
+    def piece_reader(self, *, apart: bool = True) -> PieceReader:
+        """That tells content and calls of a choice apart. apart: its thoughts, too."""
+        return PieceReader(self.params.thinking if apart else None, self.tools, self.calls)
 
     @property
     def n(self) -> int:
@@ -125,9 +136,14 @@ class Answer(ABC):
             prompt, skip = self.prompts[index // self.n], self.params.skip_special_tokens
             tells_tokens = self.trace or self.params.logprobs is not None
             detokenizer = Detokenizer(self.tokenizer, prompt, skip_special_tokens=skip) if tells_tokens else None
-            self.readers[index] = Reader(detokenizer, len(self.echo[index // self.n]) if self.echo else 0)
+            offset = len(self.echo[index // self.n]) if self.echo else 0
+            self.readers[index] = Reader(detokenizer, offset, self.params.include_stop_str_in_output)
             self.samples[index] = output.sample
         return self.readers[index]
+
+    def word(self, token_id: int) -> str:
+        """A token's name in log-probabilities."""
+        return f"token_id:{token_id}" if self.names_ids else token_text(self.tokenizer, token_id)[0]
 
     def number(self, prompt: int, output: StepOutput) -> int:
         """Of the choice: the samples of the first prompt, then those of the next."""
@@ -217,7 +233,7 @@ class Choices(Answer):
             self.reader(index, output)
             by_choice.setdefault(index, []).append(output)
         choices = [self._choice(index, by_choice[index]) for index in sorted(by_choice)]
-        return {**self._head(self.kind), "choices": choices, "usage": self.usage()}
+        return {**self._head(self.kind), **self._of_prompt(), "choices": choices, "usage": self.usage()}
 
     def chunks(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
         self.check(prompt, output)
@@ -225,14 +241,14 @@ class Choices(Answer):
         first = index not in self.readers
         reader = self.reader(index, output)
         told_tokens = reader.read(output)
-        if not (first or output.text or told_tokens or output.finished or self.trace):
+        if not (first or output.text or told_tokens or output.finished or self.trace or self.tells_ids):
             return []
         choice = self._delta(index, output, told_tokens, first)
-        if not (first or told_tokens or output.finished or self.trace or choice.get("delta", True)):
+        if not (first or told_tokens or output.finished or self.trace or self.tells_ids or choice.get("delta", True)):
             return []  # of what a call may be
-        body = {**self._head(self.chunk_kind), "choices": [choice]}
+        body = {**self._head(self.chunk_kind), **(self._of_prompt() if first else {}), "choices": [choice]}
         if self.include_usage:
-            body["usage"] = None
+            body["usage"] = self.usage() if self.continuous_usage else None
         if self.trace:
             body["speculation"] = traced(self.tokenizer, output, told_tokens)
         return [body]
@@ -242,6 +258,26 @@ class Choices(Answer):
 
     def failed(self, error: ApiError) -> dict[str, Any]:
         return error.body
+
+    def _of_prompt(self) -> dict[str, Any]:
+        """What is told of the prompt beside the choices."""
+        return {}
+
+    def _ids(self, outputs: Iterable[StepOutput]) -> dict[str, Any]:
+        """Token ids of a part of a choice."""
+        return {"token_ids": [token for output in outputs for token in output.token_ids]} if self.tells_ids else {}
+
+    def _likelihoods(self, prompt: int) -> list[dict[str, Any] | None]:
+        """Of a prompt's tokens, as vLLM tells them: each token and its alternatives by their ids."""
+        return [None if entry is None else self._ranked(entry) for entry in self.prompt_logprobs[prompt]]
+
+    def _ranked(self, entry: TokenLogprob) -> dict[str, Any]:
+        ranks = {token: (logprob, rank) for rank, (token, logprob) in enumerate(entry.top.items(), 1)}
+        ranks = {entry.token_id: (entry.logprob, entry.rank)} | ranks
+        return {
+            str(token): {"logprob": finite(logprob), "rank": rank, "decoded_token": token_text(self.tokenizer, token)[0]}
+            for token, (logprob, rank) in ranks.items()
+        }
 
     @abstractmethod
     def _choice(self, index: int, outputs: list[StepOutput]) -> dict[str, Any]:
@@ -256,35 +292,74 @@ class Choices(Answer):
         return [token for output in outputs for token in reader.read(output)]
 
 
+@dataclass
 class Completion(Choices):
-    """Of /v1/completions."""
+    """Of /v1/completions. ranked: whether prompts' log-probabilities are told vLLM's way."""
+
+    ranked: bool = False
 
     kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
 
     def _choice(self, index: int, outputs: list[StepOutput]) -> dict[str, Any]:
-        before = self.echo[index // self.n] if self.echo else ""
-        text = before + "".join(output.text for output in outputs)
-        return {"index": index, "text": text, "logprobs": self._logprobs(self._all_tokens(index, outputs)), **ended(outputs[-1])}
+        text = "".join(output.text for output in outputs)
+        return {**self._part(index, text, self._all_tokens(index, outputs), outputs, first=True), **ended(outputs[-1])}
 
     def _delta(self, index: int, output: StepOutput, tokens: list[Told], first: bool) -> dict[str, Any]:
-        before = self.echo[index // self.n] if self.echo and first else ""
-        return {"index": index, "text": before + output.text, "logprobs": self._logprobs(tokens), **ended(output)}
+        return {**self._part(index, output.text, tokens, [output], first=first), **ended(output)}
 
-    def _logprobs(self, tokens: list[Told]) -> dict[str, Any] | None:
-        if self.params.logprobs is None:
-            return None
+    def _part(self, index: int, text: str, tokens: list[Told], outputs: Seq[StepOutput], *, first: bool) -> dict[str, Any]:
+        """What a choice has or is given. first: it is its beginning."""
+        prompt = index // self.n
+        before = self.echo[prompt] if self.echo and first else ""
+        logprobs = None if self.params.logprobs is None else self._logprobs(tokens)
+        if logprobs is not None and before and self.prompt_logprobs:
+            echoed = self._logprobs_of_prompt(prompt)
+            logprobs = {name: echoed[name] + values for name, values in logprobs.items()}
+        part = {"index": index, "text": before + text, "logprobs": logprobs, **self._ids(outputs)}
+        part |= {"prompt_token_ids": list(self.prompts[prompt])} if self.tells_prompt_ids and first else {}
+        return part | ({"prompt_logprobs": self._likelihoods(prompt)} if self.ranked and first else {})
+
+    def _logprobs(self, tokens: list[Told]) -> dict[str, list[Any]]:
         logprobs = [token.logprob for token in tokens if token.logprob is not None]
-        told = [{**t.top, t.token_id: t.logprob} for t in logprobs]  # the token itself, too, as of OpenAI's and vLLM's
         return {
-            "tokens": [token_text(self.tokenizer, t.token_id)[0] for t in logprobs],
+            "tokens": [self.word(t.token_id) for t in logprobs],
             "token_logprobs": [finite(t.logprob) for t in logprobs],
-            "top_logprobs": [{token_text(self.tokenizer, k)[0]: finite(v) for k, v in top.items()} for top in told],
+            "top_logprobs": [self._top(t) for t in logprobs],
             "text_offset": [token.offset for token in tokens],
         }
 
+    def _logprobs_of_prompt(self, prompt: int) -> dict[str, list[Any]]:
+        """Of its first token there is none."""
+        ids, text = self.prompts[prompt], self.echo[prompt]
+        detokenizer, offset, offsets = Detokenizer(self.tokenizer, (), skip_special_tokens=False), 0, list[int]()
+        for number, token in enumerate(ids):
+            piece = detokenizer.push(token)
+            offsets.append(offset)
+            offset += len(piece) if number or text.startswith(piece) else 0  # the token that texts begin with is no text
+        told = self._logprobs(
+            [Told("", offset, entry) for offset, entry in zip(offsets, self.prompt_logprobs[prompt], strict=True)]
+        )
+        first = {"tokens": [self.word(ids[0])], "token_logprobs": [None], "top_logprobs": [None], "text_offset": []}
+        return {name: first[name] + told[name] for name in told}
 
+    def _top(self, entry: TokenLogprob) -> dict[str, float]:
+        """Alternatives and the token itself, the most likely first; of those with one text the most likely."""
+        top = dict[str, float]()
+        for token, logprob in sorted({**entry.top, entry.token_id: entry.logprob}.items(), key=lambda item: -item[1]):
+            top.setdefault(self.word(token), finite(logprob))
+        return top
+
+
+@dataclass
 class Chat(Choices):
-    """Of /v1/chat/completions."""
+    """Of /v1/chat/completions. tells_apart: whether thoughts are told apart from the answer.  tells_reasoning: whether they are told then.
+
+    tells_prompt: whether the text of the prompt is told.
+    """
+
+    tells_apart: bool = True
+    tells_reasoning: bool = True
+    tells_prompt: bool = False
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
@@ -295,7 +370,7 @@ class Chat(Choices):
     def _pieces_of(self, index: int) -> PieceReader:
         """The reader of a choice."""
         if index not in self._piece_readers:
-            self._piece_readers[index] = self.piece_reader()
+            self._piece_readers[index] = self.piece_reader(apart=self.tells_apart)
         return self._piece_readers[index]
 
     def _ended(self, index: int, output: StepOutput) -> dict[str, Any]:
@@ -308,15 +383,15 @@ class Chat(Choices):
         text = "".join(output.text for output in outputs)
         reader = self._pieces_of(index)
         pieces = reader.push(text, last=True, cut=is_cut(outputs[-1]))
-        content, reasoning = ("".join(getattr(piece, name) for piece in pieces) for name in ("content", "reasoning"))
+        content, reasoning = self._said(pieces, first=True)
         calls = [_call(call) for call in reader.calls if call.complete]
         message = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
         message |= ({"reasoning_content": reasoning} if reasoning else {}) | ({"tool_calls": calls} if calls else {})
-        return {"index": index, "message": message, "logprobs": logprobs, **self._ended(index, outputs[-1])}
+        return {"index": index, "message": message, "logprobs": logprobs, **self._ids(outputs), **self._ended(index, outputs[-1])}
 
     def _delta(self, index: int, output: StepOutput, tokens: list[Told], first: bool) -> dict[str, Any]:
         pieces = self._pieces_of(index).read(output)
-        content, reasoning = ("".join(getattr(piece, name) for piece in pieces) for name in ("content", "reasoning"))
+        content, reasoning = self._said(pieces, first=first)
         calls = dict[int, dict[str, Any]]()
         for piece in pieces:
             if piece.call is not None:
@@ -329,7 +404,19 @@ class Chat(Choices):
             {"content": content} if content or (first and not (calls or reasoning)) else {}
         )
         delta |= ({"reasoning_content": reasoning} if reasoning else {}) | ({"tool_calls": list(calls.values())} if calls else {})
-        return {"index": index, "delta": delta, "logprobs": self._logprobs(tokens), **self._ended(index, output)}
+        told = {"delta": delta, "logprobs": self._logprobs(tokens), **self._ids([output])}
+        return {"index": index, **told, **self._ended(index, output)}
+
+    def _said(self, pieces: Seq[Piece], *, first: bool) -> tuple[str, str]:
+        """Content and thoughts of some pieces. first: of those with which the answer begins."""
+        content, reasoning = ("".join(getattr(piece, name) for piece in pieces) for name in ("content", "reasoning"))
+        return ("".join(self.echo) if first else "") + content, reasoning if self.tells_reasoning else ""
+
+    def _of_prompt(self) -> dict[str, Any]:
+        ids = list(self.prompts[0])
+        told = {"prompt_token_ids": ids} if self.tells_prompt_ids else {}
+        told |= {"prompt_text": self.tokenizer.decode(ids)} if self.tells_prompt else {}
+        return told | ({"prompt_logprobs": self._likelihoods(0)} if self.prompt_logprobs else {})
 
     def _logprobs(self, tokens: list[Told]) -> dict[str, Any] | None:
         if self.params.logprobs is None:
@@ -342,8 +429,7 @@ class Chat(Choices):
         return {"content": content, "refusal": None}
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text, parts = token_text(self.tokenizer, token_id)
-        return {"token": text, "logprob": finite(logprob), "bytes": parts}
+        return {"token": self.word(token_id), "logprob": finite(logprob), "bytes": token_text(self.tokenizer, token_id)[1]}
 
 
 def in_one_line(body: Any) -> str:

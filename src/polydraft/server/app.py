@@ -125,6 +125,7 @@ class _Routes:
         app.api_route("/ready", methods=["GET", "HEAD"])(self.ready)
         app.get("/metrics")(self.metrics)
         app.get("/props")(self.props)
+        app.get("/tokenizer_info")(self.tokenizer_info)
         app.get("/slots")(self.slots)
         ollama_models.join(app, self.pool, self._read)
         app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)(self.page)
@@ -189,6 +190,11 @@ class _Routes:
         """What llama.cpp's clients ask about the first model."""
         async with self.pool.use(None) as service:
             return llamacpp.props(service, __version__)
+
+    async def tokenizer_info(self) -> dict[str, Any]:
+        """Special tokens and the template of the first model."""
+        async with self.pool.use(None) as service:
+            return service.tokenizer_info()
 
     async def slots(self) -> list[dict[str, Any]]:
         """Its slots."""

@@ -1,17 +1,18 @@
 """How bodies are read: known fields are checked, the rest is left out. What would change the answer and is not there is refused by name.
 
-Clients send more than any one server knows, and more with every release: a field that nobody here reads cannot change an answer. What other
-servers take and what would change it stands in `Unserved`; a name that is nearly one of ours is taken for a slip.
+Clients send more than any one server knows, and more with every release: `fields` says what becomes of it. A name that is nearly one of ours is
+taken for a slip.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache, lru_cache, partial
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -21,10 +22,11 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from typing_extensions import Self
 
-from polydraft.server.errors import ApiError
+from polydraft.server.fields import is_like_sampling, refusal, why_ignored
 
 log = logging.getLogger("polydraft.server")
 T = TypeVar("T")
@@ -55,49 +57,66 @@ class Body(BaseModel):
     @classmethod
     @cache
     def _names(cls) -> frozenset[str]:
-        return frozenset(field.alias or name for name, field in cls.model_fields.items())
+        """Of all fields that it reads."""
+        return frozenset(name for field_name, field in cls.model_fields.items() for name in _given_names(field_name, field))
 
 
-def _unserved(value: Any, off: Sequence[Any] = ()) -> None:
-    if value not in (None, False, "", [], {}, *off):
+def _given_names(name: str, field: FieldInfo) -> Sequence[str]:
+    """By which clients may give a field."""
+    other = field.validation_alias
+    return [str(choice) for choice in other.choices] if isinstance(other, AliasChoices) else [field.alias or name]
+
+
+def _unserved(value: Any) -> None:
+    if value not in (None, False, "", [], {}):
         raise PydanticCustomError("unserved", "this would change the answer, and is not there. Leave it out.")
 
 
 Unserved = Annotated[None, BeforeValidator(_unserved)]
-"""A field that would change the answer; values that ask for nothing are taken."""
-UnlessOne = Annotated[None, BeforeValidator(partial(_unserved, off=(1,)))]
+"""A part of a message that would change the answer; values that ask for nothing are taken."""
 
 
 class Requested(Body):
-    """What other servers take in requests and would change the answer."""
+    """A whole request. group: what it is called in `fields`."""
 
-    decoding: Unserved = None
-    use_beam_search: Unserved = None
-    bad_words: Unserved = None
-    allowed_token_ids: Unserved = None
-    logits_processors: Unserved = None
-    prompt_embeds: Unserved = None
-    truncate_prompt_tokens: Unserved = None
-    grammar: Unserved = None
-    json_schema: Unserved = None
-    mirostat: Unserved = None
-    dry_multiplier: Unserved = None
-    xtc_probability: Unserved = None
-    dynatemp_range: Unserved = None
-    top_a: Unserved = None
-    top_n_sigma: Unserved = None
-    repeat_penalty: UnlessOne = None
-    typical_p: UnlessOne = None
-    tfs_z: UnlessOne = None
+    group: ClassVar[str] = ""
 
     @model_validator(mode="before")
     @classmethod
-    def _without_slips(cls, body: Any) -> Any:
-        names = cls._names()
-        for name in body.keys() - names if isinstance(body, dict) else ():
-            if meant := get_close_matches(str(name)[:64], names, 1, 0.9):  # misspelt
-                raise ApiError(400, f"{str(name)[:64]}: there is no such field; did you mean {meant[0]!r}?", param=str(name)[:64])
+    def _without_others(cls, body: Any) -> Any:
+        """Refuse what would change the answer and is not served, and what is meant for a field of ours."""
+        if not isinstance(body, dict):
+            return body
+        unread = [str(name) for name in body if name not in cls._names()]
+        problems = [(name, problem) for name in unread if (problem := cls._problem(name, body.get(name)))]
+        if problems:
+            details = [
+                InitErrorDetails(
+                    type=PydanticCustomError("unserved", "{reason}", {"reason": reason}), loc=(name[:64],), input=None
+                )
+                for name, reason in problems
+            ]
+            raise ValidationError.from_exception_data(cls.__name__, details)
         return body
+
+    @classmethod
+    def _problem(cls, name: str, value: Any) -> str | None:
+        """Why a field that is not read is refused."""
+        refused = refusal(cls.group, name)
+        if refused is not None:
+            return refused.reason if refused.asks(value) else None
+        if why_ignored(cls.group, name) is not None:
+            return None
+        if meant := get_close_matches(name[:64], cls._names(), 1, 0.9):  # misspelt
+            return f"there is no such field; did you mean {meant[0]!r}?"
+        if is_like_sampling(name) and value not in (None, False, "", [], {}):
+            return "there is no such field, and it would change the answer by its name. Leave it out."
+        return None
+
+
+def also(*names: str) -> Any:
+    """Other names of a field, as other servers have them; the first of them is ours."""
+    return Field(validation_alias=AliasChoices(*names))
 
 
 def _seed(value: Any) -> Any:

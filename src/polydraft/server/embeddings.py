@@ -2,7 +2,7 @@
 
 from base64 import b64encode
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from fastapi import Request, Response
@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from jaxtyping import Float
 from pydantic import Field
 
-from polydraft.server.bodies import Body, Texts
+from polydraft.server.bodies import Requested, Texts
 from polydraft.server.errors import ApiError
 from polydraft.server.incoming import GONE, unless_gone
 from polydraft.server.service import Service
@@ -20,19 +20,23 @@ __all__ = ["EmbeddingRequest", "embeddings", "shortened"]
 Dimensions = Annotated[int, Field(ge=1)]
 
 
-class EmbeddingRequest(Body):
-    """Of /v1/embeddings. dimensions: the first so many, of length one again."""
+class EmbeddingRequest(Requested):
+    """Of /v1/embeddings. dimensions: the first so many, of length one again.  add_special_tokens: texts begin with the token that texts begin with."""
+
+    group: ClassVar[str] = "embeddings"
 
     model: str | None = None
     input: Texts
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Dimensions | None = None
+    add_special_tokens: bool = True
 
 
 async def embeddings(service: Service, request: Request, body: EmbeddingRequest) -> Response:
     """An embedding of each text."""
     texts = [body.input] if isinstance(body.input, str) or isinstance(body.input[0], int) else list(body.input)
-    ids = [await service.encoded(text, parse_special=False) for text in texts]  # pyright: ignore[reportArgumentType]
+    begins = body.add_special_tokens
+    ids = [await service.encoded(text, parse_special=False, begins=begins) for text in texts]  # pyright: ignore[reportArgumentType]
     vectors = await unless_gone(request, service.embedded(ids))
     if vectors is None:
         return Response(status_code=GONE)

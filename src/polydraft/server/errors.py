@@ -71,8 +71,6 @@ def _invalid(error: ValidationError) -> ApiError:
     alike = [problem["msg"] for problem in places if _place(problem) == _place(places[0])]
     where = ".".join(_place(places[0])) or None
     reason = "; or: ".join(dict.fromkeys(alike))
-    if where == "decoding":
-        reason = "all requests of a server follow one decoding method, which it is started with (polydraft serve --decoding); /v1/models names it."
     return ApiError(400, f"{where or 'the body'}: {reason}", param=where)
 
 

@@ -1,16 +1,15 @@
 """llama.cpp's own requests as completions, and their answers as its server writes them; what its clients ask about the server."""
 
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
 from fastapi import Request, Response
-from pydantic import Field, model_validator
+from pydantic import Field
+from typing_extensions import Self
 
 from polydraft.engine.output import StepOutput
-from polydraft.engine.structured import lark_of
-from polydraft.errors import InvalidInputError
 from polydraft.server.answers import Completion, Told, finite, token_text
-from polydraft.server.bodies import Body, Requested, Seed, Stops, Unserved
+from polydraft.server.bodies import Body, Requested, Seed, Stops, also
 from polydraft.server.errors import ApiError
 from polydraft.server.protocol import MOST_LOGPROBS, ChatRequest, CompletionRequest
 from polydraft.server.service import Service
@@ -19,13 +18,30 @@ from polydraft.server.speculation import RequestedSpeculation
 __all__ = ["InfillRequest", "LlamaCppCompletion", "TemplateRequest", "apply_template", "completion", "props", "slots"]
 
 
+SAMPLERS: Mapping[str, Mapping[str, Any]] = {
+    "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    "temperature": {"temperature": 1.0},
+    "top_k": {"top_k": 0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+}
+"""In the order that they are applied in, and values with which each does nothing."""
+OFF_SAMPLERS = ("dry", "top_n_sigma", "typ_p", "typical_p", "xtc", "adaptive_p")
+"""That do nothing without values of their own, which are refused."""
+
+
 class LlamaCppCompletion(Requested):
-    """Of /completion. n_predict: -1 is all that the context holds.  n_probs: alternatives to tell beside each token.  grammar: in GBNF."""
+    """Of /completion. n_predict: -1 is all that the context holds.  n_probs: alternatives to tell beside each token.  grammar: in GBNF.
+
+    samplers: those that are applied; another does nothing.  response_fields: those that are told; `timings/prompt_n` stands as `prompt_n`.
+    """
+
+    group: ClassVar[str] = "completion"
 
     model: str | None = None
     prompt: str | list[Any]
-    n_predict: int | None = None
-    max_tokens: int | None = None
+    n_predict: Annotated[int | None, also("n_predict", "max_tokens")] = None
+    n_cmpl: Annotated[int, also("n_cmpl", "n")] = 1
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -34,42 +50,61 @@ class LlamaCppCompletion(Requested):
     stop: Annotated[str | list[str] | None, Stops] = None
     stream: bool = False
     n_probs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] = 0
-    repeat_penalty: float | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    samplers: list[str] | str | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     ignore_eos: bool = False
     logit_bias: list[Any] | dict[str, float] | None = None
     return_tokens: bool = False
-    json_schema: dict[str, Any] | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    grammar: str | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    grammar_lazy: Unserved = None
+    response_fields: list[str] | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
     speculation: RequestedSpeculation = Field(default_factory=RequestedSpeculation)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_off(cls, body: Any) -> Any:
-        """Without values by which llama.cpp's samplers ask for nothing."""
-        off = {"dynatemp_range": 0, "mirostat": 0, "top_n_sigma": -1, "xtc_probability": 0, "dry_multiplier": 0}
-        return {k: v for k, v in body.items() if k not in off or v != off[k]} if isinstance(body, dict) else body
 
     async def completion(self, service: Service) -> CompletionRequest:
         """As OpenAI's clients would ask."""
         return await self._completion(service)
 
     async def _completion(self, service: Service) -> CompletionRequest:
-        most = self.n_predict if self.n_predict is not None else self.max_tokens
-        same = "model temperature top_k top_p min_p seed stop presence_penalty frequency_penalty ignore_eos stream speculation"
-        fields = {name: value for name in same.split() if (value := getattr(self, name)) is not None}
+        most, sampled = self.n_predict, self._sampled()
+        same = "model temperature top_k top_p min_p seed stop presence_penalty frequency_penalty repeat_penalty repeat_last_n ignore_eos stream"
+        fields = {name: value for name in f"{same} speculation grammar".split() if (value := getattr(sampled, name)) is not None}
         fields |= {"prompt": await _prompt(service, self.prompt), "max_tokens": -1 if most is None or most < 0 else most}
-        fields |= {"logprobs": self.n_probs or None, "guided_json": self.json_schema, "repetition_penalty": self.repeat_penalty}
-        fields |= {"guided_grammar": self._lark()} if self.grammar else {}
+        fields |= {"logprobs": self.n_probs or None, "json_schema": self.json_schema, "n": self.n_cmpl}
         return CompletionRequest.model_validate(fields | {"logit_bias": await self._biases(service)})
 
-    def _lark(self) -> str:
-        try:
-            return lark_of(self.grammar or "")
-        except InvalidInputError as error:
-            raise ApiError(400, f"grammar: {error}", param="grammar") from error
+    def _sampled(self) -> Self:
+        """Without what no sampler applies.
+
+        Raises:
+            ApiError: samplers that are not there, or in an order that gives another distribution.
+        """
+        names = self._samplers()
+        if names is None:
+            return self
+        if unknown := [name for name in names if name not in (*SAMPLERS, *OFF_SAMPLERS)]:
+            raise ApiError(400, f"samplers names {unknown[0][:64]!r}; expected some of {', '.join(SAMPLERS)}.", param="samplers")
+        off = {field: value for name, fields in SAMPLERS.items() if name not in names for field, value in fields.items()}
+        applied = self.model_copy(update=off)
+        if not applied._keeps_order(names):
+            raise ApiError(
+                400, f"samplers has the order {', '.join(names)}; they are applied in that of {', '.join(SAMPLERS)}. Leave it out, or order them so.", param="samplers"
+            )  # fmt: skip
+        return applied
+
+    def _samplers(self) -> list[str] | None:
+        """Their names."""
+        if isinstance(self.samplers, str):
+            raise ApiError(400, "samplers is text; expected a list of names.", param="samplers")
+        return self.samplers or None
+
+    def _keeps_order(self, names: Sequence[str]) -> bool:
+        """Whether samplers do in this order what they do in ours: those that do nothing have no place in it."""
+        active = [name for name in names if name in SAMPLERS and any(getattr(self, f) != x for f, x in SAMPLERS[name].items())]
+        is_greedy = self.temperature == 0 and "penalties" not in active
+        return is_greedy or active == sorted(active, key=list(SAMPLERS).index)
 
     async def _biases(self, service: Service) -> dict[str, float] | None:
         """By token id; llama.cpp writes pairs, of ids or of a text whose every token is meant, and false for never."""
@@ -98,10 +133,16 @@ class ExtraFile(Body):
 class InfillRequest(LlamaCppCompletion):
     """Of /infill. prompt: how what is filled in begins."""
 
+    group: ClassVar[str] = "infill"
+
     input_prefix: str
     input_suffix: str
     prompt: str = ""  # pyright: ignore[reportIncompatibleVariableOverride]
     input_extra: list[ExtraFile] = Field(default_factory=list[ExtraFile])
+
+    def _samplers(self) -> list[str] | None:
+        """Without the one that joins words alike, which editors ask for: the model's own distribution is sampled from."""
+        return [name for name in super()._samplers() or () if name != "infill"] or None
 
     async def completion(self, service: Service) -> CompletionRequest:
         fields = (await self.model_copy(update={"prompt": "x"})._completion(service)).model_dump(exclude_unset=True)
@@ -117,7 +158,7 @@ async def completion(service: Service, request: Request, body: LlamaCppCompletio
     """Continue a text."""
 
     def answer(*arguments: Any) -> Completion:
-        return LlamaCppAnswer(*arguments).returning(body.return_tokens)
+        return LlamaCppAnswer(*arguments).returning(body.return_tokens, body.response_fields)
 
     return await service.completions(request, await body.completion(service), answer)
 
@@ -143,10 +184,11 @@ class LlamaCppAnswer(Completion):
 
     end = ""
     _tokens = False
+    _fields: Sequence[str] | None = None
 
-    def returning(self, tokens: bool) -> "LlamaCppAnswer":
-        """tokens: whether ids are told in whole answers too."""
-        self._tokens = tokens
+    def returning(self, tokens: bool, fields: Sequence[str] | None) -> Self:
+        """Of whole answers. tokens: whether ids are told there, too.  fields: that are told; none of them, all are."""
+        self._tokens, self._fields = tokens, fields or None
         return self
 
     def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> Any:
@@ -155,7 +197,7 @@ class LlamaCppAnswer(Completion):
             self.check(prompt, output)
             by_choice.setdefault(self.number(prompt, output), []).append(output)
         answers = [self._answer(index, by_choice[index]) for index in sorted(by_choice)]
-        return answers if len(self.prompts) > 1 else answers[0]
+        return answers if len(answers) > 1 else answers[0]
 
     def chunks(self, prompt: int, output: StepOutput) -> list[dict[str, Any]]:
         self.check(prompt, output)
@@ -185,7 +227,19 @@ class LlamaCppAnswer(Completion):
         told_tokens = self._all_tokens(index, list(outputs))
         text, last = "".join(output.text for output in outputs), outputs[-1]
         ids = list(last.sample.token_ids) if self._tokens else []
-        return {**self._ended(index, last), "content": text, "tokens": ids, **self._probabilities(told_tokens)}
+        return self._chosen({**self._ended(index, last), "content": text, "tokens": ids, **self._probabilities(told_tokens)})
+
+    def _chosen(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The fields that were asked for, those of an object in it by their own names."""
+        if self._fields is None:
+            return body
+        chosen = dict[str, Any]()
+        for path in self._fields:
+            value: Any = body
+            for name in path.split("/"):
+                value = value.get(name) if isinstance(value, dict) else None
+            chosen |= {} if value is None else {path.rpartition("/")[2]: value}
+        return chosen
 
     def _ended(self, index: int, output: StepOutput) -> dict[str, Any]:
         sample, prompt = output.sample, self.prompts[index // self.n]

@@ -5,17 +5,28 @@ from base64 import b64encode
 from collections.abc import Iterable
 from dataclasses import replace
 from hashlib import sha256
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from polydraft.core.params import SamplingParams
 from polydraft.engine.output import StepOutput
 from polydraft.server.answers import Answer
-from polydraft.server.bodies import Body, TextAlone, Unserved, by_type, hosted_left_out
+from polydraft.server.bodies import Body, TextAlone, by_type, hosted_left_out
 from polydraft.server.errors import ApiError
 from polydraft.server.parts import ReadableBlocks, ReadableResult
-from polydraft.server.protocol import Call, Called, Function, JsonSchema, Message, ResponseFormat, Sampled, ToolName, Tools
+from polydraft.server.protocol import (
+    Call,
+    Called,
+    Function,
+    JsonSchema,
+    Message,
+    ResponseFormat,
+    Sampled,
+    ThinkingSwitch,
+    ToolName,
+    Tools,
+)
 
 __all__ = ["CountRequest", "MessageAnswer", "MessagesRequest"]
 
@@ -51,14 +62,6 @@ class ToolResult(Body):
 
 
 Block = Annotated[TextBlock | ToolUse | ToolResult | Thinking, by_type(TextBlock, ToolUse, ToolResult, Thinking)]
-
-
-class WantedThinking(Body):
-    """Whether the model is to think first. budget_tokens: how much at most, which is left to `max_tokens`."""
-
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = None
-    display: str | None = None
 
 
 class Turn(Body):
@@ -113,6 +116,8 @@ class OutputConfig(Body):
 class CountRequest(Sampled):
     """Of /v1/messages/count_tokens."""
 
+    group: ClassVar[str] = "count_tokens"
+
     messages: Annotated[list[Turn], Field(min_length=1)]
     system: str | list[Annotated[TextBlock, by_type(TextBlock)]] | None = None
     tools: Annotated[list[InputTool] | None, hosted_left_out("custom")] = None
@@ -120,11 +125,9 @@ class CountRequest(Sampled):
     stop_sequences: list[str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     parse_special: bool = False
-    thinking: WantedThinking | None = None
     output_config: OutputConfig | None = None
     output_format: WantedFormat | None = None
-    mcp_servers: Unserved = None
-    container: Unserved = None
+    thinking: ThinkingSwitch | None = None
     n: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
     form_field = "output_format"
@@ -156,8 +159,8 @@ class CountRequest(Sampled):
     def template_options(self) -> dict[str, Any]:
         """What else the chat template is given."""
         effort = self.output_config and self.output_config.effort
-        thinks = {} if self.thinking is None else {"enable_thinking": self.thinking.type != "disabled"}
-        return thinks | ({"reasoning_effort": effort} if effort else {}) | (self.chat_template_kwargs or {})
+        switch = {} if self.thinking is None else self.thinking.options()
+        return switch | ({"reasoning_effort": effort} if effort else {}) | (self.chat_template_kwargs or {})
 
     def continues(self) -> bool:
         last = self.messages[-1]
@@ -173,6 +176,8 @@ class CountRequest(Sampled):
 
 class MessagesRequest(CountRequest):
     """Of /v1/messages."""
+
+    group: ClassVar[str] = "messages"
 
     max_tokens: int  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
 

@@ -10,7 +10,9 @@ from fastapi import Request
 from polydraft.engine.asynchronous import AsyncEngine
 from polydraft.errors import IncompatibleError
 from polydraft.models.tokens.chat_template import template_of
+from polydraft.models.tokens.encoding import token_ids
 from polydraft.models.tokens.spelling import Spelling
+from polydraft.server.answers import token_text
 from polydraft.server.errors import ApiError
 from polydraft.server.messages import CountRequest
 from polydraft.server.protocol import ChatRequest, DetokenizeRequest, Message, TokenizeRequest, Tools
@@ -43,9 +45,16 @@ class ModelTokens:
         """How the model writes calls; where its template says nothing, as it is told to."""
         return format_of(self.template(tools=True)) or HERMES
 
-    async def encoded(self, prompt: str | list[int], parse_special: bool) -> list[int]:
-        """Token ids of a text."""
-        return await asyncio.to_thread(self.engine.engine.encode, prompt, parse_special=parse_special)
+    async def encoded(self, prompt: str | list[int], parse_special: bool, *, begins: bool = True) -> list[int]:
+        """Token ids of a text. begins: with the token that texts begin with, where it has none of its own."""
+        encode = self.engine.engine.encode if begins else self._encode_bare
+        return await asyncio.to_thread(encode, prompt, parse_special=parse_special)
+
+    def _encode_bare(self, prompt: str | list[int], *, parse_special: bool) -> list[int]:
+        ids = self.engine.engine.encode(prompt, parse_special=parse_special)
+        if not isinstance(prompt, str):
+            return ids
+        return token_ids(self.tokenizer, prompt) if parse_special else self.without_first(ids)
 
     def decoded(self, ids: Sequence[int]) -> str:
         """Text of token ids."""
@@ -62,13 +71,20 @@ class ModelTokens:
         """Without the token that texts begin with."""
         return ids[ids[:1] == [getattr(self.tokenizer, "bos_token_id", None)] :]
 
+    async def first_ids(self) -> list[int]:
+        """The token that texts begin with, where they begin with one."""
+        whole = await self.encoded("x", parse_special=False)
+        return whole[: len(whole) - len(self.without_first(whole))]
+
     async def conversation(
         self, body: ChatRequest | ResponsesRequest | CountRequest, messages: Sequence[Message], param: str
     ) -> list[int]:
         """Token ids of what an answer follows. param: where the messages stand in the request."""
         options = {"tools": body.offered_tools(), "options": body.template_options(), "continued": body.continues()}
         options |= {"opened": body.opens()}
-        return await self._encoded_chat(messages, body.parse_special, param=param, **options)
+        ids = await self._encoded_chat(messages, body.parse_special, param=param, **options)
+        begins = isinstance(body, ChatRequest) and body.add_special_tokens
+        return [*(await self.first_ids()), *ids] if begins else ids
 
     async def _encoded_chat(
         self,
@@ -122,15 +138,32 @@ class ModelTokens:
         if sum(value is not None for value in (body.prompt, body.content, body.messages)) != 1:
             raise ApiError(400, "expected one of prompt, content and messages.", param="prompt")
         if body.messages is not None:
-            ids = await self._encoded_chat(body.messages, body.parse_special or False)
+            chat = body.chat()
+            ids = await self.conversation(chat, chat.messages, "messages")
         else:
-            ids = await self.encoded(body.prompt or body.content or "", body.parse_special is not False)
-            ids = ids if body.prompt or body.add_special else self.without_first(ids)
-        return {"tokens": ids, "count": len(ids), "max_model_len": self.engine.engine.target.max_model_len}
+            begins = body.add_special_tokens if body.add_special_tokens is not None else bool(body.prompt) or body.add_special
+            ids = await self.encoded(body.prompt or body.content or "", body.parse_special is not False, begins=begins)
+        tokens = [self._piece(token) for token in ids] if body.with_pieces else ids
+        texts = {"token_strs": [token_text(self.tokenizer, token)[0] for token in ids]} if body.return_token_strs else {}
+        return {"tokens": tokens, "count": len(ids), "max_model_len": self.engine.engine.target.max_model_len, **texts}
+
+    def _piece(self, token: int) -> dict[str, Any]:
+        """A token's text, or its bytes where they are part of a character."""
+        text, parts = token_text(self.tokenizer, token)
+        return {"id": token, "piece": parts if text.startswith("bytes:") and parts else text}
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        """What clients ask that tokenize themselves, such as evaluations: special tokens and the template."""
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        special = {name: None if (token := getattr(self.tokenizer, name, None)) is None else str(token) for name in names}
+        more = {"model_max_length": self.engine.engine.target.max_model_len, "chat_template": self.template() or None}
+        return {"tokenizer_class": type(self.tokenizer).__name__, **special, **more}
 
     async def detokenize(self, request: Request, body: DetokenizeRequest) -> dict[str, Any]:
         """Text of token ids."""
         spelling, ids = Spelling.of(self.tokenizer), body.tokens
+        if body.skip_special_tokens:
+            ids = [token for token in ids if token not in spelling.special]
         if len(ids) <= IDS_AT_ONCE:
             text = self.decoded(ids)
         elif not spelling.spells:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from time import perf_counter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -12,7 +12,7 @@ from pydantic import Field
 
 from polydraft.engine.output import StepOutput
 from polydraft.server.answers import Chat, in_one_line
-from polydraft.server.bodies import Body, Ids, Seed, Stops, Texts, UnlessOne, Unserved
+from polydraft.server.bodies import Body, Ids, Requested, Seed, Stops, Texts, Unserved
 from polydraft.server.embeddings import Dimensions, shortened
 from polydraft.server.errors import ApiError
 from polydraft.server.incoming import GONE, unless_gone
@@ -23,8 +23,10 @@ from polydraft.server.tools import Piece
 __all__ = ["OllamaChat", "OllamaEmbed", "OllamaEmbedding", "OllamaGenerate", "chat", "embed", "embedding", "generate"]
 
 
-class Options(Body):
+class Options(Requested):
     """How to sample; those of memory and threads are the server's own."""
+
+    group: ClassVar[str] = "options"
 
     num_predict: int | None = None
     temperature: float | None = None
@@ -36,9 +38,7 @@ class Options(Body):
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    typical_p: UnlessOne = None
-    tfs_z: UnlessOne = None
-    mirostat: Unserved = None
+    repeat_last_n: int | None = None
 
     def fields(self) -> dict[str, Any]:
         """As completions and chats have them; all that the context holds where no length is given."""
@@ -47,7 +47,7 @@ class Options(Body):
         return sent | {"max_tokens": most, "repetition_penalty": self.repeat_penalty}
 
 
-class OllamaBody(Body):
+class OllamaBody(Requested):
     """What all have in common. keep_alive: models leave when another needs their place, and not by the clock."""
 
     model: str | None = None
@@ -128,6 +128,8 @@ class OllamaMessage(Body):
 class OllamaChat(Asking):
     """Of /api/chat. Without messages the model is loaded."""
 
+    group: ClassVar[str] = "ollama chat"
+
     messages: list[OllamaMessage] = Field(default_factory=list[OllamaMessage])
     tools: list[dict[str, Any]] | None = None
 
@@ -147,13 +149,13 @@ class OllamaChat(Asking):
 class OllamaGenerate(Asking):
     """Of /api/generate: a text in the model's template, or `raw`; `suffix`: what it is to fill in before. Without a text the model is loaded."""
 
+    group: ClassVar[str] = "generate"
+
     prompt: str = ""
     suffix: str | None = None
     system: str | None = None
     raw: bool = False
     context: Ids | None = None
-    images: Unserved = None
-    template: Unserved = None
 
     def messages(self) -> list[dict[str, Any]]:
         """A conversation of it."""
@@ -169,6 +171,8 @@ class OllamaGenerate(Asking):
 class OllamaEmbed(OllamaBody):
     """Of /api/embed. truncate: texts beyond the context are cut.  Without a text there is no embedding."""
 
+    group: ClassVar[str] = "embed"
+
     input: Texts | Literal[""] | Annotated[list[str], Field(max_length=0)] = ""
     truncate: bool = True
     dimensions: Dimensions | None = None
@@ -176,6 +180,8 @@ class OllamaEmbed(OllamaBody):
 
 class OllamaEmbedding(OllamaBody):
     """Of /api/embeddings, which came before /api/embed."""
+
+    group: ClassVar[str] = "ollama embeddings"
 
     prompt: str = ""
 

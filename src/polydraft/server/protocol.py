@@ -1,9 +1,10 @@
-"""What clients send: OpenAI's fields, vLLM's for sampling beyond them, and `speculation`, which is ours.
+"""What clients send: OpenAI's fields, those of vLLM, SGLang and llama.cpp beyond them, and `speculation`, which is ours.
 
-`bodies` says what becomes of other fields.
+`fields` says what becomes of other fields.
 """
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,22 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from polydraft.core.params import WHOLE_CONTEXT, LogprobsMode, SamplingParams, StructuredOutputs
-from polydraft.server.bodies import Body, Requested, Seed, Stops, Text, TextAlone, Texts, TopP, Unserved, by_type, hosted_left_out
+from polydraft.engine.structured import lark_of
+from polydraft.errors import InvalidInputError
+from polydraft.server.bodies import (
+    Body,
+    Requested,
+    Seed,
+    Stops,
+    Text,
+    TextAlone,
+    Texts,
+    TopP,
+    Unserved,
+    also,
+    by_type,
+    hosted_left_out,
+)
 from polydraft.server.errors import ApiError
 from polydraft.server.parts import readable_results
 from polydraft.server.speculation import RequestedSpeculation
@@ -23,15 +39,18 @@ MOST_STOPS = 1024
 """Texts that end an answer, each of which is looked for behind every token."""
 SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens",
-    "stop", "stop_token_ids", "ignore_eos", "n", "seed", "logprobs_mode", "skip_special_tokens",
+    "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "n", "seed", "logprobs_mode", "skip_special_tokens",
 )  # fmt: skip
 """Fields that are those of `SamplingParams`."""
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,256}$")]
 
 
 class StreamOptions(Body):
+    """continuous_usage_stats: tell the usage with every chunk."""
+
     include_usage: bool = False
     include_obfuscation: bool = False
+    continuous_usage_stats: bool = False
 
 
 class JsonSchema(Body):
@@ -66,6 +85,34 @@ class Prediction(Body):
     content: str | list[Annotated[TextPart, by_type(TextPart)]]
 
 
+def grammar_text(grammar: str | None, param: str) -> str | None:
+    """A grammar in Lark's notation, or in that of llama.cpp, which vLLM's clients send too, as Lark's."""
+    is_gbnf = grammar is not None and "::=" in grammar and not re.search(r"^\s*\??start\s*:(?!:=)", grammar, re.MULTILINE)
+    return _gbnf(grammar, param) if is_gbnf else grammar
+
+
+def _gbnf(grammar: str | None, param: str) -> str | None:
+    try:
+        return lark_of(grammar) if grammar else None
+    except InvalidInputError as error:
+        raise ApiError(400, f"{param}: {error}", param=param) from error
+
+
+def without_window(repeat_last_n: int | None, params: SamplingParams) -> dict[str, float]:
+    """Penalties of a request that names how far back they look: none where that is nowhere.
+
+    Raises:
+        ApiError: they are to look at a part of the context.
+    """
+    if repeat_last_n == 0:
+        return {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    if repeat_last_n not in (None, -1) and params.has_penalties:
+        raise ApiError(
+            400, f"repeat_last_n={repeat_last_n} was given; penalties look at the whole context here. Give -1, or 0 for none.", param="repeat_last_n"
+        )  # fmt: skip
+    return {}
+
+
 def text_of(content: str | Sequence[TextPart | RefusalPart]) -> str:
     """The text of a content, in parts or whole."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
@@ -86,30 +133,60 @@ class ResponseFormat(Body):
         return self.json_schema.schema_ if self.json_schema else None
 
 
+class WantedForm(Body):
+    """vLLM's `structured_outputs`, one of whose forms is given. disable_any_whitespace: JSON is always written as `json.dumps` does."""
+
+    json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: Text | None = None
+    choice: Annotated[list[Text], Field(min_length=1)] | None = None
+    grammar: Text | None = None
+    structural_tag: Unserved = None
+    whitespace_pattern: Unserved = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: Unserved = None
+
+    def forms(self) -> dict[str, Any]:
+        """By name, as `StructuredOutputs` has them."""
+        names = {"json": "json_", "json_object": "json_object", "regex": "regex", "choice": "choice", "grammar": "grammar"}
+        return {name: getattr(self, field) for name, field in names.items()}
+
+
 class Sampled(Requested, ABC):
-    """What completions and chats have in common; ranges are those of `SamplingParams`."""
+    """What completions and chats have in common; ranges are those of `SamplingParams`.
+
+    repeat_last_n: how far back penalties look; -1 is the whole context, as they do here.
+    regex, ebnf, json_schema, grammar: SGLang's and llama.cpp's names of forms; the two grammars are in GBNF.
+    """
 
     model: str | None = None
     temperature: float | None = None
     top_p: TopP | None = None
     top_k: int | None = None
     min_p: float | None = None
-    n: int | None = 1
+    n: Annotated[int | None, also("n", "n_cmpl")] = 1
     stop: Annotated[Text | list[Text] | None, Stops] = None
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: Annotated[bool, also("include_stop_str_in_output", "no_stop_trim")] = False
     seed: Seed = None
     logit_bias: dict[str, float] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    repetition_penalty: Annotated[float | None, also("repetition_penalty", "repeat_penalty")] = None
+    repeat_last_n: int | None = None
     min_tokens: int = 0
-    max_tokens: int | None = None
+    max_tokens: Annotated[int | None, also("max_tokens", "n_predict")] = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logprobs_mode: LogprobsMode = "raw"
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: WantedForm | None = None
+    regex: Text | None = None
+    ebnf: str | None = None
+    json_schema: str | dict[str, Any] | None = None
+    grammar: str | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: Text | None = None
     guided_choice: Annotated[list[Text], Field(min_length=1)] | None = None
@@ -133,10 +210,11 @@ class Sampled(Requested, ABC):
         if isinstance(self.stop, list) and len(self.stop) > MOST_STOPS:
             raise ApiError(400, f"stop has {len(self.stop)} texts; expected at most {MOST_STOPS}.", param="stop")
         sampling = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
+        sampling |= without_window(self.repeat_last_n, defaults.with_(**sampling))
         return defaults.with_(
             **sampling,
             logit_bias={_token_id(k): bias for k, bias in (self.logit_bias or {}).items()},
-            max_tokens=self.most_tokens(),
+            max_tokens=self.most_tokens() or 1,
             logprobs=self.most_logprobs(),
             structured_outputs=self.form(),
         )
@@ -145,23 +223,40 @@ class Sampled(Requested, ABC):
         """What the text has to be like.
 
         Raises:
-            ApiError: several forms, or a type without its schema.
+            ApiError: several forms, a type without its schema, or a grammar that cannot be read.
         """
-        response_format = self.wanted_format()
-        schema = response_format.wanted_schema if response_format else None
-        json_object = response_format is not None and response_format.type == "json_object"
-        if (
-            response_format
-            and not (json_object and not response_format.json_schema)
-            and (response_format.type == "json_schema") != (schema is not None)
-        ):
-            raise ApiError(400, f"{self.form_field} has the type {response_format.type!r}; expected json_schema.schema beside 'json_schema' alone.", param=self.form_field)  # fmt: skip
-        fields: dict[str, Any] = {"json": schema if schema is not None else self.guided_json, "regex": self.guided_regex}
-        fields |= {"choice": self.guided_choice, "grammar": self.guided_grammar, "json_object": json_object and schema is None}  # fmt: skip
-        forms = {name: value for name, value in fields.items() if value not in (None, False)}
-        if len(forms) + (schema is not None and self.guided_json is not None) > 1:
-            raise ApiError(400, f"several forms of the text were asked for; expected one of {self.form_field} and guided_*.", param=self.form_field)  # fmt: skip
-        return StructuredOutputs(**forms) if forms else None
+        forms = [(name, value) for name, value in self._forms() if value not in (None, False)]
+        if len(forms) > 1:
+            raise ApiError(400, f"several forms of the text were asked for; expected one of {self.form_field}, structured_outputs and guided_*.", param=self.form_field)  # fmt: skip
+        return StructuredOutputs(**dict(forms)) if forms else None
+
+    def _forms(self) -> list[tuple[str, Any]]:
+        """All that were asked for, as `StructuredOutputs` names them."""
+        wanted = self.wanted_format()
+        schema = wanted.wanted_schema if wanted else None
+        is_object = wanted is not None and wanted.type == "json_object"
+        is_any_object = is_object and wanted.json_schema is None
+        if wanted and not is_any_object and (wanted.type == "json_schema") != (schema is not None):
+            raise ApiError(400, f"{self.form_field} has the type {wanted.type!r}; expected json_schema.schema beside 'json_schema' alone.", param=self.form_field)  # fmt: skip
+        named = {} if self.structured_outputs is None else self.structured_outputs.forms()
+        if self.structured_outputs is not None and all(value in (None, False) for value in named.values()):
+            raise ApiError(
+                400, f"structured_outputs has no form; expected one of {', '.join(named)}.", param="structured_outputs"
+            )
+        named["grammar"] = grammar_text(named.get("grammar"), "structured_outputs.grammar")
+        return [
+            ("json", schema),
+            ("json_object", is_object and schema is None),
+            *named.items(),
+            ("json", self.guided_json),
+            ("regex", self.guided_regex),
+            ("choice", self.guided_choice),
+            ("grammar", grammar_text(self.guided_grammar, "guided_grammar")),
+            ("regex", self.regex),
+            ("json", self.json_schema),
+            ("grammar", _gbnf(self.ebnf, "ebnf")),
+            ("grammar", _gbnf(self.grammar, "grammar")),
+        ]
 
     def wanted_format(self) -> ResponseFormat | None:
         """The form by its type, beside `guided_*`."""
@@ -183,13 +278,38 @@ class Sampled(Requested, ABC):
     def most_logprobs(self) -> int | None:
         """Alternatives to tell beside each token; None tells nothing of any."""
 
+    def most_prompt_logprobs(self) -> int | None:
+        """Alternatives to tell beside each token of the prompt; None tells nothing of any."""
+        return None
 
-class CompletionRequest(Sampled):
-    """Of /v1/completions. prompt: text, token ids, or several of either.  parse_special: special tokens in text are control tokens."""
+
+class TokensTold(Sampled, ABC):
+    """Whose answers tell tokens, too.
+
+    prompt_logprobs: alternatives to tell beside each token of the prompt.  return_token_ids: tell ids.
+    return_tokens_as_token_ids: in log-probabilities a token is `token_id:5`, and not its text.
+    """
+
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+
+    def most_prompt_logprobs(self) -> int | None:
+        return self.prompt_logprobs
+
+
+class CompletionRequest(TokensTold):
+    """Of /v1/completions. prompt: text, token ids, or several of either.  parse_special: special tokens in text are control tokens.
+
+    add_special_tokens: text begins with the token that texts begin with.  echo: the answer begins with the prompt, and log-probabilities with its own.
+    """
+
+    group: ClassVar[str] = "completions"
 
     prompt: Texts
     parse_special: bool = True
-    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    add_special_tokens: bool = True
+    logprobs: Annotated[int | None, Field(ge=0, le=MOST_LOGPROBS), also("logprobs", "n_probs")] = None
     echo: bool | None = False
     suffix: str | None = None
     _further: tuple[Sequence[tuple[str, str]], str] | None = None
@@ -222,6 +342,10 @@ class CompletionRequest(Sampled):
 
     def most_logprobs(self) -> int | None:
         return self.logprobs
+
+    def most_prompt_logprobs(self) -> int | None:
+        asked = [most for most in (self.prompt_logprobs, self.logprobs if self.echo else None) if most is not None]
+        return max(asked, default=None)
 
 
 class Called(Body):
@@ -389,20 +513,40 @@ class Tools:
         return cls(functions, may_call, choice == "required", parallel)
 
 
-class ChatRequest(Sampled):
-    """Of /v1/chat/completions. parse_special: special tokens in messages are control tokens, and not text."""
+class ThinkingSwitch(Body):
+    """Whether the model thinks before it answers; budget_tokens is no bound here."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+
+    def options(self) -> dict[str, Any]:
+        """For templates."""
+        return {"enable_thinking": self.type != "disabled"}
+
+
+class ChatRequest(TokensTold):
+    """Of /v1/chat/completions. parse_special: special tokens in messages are control tokens, and not text.
+
+    echo: the answer begins with the last message where that is the assistant's.  add_special_tokens: the token that texts begin with stands before
+    what the template writes.  include_reasoning, separate_reasoning: thoughts are told, and apart from the answer.
+    return_prompt_text: tell what the template has written.
+    """
+
+    group: ClassVar[str] = "chats"
 
     messages: Annotated[list[Message], Field(min_length=1)]
     tools: Annotated[list[Tool] | None, hosted_left_out("function")] = None
     tool_choice: Annotated[Choice | NamedTool | AllowedTools | None, by_type(NamedTool, AllowedTools)] = None
-    functions: Unserved = None
-    function_call: Unserved = None
-    web_search_options: Unserved = None
-    audio: Unserved = None
     modalities: list[Literal["text"]] | None = None
-    chat_template: Unserved = None
-    documents: Unserved = None
     continue_final_message: bool = False
+    echo: bool = False
+    add_special_tokens: bool = False
+    include_reasoning: bool = True
+    separate_reasoning: bool = True
+    reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] = "auto"
+    thinking: ThinkingSwitch | None = None
+    return_prompt_text: bool = False
+    return_prompt_token_ids: bool = False
+    n_probs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     add_generation_prompt: bool = True
     enable_thinking: bool | None = None
     parallel_tool_calls: bool = True
@@ -429,33 +573,66 @@ class ChatRequest(Sampled):
     def template_options(self) -> dict[str, Any]:
         """What else the chat template is given."""
         named = {"reasoning_effort": self.reasoning_effort, "enable_thinking": self.enable_thinking}
-        return {name: value for name, value in named.items() if value is not None} | (self.chat_template_kwargs or {})
+        switch = {} if self.thinking is None else self.thinking.options()
+        return switch | {name: value for name, value in named.items() if value is not None} | (self.chat_template_kwargs or {})
+
+    def keeps_thoughts_apart(self) -> bool:
+        """Whether what the model thinks is told apart from its answer."""
+        return self.separate_reasoning and self.reasoning_format != "none"
+
+    def echoed(self) -> list[str]:
+        """What the answer begins with."""
+        last = self.messages[-1]
+        return [text_of(last.content)] if self.echo and (last.role == "assistant" or not self.opens()) else []
 
     def most_logprobs(self) -> int | None:
+        if self.n_probs:
+            return max(self.n_probs, self.top_logprobs or 0)
         if self.top_logprobs and not self.logprobs:
             raise ApiError(400, "top_logprobs was given without logprobs; set logprobs to true.", param="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class TokenizeRequest(Body):
-    """Of /tokenize: text or a conversation. parse_special: as of completions, and of chats.
+class TokenizeRequest(Requested):
+    """Of /tokenize: text or a conversation, whose fields are those of chats. parse_special: as of completions, and of chats.
 
-    content: llama.cpp's name of the text, which begins with the token that texts begin with where `add_special` says so.
+    add_special_tokens: text begins with the token that texts begin with; `content`, llama.cpp's name of the text, where `add_special` says so.
+    return_token_strs, with_pieces: tell the text of each token, vLLM's and llama.cpp's way.
     """
+
+    group: ClassVar[str] = "tokenize"
 
     model: str | None = None
     prompt: Text | None = None
     content: Text | None = None
     add_special: bool = False
+    add_special_tokens: bool | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     parse_special: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    return_token_strs: bool = False
+    with_pieces: bool = False
+
+    def chat(self) -> ChatRequest:
+        """The conversation, as chats have it."""
+        return ChatRequest.model_validate(
+            {name: getattr(self, name) for name in self.model_fields_set & ChatRequest.model_fields.keys()}
+        )
 
 
-class DetokenizeRequest(Body):
-    """Of /detokenize."""
+class DetokenizeRequest(Requested):
+    """Of /detokenize. skip_special_tokens: leave special tokens out of the text."""
+
+    group: ClassVar[str] = "detokenize"
 
     model: str | None = None
     tokens: list[Annotated[int, Field(ge=0)]]
+    skip_special_tokens: bool = False
 
 
 def _token_id(key: str) -> int:

@@ -7,16 +7,18 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
 from polydraft.engine.output import StepOutput
-from polydraft.server.answers import Answer, traced
-from polydraft.server.bodies import Body, Text, TextAlone, Unserved, by_type, hosted_left_out
+from polydraft.engine.sequence import TokenLogprob
+from polydraft.server.answers import Answer, finite, token_text, traced
+from polydraft.server.bodies import Body, Text, TextAlone, by_type, hosted_left_out
 from polydraft.server.errors import ApiError
 from polydraft.server.parts import ReadableOutput
 from polydraft.server.protocol import (
+    MOST_LOGPROBS,
     AllowedOf,
     Call,
     Called,
@@ -201,7 +203,9 @@ Item = Annotated[
 
 
 class ResponsesRequest(Sampled):
-    """Of /v1/responses."""
+    """Of /v1/responses. include: further parts of the answer, of which log-probabilities are there."""
+
+    group: ClassVar[str] = "responses"
 
     input: Text | Annotated[list[Item], Field(min_length=1)]
     instructions: str | None = None
@@ -216,10 +220,9 @@ class ResponsesRequest(Sampled):
     n: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     max_tokens: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     response_format: None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    previous_response_id: Unserved = None
-    conversation: Unserved = None
-    prompt: Unserved = None
-    background: Unserved = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = None
 
     form_field = "text.format"
 
@@ -268,7 +271,8 @@ class ResponsesRequest(Sampled):
         return super().most_tokens() if self.max_output_tokens is None else self.max_output_tokens
 
     def most_logprobs(self) -> int | None:
-        return None
+        included = "message.output_text.logprobs" in (self.include or ())
+        return self.top_logprobs or (0 if included else None)
 
 
 @dataclass
@@ -283,6 +287,8 @@ class Responses(Answer):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._pieces, self._items = self.piece_reader(), list[dict[str, Any]]()
+        self._logprobs, self._num_told = list[dict[str, Any]](), 0
+        """Of all tokens, and of how many of them something was told or is not to be."""
 
     def whole(self, outputs: Iterable[tuple[int, StepOutput]]) -> dict[str, Any]:
         status = "completed"
@@ -324,7 +330,9 @@ class Responses(Answer):
         self.check(prompt, output)
         reader = self.reader(self.number(prompt, output), output)
         pieces = self._pieces.read(output)
-        trace = traced(self.tokenizer, output, reader.read(output)) if self.trace else None
+        told_tokens = reader.read(output)
+        trace = traced(self.tokenizer, output, told_tokens) if self.trace else None
+        self._logprobs += [self._logprob(token.logprob) for token in told_tokens if token.logprob is not None]
         events = list[dict[str, Any]]()
         for piece in pieces or [Piece()]:
             kind = "reasoning" if piece.reasoning or self._is_thinking(pieces) else "message"
@@ -334,7 +342,9 @@ class Responses(Answer):
             if piece.call is not None:
                 events += self._called(piece)
         if output.finished:
-            events += [] if self._items else self._text_events("message", "", None)
+            is_text = not self._items or self._items[-1]["type"] == "message"
+            has_untold = len(self._logprobs) > self._num_told
+            events += self._text_events("message", "", None) if not self._items or (has_untold and is_text) else []
             events += self._closed(_status(output))
         return events
 
@@ -356,17 +366,37 @@ class Responses(Answer):
             }
             self._items.append(item)
             events.append(self._event("response.output_item.added", output_index=len(self._items) - 1, item={**item}))
-            item["content"] = [{**part, "text": ""}]
+            item["content"] = [{**part, "text": "", **({"logprobs": list[Any]()} if kind == "message" else {})}]
             events.append(self._event("response.content_part.added", **self._place(), content_index=0, part={**part, "text": ""}))
-        self._items[-1]["content"][0]["text"] += text
-        if text or trace:
+        content = self._items[-1]["content"][0]
+        content["text"] += text
+        logprobs = self._untold_logprobs() if kind == "message" else []
+        if kind == "message":
+            content["logprobs"] += logprobs
+        if text or trace or logprobs:
             delta = (
                 {"delta": text}
-                | ({"logprobs": list[Any]()} if kind == "message" else {})
+                | ({"logprobs": logprobs} if kind == "message" else {})
                 | ({"speculation": trace} if trace else {})
             )
             events.append(self._event(f"response.{name}.delta", **self._place(), content_index=0, **delta))
         return events
+
+    def _untold_logprobs(self) -> list[dict[str, Any]]:
+        """Of the answer's tokens that are new; those of thoughts are not told."""
+        if not self._logprobs:
+            return []
+        begin = max(self._num_told, self._reasoning_tokens())
+        self._num_told = max(begin, len(self._logprobs))
+        return self._logprobs[begin:]
+
+    def _logprob(self, entry: TokenLogprob) -> dict[str, Any]:
+        """Of a token, and of those beside it."""
+        own, *others = [
+            {"token": self.word(token), "logprob": finite(logprob), "bytes": token_text(self.tokenizer, token)[1] or []}
+            for token, logprob in ((entry.token_id, entry.logprob), *entry.top.items())
+        ]
+        return {**own, "top_logprobs": others}
 
     def _called(self, piece: Piece) -> list[dict[str, Any]]:
         """Events of a piece of a call."""
@@ -395,7 +425,7 @@ class Responses(Answer):
         item, events = self._items[-1], list[dict[str, Any]]()
         if item["type"] in TEXTS:
             part, (name, *_) = item["content"][0], TEXTS[item["type"]]
-            logprobs = {"logprobs": list[Any]()} if item["type"] == "message" else {}
+            logprobs = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
             events.append(self._event(f"response.{name}.done", **self._place(), content_index=0, text=part["text"], **logprobs))
             events.append(self._event("response.content_part.done", **self._place(), content_index=0, part={**part}))
             if item["type"] == "reasoning":
@@ -440,7 +470,9 @@ class Responses(Answer):
             "tool_choice": tools.get("tool_choice", "auto" if self.tools else "none"),
             "tools": tools.get("tools", []),
             "store": False,
-            "metadata": {},
+            "metadata": request.metadata or {},
+            "top_logprobs": request.top_logprobs or 0,
+            "truncation": "disabled",
         }
 
 

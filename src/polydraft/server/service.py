@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -15,9 +15,9 @@ from polydraft.core import EncoderDecoder
 from polydraft.core.params import WHOLE_CONTEXT, SamplingParams, StructuredOutputs
 from polydraft.core.thinking import Thinking
 from polydraft.engine.asynchronous import AsyncEngine
-from polydraft.engine.embedding import Embedding
 from polydraft.engine.output import StepOutput
-from polydraft.engine.sequence import Result
+from polydraft.engine.sequence import Result, Sample
+from polydraft.engine.texts import Embedding
 from polydraft.errors import InvalidInputError
 from polydraft.methods import registry
 from polydraft.models.tokens.encoding import special_tokens
@@ -37,6 +37,7 @@ from polydraft.server.protocol import (
     CompletionRequest,
     Message,
     Sampled,
+    TokensTold,
     Tools,
     text_of,
 )
@@ -49,6 +50,8 @@ from polydraft.server.tracing import traced
 __all__ = ["Service"]
 
 log = logging.getLogger("polydraft.server")
+T = TypeVar("T")
+Outputs = AsyncGenerator[tuple[int, StepOutput], None]
 PAUSE_SECONDS = 5.0
 """Without an event, after which a stream says what its request does."""
 UNCONSTRAINED = "X-Polydraft-Unconstrained-Tools"
@@ -96,18 +99,16 @@ class Service(ModelTokens):
         thinking: Thinking | None = None,
     ) -> Response:
         """Continue texts. kind: of the answer.  thinking: what the model does before it answers, where a template wrote the prompt."""
-        if body.echo and body.logprobs is not None:
-            raise ApiError(
-                400, "echo with logprobs asks for those of the prompt, which are not computed. Drop one.", param="echo"
-            )
         prompts = body.prompts()
         params = self._thinking_first(self._params(body, len(prompts), chat=False), thinking)
         if body.fills_in:
             params, ids = await self._filled_in(body, prompts, params)
         else:
-            ids = [await self.encoded(prompt, body.parse_special) for prompt in prompts]
+            ids = [await self.encoded(prompt, body.parse_special, begins=body.add_special_tokens) for prompt in prompts]
         echo = [p if isinstance(p, str) else self.decoded(p) for p in prompts] if body.echo else ()
         answer = kind(self.tokenizer, self.name, ids, params, body.speculation.trace, echo)
+        if isinstance(answer, Completion):
+            answer.ranked = body.prompt_logprobs is not None
         return await self._answer(request, body, answer, params)
 
     async def _filled_in(
@@ -124,13 +125,14 @@ class Service(ModelTokens):
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if len(texts) < len(prompts):
             raise ApiError(400, "suffix was given beside a prompt of token ids; expected text.", param="prompt")
+        if body.echo and body.logprobs is not None:
+            raise ApiError(400, "echo with logprobs was given beside suffix; a prompt is told there in another order. Leave one out.", param="echo")  # fmt: skip
 
         async def plain(text: str) -> list[int]:
             return self.without_first(await self.encoded(text, parse_special=False)) if text else []
 
         extra, begin = body.further
-        whole = await self.encoded("x", parse_special=False)
-        before = whole[: len(whole) - len(self.without_first(whole))]
+        before = await self.first_ids()
         if extra and form.repository is not None:
             before = [*before, form.repository, *await plain("myproject\n")]
         for name, text in extra:
@@ -144,7 +146,8 @@ class Service(ModelTokens):
 
     async def chat(self, request: Request, body: ChatRequest) -> Response:
         """Answer a conversation."""
-        return await self.converse(request, body, body.messages, Chat)
+        told = {"tells_reasoning": body.include_reasoning, "tells_prompt": body.return_prompt_text, "echo": body.echoed()}
+        return await self.converse(request, body, body.messages, partial(Chat, tells_apart=body.keeps_thoughts_apart(), **told))
 
     async def responses(self, request: Request, body: ResponsesRequest) -> Response:
         """Answer a text or a conversation."""
@@ -230,8 +233,11 @@ class Service(ModelTokens):
             ApiError: more texts than may be asked for, or not in time.
         """
         self._check_choices(len(texts), 1, "input")
+        return await self._in_time(self.engine.embed(texts))
+
+    async def _in_time(self, work: Awaitable[T]) -> T:
         try:
-            return await asyncio.wait_for(self.engine.embed(texts), self.config.timeout)
+            return await asyncio.wait_for(work, self.config.timeout)
         except (asyncio.TimeoutError, TimeoutError):
             raise ApiError(503, "the request was ended before it was done: its time was up.") from None
 
@@ -277,6 +283,9 @@ class Service(ModelTokens):
         drafting = self._speculation(body.speculation, params) | {"prediction": prediction}
         chosen = self.engine.engine.menu.find(body.speculation.drafter, body.speculation.verifier)
         answer.num_predicted = len(prediction)
+        if isinstance(body, TokensTold):
+            answer.tells_ids, answer.names_ids = body.return_token_ids, body.return_tokens_as_token_ids
+            answer.tells_prompt_ids = body.return_token_ids or (isinstance(body, ChatRequest) and body.return_prompt_token_ids)
         answer.methods = {
             "drafter": chosen.source,
             "verifier": chosen.verifier.info.name,
@@ -290,6 +299,11 @@ class Service(ModelTokens):
             params = params.with_(structured_outputs=source)
         fitting, results = [self._fitting(params, ids) for ids in answer.prompts], list[Result]()
         outputs = self.engine.stream_all(answer.prompts, fitting, seconds=self.config.timeout, results=results, **drafting)
+        most = _most_prompt_logprobs(body, params)
+        if body.most_tokens() == 0:
+            outputs = self._unsampled(answer, held=most is not None)
+        if most is not None:
+            outputs = self._scored(answer, most, outputs)
         outputs = traced(outputs, request.headers, self.name, chosen.source)
         if not body.stream:
             collected = await unless_gone(request, _all(outputs))
@@ -302,9 +316,40 @@ class Service(ModelTokens):
             return Response(status_code=GONE)
         if not isinstance(first, Pause):
             answer.check(*first)
-        answer.include_usage = body.stream_options is not None and body.stream_options.include_usage
+        if body.stream_options is not None:
+            answer.include_usage = body.stream_options.include_usage
+            answer.continuous_usage = body.stream_options.continuous_usage_stats
         events = _events(request, answer, first, paced, results)
         return StreamingResponse(events, media_type=answer.media, headers={"Cache-Control": "no-cache"})
+
+    async def _scored(self, answer: Answer, most: int, outputs: Outputs) -> Outputs:
+        """Outputs, before which the log-probabilities of the prompts are there."""
+        answer.prompt_logprobs = await self._in_time(self.engine.likelihoods(answer.prompts, most))
+        async with aclosing(outputs):
+            async for output in outputs:
+                yield output
+
+    async def _unsampled(self, answer: Answer, *, held: bool) -> Outputs:
+        """Of an answer of no tokens, whose prompts are read for requests to come. held: they are read already."""
+        if not held:
+            await self._in_time(self.engine.hold(answer.prompts))
+        for prompt, ids in enumerate(answer.prompts):
+            for index in range(answer.n):
+                sample = Sample(index, answer.params.seed or 0, finish_reason="length")
+                sample.stats.prompt_tokens = len(ids)
+                yield prompt, StepOutput("", [], [], "", sample, True)
+
+
+def _most_prompt_logprobs(body: Sampled, params: SamplingParams) -> int | None:
+    """Alternatives to tell beside each token of the prompt, None where nothing of them is asked for.
+
+    Raises:
+        ApiError: of the distribution that is sampled from, which a prompt was not.
+    """
+    most = body.most_prompt_logprobs()
+    if most is not None and params.logprobs_mode != "raw":
+        raise ApiError(400, f"logprobs_mode={params.logprobs_mode!r} was given; those of a prompt are 'raw'. Leave it out.", param="logprobs_mode")  # fmt: skip
+    return most
 
 
 async def _all(outputs: AsyncGenerator[tuple[int, StepOutput], None]) -> list[tuple[int, StepOutput]]:
