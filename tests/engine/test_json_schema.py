@@ -54,3 +54,83 @@ def test_integers_without_a_multiple_in_their_range_are_refused_or_left_out(boun
     assert all(keys(schema, seed) in ([], ["y"]) for seed in range(8))
     number["maximum"] = 14
     assert any("n" in keys(schema, seed) for seed in range(20))
+
+
+def allows(schema, text):
+    """Whether a text and then its end are allowed."""
+    grammar, output = GRAMMARS.compiled(StructuredOutputs(json=schema)).constraint(0), list[int]()
+    for token in [*TOKENIZER(text)["input_ids"], 0]:
+        if not grammar.allowed(output, [0], [-1])[0, token]:
+            return False
+        output.append(token)
+    return True
+
+
+WHOLE = {"type": "integer"}
+SAFE = 2**53 - 1
+
+
+@pytest.mark.parametrize(
+    ("schema", "inside", "outside"),
+    [
+        (WHOLE | {"minimum": -SAFE, "maximum": SAFE}, [-SAFE, 0, SAFE], [-SAFE - 1, SAFE + 1]),
+        (WHOLE | {"exclusiveMinimum": SAFE}, [SAFE + 1], [SAFE, 0]),
+        (WHOLE | {"exclusiveMaximum": 2**53}, [SAFE], [2**53]),
+        (WHOLE | {"minimum": 2, "exclusiveMinimum": True, "maximum": 7.5}, [3, 7], [2, 8]),
+        (WHOLE | {"minimum": 0, "maximum": 2**63 - 1}, [0, 2**63 - 1], [2**63, -1]),
+        (WHOLE | {"minimum": -(2**62), "maximum": 2**62}, [-(2**62), 2**62], [-(2**62) - 1, 2**62 + 1]),
+        ({"type": ["integer", "null"], "exclusiveMinimum": 9}, [10], [9]),
+        ({"const": 2**62}, [2**62], [2**62 + 1, 2**62 - 1]),
+        ({"enum": [2**53, -(2**53), 10**20]}, [2**53, -(2**53), 10**20], [2**53 + 1, 10**20 + 1]),
+        (WHOLE | {"allOf": [{"minimum": SAFE}, {"exclusiveMaximum": SAFE}]}, [], [SAFE, SAFE - 1]),
+    ],
+    ids=str,
+)
+def test_large_integers_are_kept_to_the_last_digit(schema, inside, outside):
+    try:
+        assert all(allows(schema, str(number)) for number in inside)
+    except InvalidInputError as error:
+        assert not inside and "Unsatisfiable" in str(error)  # noqa: PT017
+    else:
+        assert not any(allows(schema, str(number)) for number in outside)
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        (WHOLE | {"minimum": -(2**63) - 2, "maximum": -(2**63) - 1}, "minimum: -9223372036854775810"),
+        (WHOLE | {"minimum": -(2**63)}, "minimum: -9223372036854775808"),
+        (WHOLE | {"minimum": 99999999999999999999}, "minimum: 99999999999999999999"),
+        (WHOLE | {"minimum": 2**53 + 1}, "minimum: 9007199254740993"),
+        (WHOLE | {"exclusiveMinimum": 2**53}, "minimum: 9007199254740993"),
+        (WHOLE | {"maximum": 2**64 - 1}, "maximum: 18446744073709551615"),
+        ({"items": {"type": "number", "maximum": 1e300}}, r"maximum: 1e\+300"),
+        ({"minimum": 2**53 + 1}, "minimum: 9007199254740993"),
+        ({"const": 2**53 + 1}, "const: 9007199254740993"),
+        ({"enum": ["a", [{"a": -(2**63)}]]}, "enum: -9223372036854775808"),
+        ('{"const": 1e400}', "const: inf"),
+        ({"const": 10**400}, "const: 1000"),
+        (WHOLE | {"multipleOf": 1000003}, "multipleOf: 1000003"),
+        ({"multipleOf": 0}, "multipleOf: 0"),
+        ({"multipleOf": 1e-300}, "multipleOf: 1e-300"),
+    ],
+    ids=str,
+)
+def test_numbers_that_a_float_would_change_are_refused_by_name(schema, said):
+    with pytest.raises(InvalidInputError, match=rf"structured_outputs\.json: a schema has {said}; expected") as told:
+        GRAMMARS.compiled(StructuredOutputs(json=schema))
+    assert len(str(told.value)) < 300
+
+
+def test_additional_keys_may_repeat_and_count_as_one():
+    for schema in ({"minProperties": 2}, {"minProperties": 4, "required": ["a", "b"]}):
+        with pytest.raises(InvalidInputError, match=r"minProperties: \d; expected at most"):
+            GRAMMARS.compiled(StructuredOutputs(json={"type": "object", "additionalProperties": YES} | schema))
+    properties = {"properties": {"a": YES}, "required": ["a"], "additionalProperties": YES, "minProperties": 2}
+    assert allows(properties, '{"a": true, "b": true}') and not allows(properties, '{"a": true}')
+    assert allows({"type": "object", "minProperties": 1, "additionalProperties": YES}, '{"b": true}')
+
+
+def test_a_bound_that_no_output_reaches_is_none():
+    arrays = {"type": "array", "items": YES, "maxItems": 2**31 - 1}
+    assert allows(arrays, json.dumps([True] * 9)) and allows({"type": "string", "maxLength": 2**40}, '"abc"')

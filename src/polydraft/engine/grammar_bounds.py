@@ -239,11 +239,11 @@ def _edges(tokens: Iterable[re.Match[str]], *, by_line: bool) -> Edges:
             rule = token[0]
             edges.setdefault(rule, [])
         elif kind == "name":
-            edges[rule].append((token[0], 1 + depth))
+            edges[rule].append((token[0], 1 + depth - scopes[-1]))
         elif kind in ("open", "inner"):
             depth += 1
-            scopes += [depth] if kind == "inner" else []
-            edges[rule].append(("", depth))
+            scopes += [depth] if kind == "inner" else []  # where rules of its own begin
+            edges[rule].append(("", 1 + depth - scopes[-1]))
         elif kind == "close" and depth:
             scopes = scopes[:-1] if scopes[-1] == depth else scopes
             depth -= 1
@@ -255,21 +255,21 @@ def _check_depth(edges: Edges) -> int:
     """The most levels of rules and groups that lead to each other; those of a cycle count once."""
     depths = dict[str, int]()
     for first in edges:
-        open_ = [] if first in depths else [(first, iter(edges[first]))]
+        open_ = [] if first in depths else [(first, 0, iter(edges[first]))]
         depths.setdefault(first, 0)
         while open_:
-            rule, below = open_[-1]
+            rule, levels_above, below = open_[-1]
             name, levels = next(below, (None, 0))
-            if name is None:
-                open_.pop()
-                if open_:
-                    above = open_[-1][0]
-                    depths[above] = max(depths[above], 1 + depths[rule])
+            if name is not None:
+                depths[rule] = max(depths[rule], levels + depths.get(name, 0))
+                if name in edges and name not in depths:
+                    depths[name] = 0
+                    open_.append((name, levels, iter(edges[name])))
                 continue
-            depths[rule] = max(depths[rule], levels + depths.get(name, 0))
-            if name in edges and name not in depths:
-                depths[name] = 0
-                open_.append((name, iter(edges[name])))
+            open_.pop()
+            if open_:
+                above = open_[-1][0]
+                depths[above] = max(depths[above], levels_above + depths[rule])
     deepest = max(depths.values())
     if deepest > MOST_LEVELS:
         raise _refuse(f"whose rules and groups lead to each other {deepest} levels deep", f"at most {MOST_LEVELS}")

@@ -26,6 +26,7 @@ from polydraft.engine.grammar_process import TOO_SLOW, receive, send
 __all__ = ["Trial", "Vocabulary", "shared_trial"]
 
 log = logging.getLogger("polydraft.engine")
+COMMAND = [sys.executable, "-m", "polydraft.engine.grammar_process"]
 WAITING_SECONDS = 30.0
 """For an answer, on a machine that does much else; a trial has two seconds of CPU time."""
 ATTEMPTS = 3
@@ -58,7 +59,7 @@ class _Process:
             "MALLOC_ARENA_MAX": "1",
         }  # arenas of threads count as memory
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "polydraft.engine.grammar_process"],
+            COMMAND,
             env=os.environ | shared,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -122,6 +123,8 @@ class _Process:
 
     def end(self) -> None:
         """It and its forks."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(1 if self.ended else 0)
         with suppress(OSError, ProcessLookupError):
             if hasattr(os, "killpg"):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -163,9 +166,9 @@ class Trial:
 
     def _running(self) -> _Process | None:
         if self._process is not None and self._process.ended:
-            if self._process.forks is None:
-                self._miss(f"it ended with {self._process.process.poll()}")
             self._process.end()
+            if self._process.forks is None:
+                self._miss(f"it ended with {self._process.process.returncode}")
             self._process = None
         if self._process is None and not self._is_missing:
             try:
