@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polydraft.cli import options
-from polydraft.cli.downloads import agree_on_downloads
+from polydraft.cli.downloads import Yes, agree_on_downloads
 from polydraft.cli.files import read_prompt
 from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
@@ -50,6 +50,7 @@ def generate(
     config: options.Engine,
     sampling: Annotated[SamplingConfig, Only(max_tokens=128)],
     output: Output,
+    yes: Yes = False,
     no_cache: options.NoCache = False,
 ) -> None:
     """Continue PROMPT: text on standard output, statistics on standard error."""
@@ -69,7 +70,7 @@ def generate(
         config = config.with_(drafter_options={"trace": True})
     check(config, params)
     check_length(text, config)
-    agree_on_downloads([config])
+    agree_on_downloads([config], yes=yes)
     with Preparation(f"loading {config.model} ...") as preparation, warnings.catch_warnings():
         warnings.simplefilter("ignore", DrafterWarning)  # the statistics report it
         engine = build(config.with_(max_num_seqs=max(1, min(sampling.n, 8))), answers=True)
