@@ -142,7 +142,7 @@ def in_words(timed: Sequence[Row], free: Sequence[Row]) -> str:
 
 
 def opening(model: str, timed: Sequence[Row], free: Sequence[Row]) -> str:
-    """What opens docs/choosing.md: the plot, what it says, and a small table."""
+    """What opens the section of docs/choosing.md on several drafts: the plot, what it says, and a small table."""
     answers = sum(len(row.tokens) for row in timed if row.case == timed[0].case)
     return "\n\n".join(
         [

@@ -12,6 +12,7 @@ import typer
 
 from polydraft.cli import options
 from polydraft.cli.downloads import Yes, agree_on_downloads
+from polydraft.cli.help import HelpAll
 from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import build, check, leave_costs, loaded
@@ -43,6 +44,7 @@ def chat(
     verbose: options.Verbose = False,
     yes: Yes = False,
     no_cache: options.NoCache = False,
+    help_all: HelpAll = False,
 ) -> None:
     """Talk to a model. One message a line; /help shows what else there is."""
     name, config = str(config.model), config.with_(max_num_seqs=1)

@@ -13,6 +13,7 @@ import typer
 from polydraft.cli import options
 from polydraft.cli.downloads import Yes, agree_on_downloads
 from polydraft.cli.files import read_prompt
+from polydraft.cli.help import HelpAll
 from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import build, check, leave_costs, loaded
@@ -52,6 +53,7 @@ def generate(
     output: Output,
     yes: Yes = False,
     no_cache: options.NoCache = False,
+    help_all: HelpAll = False,
 ) -> None:
     """Continue PROMPT: text on standard output, statistics on standard error."""
     text = read_prompt(prompt, file)

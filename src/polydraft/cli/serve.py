@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polydraft.cli.downloads import Yes, agree_on_downloads
+from polydraft.cli.help import HelpAll
 from polydraft.cli.options import DEFAULT_MODEL, NoCache, Only, configured
 from polydraft.cli.progress import Preparation
 from polydraft.cli.served_models import model_choices
@@ -65,6 +66,7 @@ def serve(
     replicas: ReplicaConfig,
     yes: Yes = False,
     no_cache: NoCache = False,
+    help_all: HelpAll = False,
 ) -> None:
     """Serve a model over HTTP as OpenAI's API does."""
     names = list(served.model) or ([] if served.models_dir else [DEFAULT_MODEL])
