@@ -64,4 +64,4 @@ def test_nothing_is_kept_where_that_was_asked_for(monkeypatch):
     assert enabled_cache_folder() is not None
     _keep_nothing(True)
     assert enabled_cache_folder() is None
-    assert all("--no-cache" in invoke(command, "--help").stdout for command in ("generate", "chat", "serve"))
+    assert all("--no-cache" in invoke(command, "--help-all").stdout for command in ("generate", "chat", "serve"))

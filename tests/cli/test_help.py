@@ -9,6 +9,7 @@ from typer import Context
 from typer.testing import CliRunner
 
 from polydraft import __version__
+from polydraft.cli.help import FIRST_OPTIONS
 from polydraft.cli.main import app
 from polydraft.cli.options import DEFAULT_MODEL
 from tests.support.commands import commands
@@ -32,6 +33,23 @@ def test_help_of_every_command_imports_nothing_heavy():
     names, _, loaded = python("-c", asked).stdout.partition(" | ")
     assert {"generate", "doctor", "bench", "images"} <= set(names.split())
     assert not {"torch", "transformers", "numba", "numpy"} & set(loaded.split())
+
+
+def listed(*given: str) -> list[str]:
+    """The options that a help lists, by their last name."""
+    shown = CliRunner().invoke(app, [*given])
+    assert shown.exit_code == 0
+    return re.findall(r"^  (?:-\w, )?(--[a-z-]+)", shown.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", FIRST_OPTIONS)
+def test_help_has_the_ten_options_that_people_use_first_and_help_all_has_all(command):
+    first = FIRST_OPTIONS[command]
+    assert len(first) == 10 and listed(command, "--help") == [*first, "--help-all", "--help"]
+    every = {max(option.opts, key=len) for option in commands()[command].params if option.param_type_name == "option"}
+    assert set(listed(command, "--help-all")) == every | {"--help"}
+    lines = CliRunner().invoke(app, [command, "--help"]).stdout.splitlines()
+    assert len(lines) < 40 and re.fullmatch(rf"{len(every) - 11} more options: \w+ {command} --help-all", lines[-1])
 
 
 QUICK = (

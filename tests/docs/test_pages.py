@@ -240,3 +240,8 @@ def test_every_option_on_a_page_for_users_exists():
 def test_a_first_page_shows_real_models_only(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     assert not re.search("100M|inflate|padded", text)
+
+
+def test_the_page_of_choices_begins_with_the_drafter():
+    page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    assert page.startswith("# Choosing a method\n\n## Which drafter\n")

@@ -65,7 +65,10 @@ def test_a_process_that_was_killed_starts_anew(trial):
 
 
 @pytest.mark.parametrize(
-    "trial", [["/nonexistent/python"], [sys.executable, "-c", "raise SystemExit(3)"]], indirect=True, ids=["no program", "it ends"]
+    "trial",
+    [["/nonexistent/python"], [sys.executable, "-c", "raise SystemExit(3)"]],
+    indirect=True,
+    ids=["no program", "it ends"],
 )
 def test_without_the_process_grammars_are_compiled_untried_and_the_log_says_so(trial, caplog, monkeypatch):
     monkeypatch.setattr(structured, "shared_trial", lambda: trial)
@@ -134,7 +137,9 @@ def test_a_grammar_is_tried_once(monkeypatch):
 
 def test_a_failure_is_a_refusal_of_the_request_by_its_form(monkeypatch):
     monkeypatch.setattr(structured, "shared_trial", lambda: Counted({"failure": "it takes more than 256 MB"}))
-    with pytest.raises(InvalidInputError, match=r"^structured_outputs\.regex was given, which cannot be followed: it takes more than"):
+    with pytest.raises(
+        InvalidInputError, match=r"^structured_outputs\.regex was given, which cannot be followed: it takes more than"
+    ):
         engine().generate([PROMPT], SamplingParams(structured_outputs=FORM))
 
 

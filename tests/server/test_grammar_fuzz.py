@@ -99,7 +99,9 @@ def test_what_once_ended_a_server_is_refused_also_in_a_tool():
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_thousands_of_hostile_forms_neither_end_the_server_nor_hold_up_others():
-    forms = [("tool" if kind == "json" and number % 4 == 0 else kind, form) for number, (kind, form) in enumerate(hostile(0, 5000))]
+    forms = [
+        ("tool" if kind == "json" and number % 4 == 0 else kind, form) for number, (kind, form) in enumerate(hostile(0, 5000))
+    ]
     statuses, longest, neighbours = fuzzed(forms)
     assert set(statuses) == {200, 400} and min(statuses.values()) > 500 and sum(statuses.values()) == 5000
     assert longest < 0.2 and len(set(neighbours)) == 1

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from polydraft.cli.downloads import Yes, agree_on_downloads
 from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import bars
 from polydraft.config import BatchConfig, EngineConfig, SamplingConfig
@@ -25,8 +26,10 @@ def batch(
     ],
     sampling: Annotated[SamplingConfig, Only("max_tokens", "temperature", "top_p", max_tokens=128)],
     job: BatchConfig,
+    yes: Yes = False,
 ) -> None:
     """Answer every row of INPUT through Ray. Rows that cannot be answered are listed in OUTPUT.errors.jsonl, with the reason."""
+    agree_on_downloads([config], yes=yes)
     from polydraft.integrations.ray import run
     from polydraft.integrations.ray.files import rows_of
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from polydraft.cli.commands import CommandGroup
-from polydraft.cli.downloads import agree_on_downloads
+from polydraft.cli.downloads import Yes, agree_on_downloads
 from polydraft.cli.files import check_output, read_lines, say_written
 from polydraft.cli.options import AsJson, MeasurementOptions, Only, configured
 from polydraft.cli.progress import bars
@@ -51,6 +51,7 @@ def bench(
     report_file: Annotated[
         Path | None, typer.Option("--report", help="File for all figures, JSON, and beside it a .md table.")
     ] = None,
+    yes: Yes = False,
 ) -> None:
     """Measure this library against its peers: same models, prompts and threads, one interleaved run, outputs checked."""
     if (below := context.invoked_subcommand) is not None:
@@ -64,7 +65,7 @@ def bench(
     heads = {head.name: head for head in options.head}
     for way in options.way:
         check_way(way, heads)
-    agree_on_downloads([config])
+    agree_on_downloads([config], yes=yes)
     from polydraft.bench import report as reports
     from polydraft.bench import speedup
     from polydraft.bench.suite import Bench
@@ -121,6 +122,7 @@ def start(
     config: Annotated[EngineConfig, Only("model", "draft_model", "threads")],
     options: StartOptions,
     as_json: AsJson = False,
+    yes: Yes = False,
 ) -> None:
     """Measure seconds from the shell to the first token: warm, with a cold file cache, with nothing compiled, beside llama.cpp's."""
     from polydraft.bench import start as starts
@@ -129,7 +131,7 @@ def start(
         if row not in starts.ROWS:
             raise unknown_name("kind of start", row, starts.ROWS)
     check(config)
-    agree_on_downloads([config])
+    agree_on_downloads([config], yes=yes)
     with bars("starting", hidden=as_json) as step:
         contenders, absent = starts.contenders(str(config.model), config.draft_model, config.threads)
         rows = {row: start for row, start in contenders.items() if row in (options.row or contenders)}

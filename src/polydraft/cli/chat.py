@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polydraft.cli import options
-from polydraft.cli.downloads import agree_on_downloads
+from polydraft.cli.downloads import Yes, agree_on_downloads
+from polydraft.cli.help import HelpAll
 from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import build, check, leave_costs, loaded
@@ -41,8 +42,9 @@ def chat(
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     show: Annotated[bool, typer.Option(help="Accepted draft tokens in colour.")] = True,
     verbose: options.Verbose = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Download without a question.")] = False,
+    yes: Yes = False,
     no_cache: options.NoCache = False,
+    help_all: HelpAll = False,
 ) -> None:
     """Talk to a model. One message a line; /help shows what else there is."""
     name, config = str(config.model), config.with_(max_num_seqs=1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from polydraft.cli.audit import EXIT_STATUS, audit_server
-from polydraft.cli.downloads import agree_on_downloads
+from polydraft.cli.downloads import Yes, agree_on_downloads
 from polydraft.cli.files import read_lines
 from polydraft.cli.options import JSON_HELP, MeasurementOptions, Only, configured
 from polydraft.cli.progress import bars
@@ -61,6 +61,7 @@ def check(
     ],
     measurement: Annotated[MeasurementOptions, Only("temperature", "prompts", "max_tokens", max_tokens=32)],
     options: CheckOptions,
+    yes: Yes = False,
 ) -> None:
     """Test on real texts whether the output follows the target distribution: every step's verifier, its draws, and the final tokens.
 
@@ -68,7 +69,7 @@ def check(
     """
     use_threads()
     if options.url is not None:
-        agree_on_downloads([config])
+        agree_on_downloads([config], yes=yes)
         audit_server(
             options.url, options.name, config, measurement, steps=options.steps, seed=options.seed, as_json=options.as_json
         )
@@ -78,7 +79,7 @@ def check(
     from polydraft.models import pair
     from polydraft.models.loading.folder import load_module
 
-    agree_on_downloads([config])
+    agree_on_downloads([config], yes=yes)
     engine, as_json = build(config), options.as_json
     texts = [p.text for p in pair.prompts()[:8]] if measurement.prompts is None else read_lines("--prompts", measurement.prompts)
     sampling = {"temperature": measurement.temperature, "max_tokens": measurement.max_tokens}

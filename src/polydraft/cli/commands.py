@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from polydraft.cli.help import write_help
 from polydraft.cli.option_rules import Given, check_options
 from polydraft.errors import InvalidInputError, PolydraftError
 from polydraft.files.atomic import is_full
@@ -46,15 +47,7 @@ class _WithOptions(_BASE):
             raise type(error)(in_options(str(error), options)) from error
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Plain text by panels: the library that draws boxes takes longer to import than all the rest."""
-        panels = dict[str, list[tuple[str, str]]]()
-        for parameter in self.get_params(ctx):
-            kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
-            if record := parameter.get_help_record(ctx):
-                panels.setdefault(getattr(parameter, "rich_help_panel", None) or kind, []).append(record)
-        for title, records in panels.items():
-            with formatter.section(title):
-                formatter.write_dl(records)
+        write_help(ctx, formatter, self.get_params(ctx))
 
 
 def _given(ctx: Any, parameters: Iterable[Any]) -> Given:

@@ -1,13 +1,17 @@
-"""What a command downloads, said before the first byte: a question in a terminal, one line elsewhere."""
+"""What a command downloads, said before the first byte: a question in a terminal, elsewhere nothing without --yes."""
 
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
 from polydraft.config import EngineConfig
+from polydraft.errors import InvalidInputError
 
-__all__ = ["agree_on_downloads", "listed_models"]
+__all__ = ["Yes", "agree_on_downloads", "listed_models"]
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Download without a question.")]
 
 
 def agree_on_downloads(configs: Sequence[EngineConfig], *, yes: bool = False) -> None:
@@ -17,6 +21,7 @@ def agree_on_downloads(configs: Sequence[EngineConfig], *, yes: bool = False) ->
 
     Raises:
         typer.Exit: the answer is no.
+        InvalidInputError: nobody can be asked.
     """
     from polydraft.models.loading.catalogue import MODELS, cached, models_folder
 
@@ -27,8 +32,14 @@ def agree_on_downloads(configs: Sequence[EngineConfig], *, yes: bool = False) ->
     size = sum(model.num_bytes for model in missing)
     models = " and ".join(f"{model.name} ({model.about}; {model.licence})" for model in missing)
     text = f"{models}: {_size(size)} from {missing[0].source}, into {str(models_folder())!r}"
-    if yes or not _asks():
+    if yes:
         typer.echo(f"downloading {text}", err=True)
+    elif not _asks():
+        gets = " and ".join(f"`polydraft models get {model.name}`" for model in missing)
+        raise InvalidInputError(
+            f"a model was given that is not downloaded yet: {text}; without a terminal nobody can be asked. "
+            f"Give --yes to download, or run {gets} first."
+        )
     elif not typer.confirm(f"Download {text}?", default=True, err=True):
         raise typer.Exit
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polydraft.cli import options
-from polydraft.cli.downloads import agree_on_downloads
+from polydraft.cli.downloads import Yes, agree_on_downloads
 from polydraft.cli.files import check_output, read_prompt
+from polydraft.cli.help import HelpAll
 from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import build, check, leave_costs, loaded
@@ -50,7 +51,9 @@ def generate(
     config: options.Engine,
     sampling: Annotated[SamplingConfig, Only(max_tokens=128)],
     output: Output,
+    yes: Yes = False,
     no_cache: options.NoCache = False,
+    help_all: HelpAll = False,
 ) -> None:
     """Continue PROMPT: text on standard output, statistics on standard error."""
     text = read_prompt(prompt, file)
@@ -66,7 +69,7 @@ def generate(
     if output.chat:
         check_template(config)
     check_length(text, config)
-    agree_on_downloads([config])
+    agree_on_downloads([config], yes=yes)
     with Preparation(f"loading {config.model} ...") as preparation, warnings.catch_warnings():
         warnings.simplefilter("ignore", DrafterWarning)  # the statistics report it
         engine = build(config.with_(max_num_seqs=max(1, min(sampling.n, 8))), answers=True)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polydraft.cli.downloads import agree_on_downloads
+from polydraft.cli.downloads import Yes, agree_on_downloads
+from polydraft.cli.help import HelpAll
 from polydraft.cli.options import DEFAULT_MODEL, NoCache, Only, configured
 from polydraft.cli.progress import Preparation
 from polydraft.cli.served_models import model_choices
@@ -63,7 +64,9 @@ def serve(
     config: Annotated[EngineConfig, Only(without=("model", "draft_model"))],
     server: ServerConfig,
     replicas: ReplicaConfig,
+    yes: Yes = False,
     no_cache: NoCache = False,
+    help_all: HelpAll = False,
 ) -> None:
     """Serve a model over HTTP as OpenAI's API does."""
     names = list(served.model) or ([] if served.models_dir else [DEFAULT_MODEL])
@@ -86,7 +89,7 @@ def serve(
         ]
     for model_config in configs:
         check(model_config)
-    agree_on_downloads(configs)
+    agree_on_downloads(configs, yes=yes)
     name = choices[0].name
     if server.otlp_endpoint is not None:
         from polydraft.server.tracing import export_to

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polydraft.cli.downloads import agree_on_downloads
+from polydraft.cli.downloads import Yes, agree_on_downloads
 from polydraft.cli.options import Only, configured
 from polydraft.cli.progress import Preparation
 from polydraft.cli.start import build, use_threads
@@ -65,6 +65,7 @@ def train(
     *,
     config: Annotated[EngineConfig, Only("model")],
     options: TrainOptions,
+    yes: Yes = False,
 ) -> None:
     """Train a drafter of kind KIND for a model: it generates texts, and the drafter learns to predict its tokens from its hidden states."""
     out = options.out
@@ -90,7 +91,7 @@ def train(
         check_file(path)
     chosen = {name: getattr(options, name) for name in ("minutes", "unroll", "draft_vocab", "seed", "loss", "decay", "piece")}
     training = TrainingOptions.of(kind, sizes=sizes, **chosen)
-    agree_on_downloads([config.with_(drafter=None)])
+    agree_on_downloads([config.with_(drafter=None)], yes=yes)
     with Preparation(f"loading {config.model or 'the embedded model'} ..."):
         model = {"max_model_len": options.max_model_len, "quantization": options.quantization}
         engine = build(config.with_(drafter=None, max_num_seqs=16, **model))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polydraft.cli.downloads import agree_on_downloads
+from polydraft.cli.downloads import Yes, agree_on_downloads
 from polydraft.cli.files import check_output, read_lines, say_written
 from polydraft.cli.options import AsJson, MeasurementOptions, Only, configured
 from polydraft.cli.progress import bars
@@ -27,6 +27,7 @@ def tune(
     as_json: AsJson = False,
     report_file: Annotated[Path | None, typer.Option("--report", help="File for all figures, JSON.")] = None,
     picture: Annotated[Path | None, typer.Option(help="File for a plot of speed over depth and paths, PNG.")] = None,
+    yes: Yes = False,
 ) -> None:
     """Print seconds by rows, acceptance by confidence, predicted and measured speeds of draft shapes, and a recommendation."""
     check_output("--save", save)
@@ -39,7 +40,7 @@ def tune(
     from polydraft.policy.profile import remember
     from polydraft.tune import tune as tuning
 
-    agree_on_downloads([config])
+    agree_on_downloads([config], yes=yes)
     engine = build(config.with_(max_num_seqs=4))
     texts = [p.text for p in pair.prompts()[:6]] if measurement.prompts is None else read_lines("--prompts", measurement.prompts)
     quick, max_tokens = measurement.quick, measurement.max_tokens
