@@ -20,10 +20,6 @@ Panel = Literal["Models", "Speculation", "Decoding", "Sampling", "Server", "Repl
 """Of the help."""
 
 
-NAMING: tuple[type, ...] = (str, Path, dict, list)
-"""Kinds of values that no number is one of, but for a device's."""
-
-
 @dataclass(frozen=True)
 class Setting:
     """What a field of a configuration is.
@@ -55,31 +51,25 @@ class Setting:
         """Range or choices in words, "" where anything goes."""
         if self.choices:
             return f"one of {', '.join(map(repr, self.choices))}"
-        others = {str: "some text", Path: "a path", bool: "True or False", dict: "options by name", list: "a list"}
+        kinds = {str: "some text", Path: "a path", bool: "True or False", dict: "options by name", list: "a list"}
         number = {int: "a whole number", float: "a number"}.get(self.kind, "")
         if self.low is None or not number:
-            return number or others[self.kind] + (f" or {self.objects}" if self.objects else "")
+            return number or kinds.get(self.kind, "") + (f" or {self.objects}" if self.objects else "")
         return f"at least {self.low}, {number}" if self.high is None else f"{number} in [{self.low}, {self.high}]"
 
     def allows(self, value: Any) -> bool:
         """Whether a value has the type and is in the range."""
         if value is None:
             return self.default is None or bool(self.objects)
-        if isinstance(value, Number) and self.kind in NAMING and self.objects != "torch.device":
-            return False
         if self.kind is bool:
             return isinstance(value, bool)
-        if self.kind is str and isinstance(value, str) and not value:
-            return False
-        if self.objects:
-            return True
-        if self.choices:
-            return value in self.choices
         if self.kind in (int, float):
             number: Any = Integral if self.kind is int else Real
             fits = isinstance(value, number) and not isinstance(value, bool)
             return fits and (self.low is None or self.low <= value) and (self.high is None or value <= self.high)
-        return True
+        if value == "" or (isinstance(value, Number) and self.objects != "torch.device"):
+            return False
+        return bool(self.objects) or not self.choices or value in self.choices
 
     def described(self, default: Any = None) -> str:
         """Help, unit, range, and what None means where that is the default."""
@@ -164,7 +154,7 @@ QUANTIZATIONS = ("int8", "int4", "bfloat16", "bfloat16-dot")
 class PairConfig(Config):
     """Which models."""
 
-    model: str | None = setting("Target model: a folder, FILE.gguf, a name of `polydraft models list`, OWNER/NAME, OWNER/NAME:Q4_K_M, or embedded, the pair inside the package", str, objects="Path", unset="the embedded pair", panel="Models")
+    model: str | None = setting("Target model: a folder, FILE.gguf, a name of `polydraft models list`, OWNER/NAME, OWNER/NAME:Q4_K_M, or embedded, the pair inside the package", str, objects="Path", unset="the embedded pair, on the command line smollm2-135m-instruct", panel="Models")
     draft_model: str | None = setting("Draft model: a smaller model with the same vocabulary, named like --model", str, objects="Path", unset="the one listed with the target, if any", panel="Models")
 
     def __post_init__(self) -> None:
