@@ -7,6 +7,7 @@ import pytest
 
 from polydraft.server import parts
 from polydraft.server.messages import MessagesRequest
+from polydraft.server.ollama import OllamaChat
 from polydraft.server.responses import ResponsesRequest
 
 PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
@@ -70,6 +71,8 @@ def test_results_of_chats_and_responses_may_hold_pictures(served):
     talk = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
     talk += [{"role": "tool", "tool_call_id": "a", "content": shown}]
     assert served.post("/v1/chat/completions", messages=talk, max_tokens=2).status_code == 200
+    seen: list[Any] = [{"role": "tool", "content": "shot:", "images": ["aGk="]}]
+    assert OllamaChat.model_validate({"messages": seen}).messages[0].content == f"shot:{LEFT_OUT.format('image')}"
     output: list[Any] = [{"type": "input_text", "text": "shot:"}, {"type": "input_image", "image_url": "x"}]
     items: list[Any] = [{"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"}]
     items += [{"type": "function_call_output", "call_id": "a", "output": output}]

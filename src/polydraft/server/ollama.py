@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from polydraft.engine.output import StepOutput
 from polydraft.server.answers import Chat, in_one_line
@@ -16,6 +16,7 @@ from polydraft.server.bodies import Body, Ids, Requested, Seed, Stops, Texts, Un
 from polydraft.server.embeddings import Dimensions, shortened
 from polydraft.server.errors import ApiError
 from polydraft.server.incoming import GONE, unless_gone
+from polydraft.server.parts import text_of_part
 from polydraft.server.protocol import ChatRequest, CompletionRequest, Tool
 from polydraft.server.service import Service
 from polydraft.server.tools import Piece
@@ -108,6 +109,14 @@ class OllamaMessage(Body):
     tool_calls: list[OllamaCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_readable_results(cls, body: Any) -> Any:
+        if not (isinstance(body, dict) and body.get("role") == "tool" and isinstance(body.get("images"), list)):
+            return body
+        left_out = "".join(text_of_part({"type": "image"}) for _ in body["images"])
+        return {**body, "images": None, "content": f"{body.get('content') or ''}{left_out}"}
 
     def plain(self, number: int, calls: Sequence[str]) -> dict[str, Any]:
         """As chats have it. number: of the message, in the names of its calls.  calls: names of those whose results are to come."""

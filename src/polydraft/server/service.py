@@ -369,7 +369,9 @@ async def _events(
         async with aclosing(outputs):
             for chunk in answer.opening():
                 yield answer.written(chunk)
-            if not isinstance(first, Pause):  # else the head alone: clients know how to wait, and few expect a comment
+            if isinstance(first, Pause):
+                yield ""  # the head alone: some clients take every line for an event
+            else:
                 for chunk in answer.chunks(*first):
                     yield answer.written(chunk)
             async for output in outputs:
