@@ -10,13 +10,18 @@ TRANSFORMERS_TYPES = {
     "ernie4_5": "ernie4_5",
     "ernie4_5-moe": "ernie4_5_moe",
     "exaone-moe": "exaone_moe",
+    "glm-dsa": "glm_moe_dsa",
     "gemma3n": "gemma3n_text",
     "gptneox": "gpt_neox",
+    "hunyuan-dense": "hunyuan_v1_dense",
+    "hunyuan-moe": "hunyuan_v1_moe",
     "jais2": "jais2",
     "kimi-linear": "kimi_linear",
+    "mimo2": "mimo_v2_flash",
     "minimax-m2": "minimax_m2",
     "phi2": "phi",
     "starcoder": "gpt_bigcode",
+    "t5": "t5",
 }
 """By the names in GGUF files."""
 
