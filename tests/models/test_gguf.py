@@ -17,7 +17,10 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 from transformers.utils import logging as hf_logging
 
 from polydraft import Engine, SamplingParams
@@ -34,6 +37,7 @@ from polydraft.models.loading.gguf import DESCRIBED, GgufFile
 from polydraft.models.loading.gguf_folders import TRANSFORMERS_TYPES
 from polydraft.models.loading.gguf_header import LAYOUTS, TYPES, GgufHeader
 from polydraft.models.loading.gguf_module import module_of_file
+from polydraft.models.loading.supported import ENCODER_DECODERS
 from tests.models.gguf_files import logits, read_by_transformers, write
 from tests.support.closeness import assert_close
 from tests.support.damage import cut, flipped, read_apart
@@ -471,11 +475,13 @@ def test_an_architecture_and_a_type_that_are_not_read_are_named(tmp_path):
 
 
 def test_a_folder_is_advised_where_transformers_has_the_architecture_and_nowhere_else(tmp_path):
-    assert set(TRANSFORMERS_TYPES.values()) <= MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() | MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.keys() | {*ENCODER_DECODERS}
+    assert set(TRANSFORMERS_TYPES.values()) <= known
     assert TRANSFORMERS_TYPES.keys() <= set(gguf.MODEL_ARCH_NAMES.values())
     squeezed = {name.replace("_", "").removesuffix("text") for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES} - {"bert"}
     named = {name for name in gguf.MODEL_ARCH_NAMES.values() if re.sub("[-_.]", "", name) in squeezed}
-    assert named <= TRANSFORMERS_TYPES.keys() | {*GgufFile.architectures}
+    renamed = {"glm-dsa", "hunyuan-dense", "hunyuan-moe", "mimo2", "qwen2vl", "qwen3vl", "qwen3vlmoe", "t5"}
+    assert named | renamed <= TRANSFORMERS_TYPES.keys() | {*GgufFile.architectures}
 
 
 ADVISED = {

@@ -82,6 +82,20 @@ def test_a_file_is_known_by_its_first_bytes_whatever_its_name(tmp_path, name):
         assert runs(tmp_path).name == str(tmp_path / name)
 
 
+@pytest.mark.parametrize("name", ["mmproj-F16.gguf", "phi-mmproj-model.gguf"])
+def test_a_projector_of_pictures_beside_a_model_is_no_second_model(tmp_path, name):
+    shutil.copy(PHI, tmp_path / "phi-F16.gguf")
+    (tmp_path / name).write_bytes(b"GGUF")
+    assert runs(tmp_path).name == str(tmp_path / "phi-F16.gguf")
+    assert (
+        _tagged(["mmproj-F16.gguf", "phi-mmproj-F16.gguf", "some-long-name-F16.gguf"], "owner/tiny", "F16")
+        == "some-long-name-F16.gguf"
+    )
+    assert [choice.name for choice in model_choices([], tmp_path, [])] == ["phi-F16"]
+    (tmp_path / "phi-F16.gguf").unlink()
+    assert located(tmp_path) == tmp_path / name
+
+
 def test_a_link_to_a_part_is_the_model_too(folder, tmp_path):
     (tmp_path / "latest").symlink_to(folder / "phi-00001-of-00003.gguf")
     runs(tmp_path / "latest")

@@ -20,10 +20,19 @@ from polydraft.models.loading.gguf_module import module_of_file
 from polydraft.models.prefix_cache import PrefixCache
 from polydraft.models.slot_pool import Slots
 from polydraft.policy.fixed import FixedPolicy
+from tests.models.small_types import small_config
 from tests.models.tree_rounds import V, branch, fresh, outcome, small_model
 from tests.support.closeness import assert_close
 from tests.support.tiny import GROUPED
 
+KINDS = {
+    "lfm2": ("conv", "full_attention"),
+    "lfm2_moe": ("conv", "full_attention"),
+    "granitemoehybrid": ("linear_attention", "full_attention"),
+    "qwen3_5_text": ("linear_attention", "full_attention"),
+    "qwen3_next": ("linear_attention", "full_attention"),
+}
+"""Kinds of layers of hybrids, those of attention behind the others."""
 SIZES = {name: size for name, size in GROUPED.items() if name not in ("vocab_size", "num_hidden_layers")}
 HYBRIDS = {
     "lfm2": lambda vocab: hf.Lfm2Config(
@@ -348,3 +357,17 @@ def test_folders_that_have_the_weights_of_a_key_head_together_are_read():
     target, text = CompiledLlama(model, max_num_seqs=1), text_of(60)
     target.prefill([0], [text])
     assert_close(after(target, 0), fresh(model, [*text, 7])[-1], share=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("attends", [False, True])
+def test_hybrids_of_one_kind_of_layers_run(kind, attends, tmp_path):
+    config, text = small_config(kind), [5, 9, 4, 9, 5, 7, 2, 7, 5, 1, 5, 3, 11, 8]
+    config.layer_types = [KINDS[kind][attends]] * 4
+    module = small_model(config)
+    module.save_pretrained(tmp_path)
+    exact = {"cache_dtype": "float32"} if attends else {}
+    target = load_model(str(tmp_path), device="cpu", max_num_seqs=2, **exact)
+    assert isinstance(target, CompiledLlama) is attends
+    assert_close(target.prefill([0], [text]).logits[0, 0], fresh(module, text)[-1], 1e-4)
+    target.release([0])

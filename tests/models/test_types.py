@@ -2,14 +2,19 @@
 
 import pytest
 import torch
+import transformers as hf
 
 from polydraft.core import SamplingParams
 from polydraft.engine.api import Engine
+from polydraft.errors import CapacityError, ModelLoadError
 from polydraft.models.load import in_transformers
+from polydraft.models.torch import own_cache
 from polydraft.models.torch.hf import HFTarget
 from polydraft.models.torch.own_cache import OwnCacheTarget
 from tests.models.small_types import small_config
 from tests.models.tree_rounds import Play, fresh, small_model
+from tests.support.closeness import assert_close
+from tests.support.tiny import SIZES
 
 MASKED = [
     "afmoe",
@@ -133,6 +138,64 @@ def test_types_that_take_no_drafts_are_decoded_plainly_and_say_so(kind):
         engine = Engine.of(target, eos_token_ids=())
     for prompt, result in zip(PROMPTS, engine.generate(PROMPTS, GREEDY), strict=True):
         assert_equal_but_for_ties(model, prompt, result.token_ids)
+
+
+DECODER = SIZES | {"is_decoder": True, "max_position_embeddings": 130}
+KIN = {
+    "roberta": hf.RobertaConfig,
+    "camembert": hf.CamembertConfig,
+    "xlm-roberta-xl": hf.XLMRobertaXLConfig,
+    "roberta-prelayernorm": hf.RobertaPreLayerNormConfig,
+    "data2vec-text": hf.Data2VecTextConfig,
+}
+
+
+@pytest.mark.parametrize("kind", KIN)
+def test_models_that_count_positions_from_behind_padding_are_given_those(kind, monkeypatch):
+    """Logits of a forward pass to which no positions are given; they were trained so."""
+    model = small_model(KIN[kind](**DECODER))
+    target = in_transformers(model, max_num_seqs=3)
+    assert type(target) is HFTarget and target.max_model_len == 130 - 2
+    game = Play(model, target)
+    monkeypatch.setattr(game, "token", lambda: game.random.randrange(2, 61))  # padding within a text is counted, too
+    game.join(0, 1, 2)
+    errors = [game.round(("some", "all", "none")[step % 3]) for step in range(6)]
+    assert max(*errors, game.next_error([2, 0, 1])) < 1e-4 * fresh(model, game.texts[0]).abs().max()
+    with pytest.raises(
+        CapacityError, match="max_model_len=129 was given; the model's context holds 128, as positions begin at 2"
+    ):
+        in_transformers(model, max_model_len=129)
+
+
+def test_a_model_that_counts_its_own_positions_in_its_own_cache_is_given_them(monkeypatch):
+    monkeypatch.setattr(own_cache, "position_behind_padding", lambda config: None)
+    model = small_model(hf.RobertaConfig(**DECODER))
+    target = OwnCacheTarget(model, max_model_len=64)
+    assert_close(target.prefill([0], [PROMPTS[0]]).logits[0, 0], fresh(model, PROMPTS[0])[-1])
+
+
+def test_a_model_whose_cache_is_of_another_model_reads_its_text_again():
+    config = hf.CpmAntConfig(
+        vocab_size=61, hidden_size=32, num_attention_heads=4, dim_head=8, dim_ff=48, num_hidden_layers=2, prompt_length=3,
+        prompt_types=4, segment_types=4, position_bias_num_buckets=32,
+    )  # fmt: skip
+    model = small_model(config)
+    with pytest.warns(UserWarning, match="reads its whole text again"):
+        target = in_transformers(model, max_model_len=64)
+    assert_close(target.prefill([0], [PROMPTS[0]]).logits[0, 0], fresh(model, PROMPTS[0])[-1])
+
+
+@pytest.mark.parametrize("kind", [hf.XLNetConfig, hf.XLMConfig])
+def test_models_whose_rows_are_of_other_tokens_are_refused_by_name(kind):
+    with pytest.raises(ModelLoadError, match="its forward pass does not predict the next token of a text"):
+        in_transformers(small_model(kind(vocab_size=61, d_model=32, emb_dim=32, n_layer=1, n_layers=1, n_head=4, n_heads=4)))
+
+
+def test_errors_of_transformers_in_the_proof_say_which_model_they_are_of():
+    config = small_config("qwen3")
+    config.layer_types, config.sliding_window = ["sliding_attention"] * 4, None
+    with pytest.raises(ModelLoadError, match=r"Qwen3ForCausalLM does not run in transformers \(ValueError: .*sliding_window"):
+        in_transformers(small_model(config), max_model_len=64)
 
 
 def test_a_model_that_takes_positions_from_the_length_of_a_cache_is_found_out():

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from polydraft.errors import InvalidInputError
-from polydraft.models.loading.gguf_parts import first_parts, model_title
+from polydraft.models.loading.gguf_parts import model_files, model_title
 
 __all__ = ["ModelChoice", "model_choices"]
 
@@ -71,7 +71,7 @@ def _in_folder(folder: Path) -> list[tuple[str, str]]:
     if not folder.is_dir():
         raise InvalidInputError(f"--models-dir {str(folder)!r} was given, which is no folder; expected one with models.")
     paths = list(folder.iterdir())
-    places = sorted([*first_parts(paths), *(path for path in paths if (path / "config.json").is_file())])
+    places = sorted([*model_files(paths), *(path for path in paths if (path / "config.json").is_file())])
     if not places:
         raise InvalidInputError(
             f"--models-dir {str(folder)!r} was given, which has no models; expected .gguf files, or folders with a config.json."

@@ -212,7 +212,7 @@ class Snapshots:
     """
 
     def __init__(self, capacity_bytes: int, state_bytes: int) -> None:
-        self._most = capacity_bytes // state_bytes
+        self._most = capacity_bytes // max(state_bytes, 1)
         self._of_slot: dict[int, dict[int, tuple[np.ndarray, ...]]] = {}
 
     def add(self, slot: int, length: int, states: tuple[np.ndarray, ...]) -> None:

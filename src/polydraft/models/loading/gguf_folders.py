@@ -1,4 +1,5 @@
-"""Of which architectures of GGUF files, that are not read here, the safetensors folders run: those that transformers has as causal language models."""
+"""Of which architectures of GGUF files, that are not read here, the safetensors folders run: those that transformers has as causal language models,
+as models of pictures and text, whose language models run, or as encoder-decoders that are run."""
 
 __all__ = ["TRANSFORMERS_TYPES", "instead_of"]
 
@@ -10,13 +11,21 @@ TRANSFORMERS_TYPES = {
     "ernie4_5": "ernie4_5",
     "ernie4_5-moe": "ernie4_5_moe",
     "exaone-moe": "exaone_moe",
+    "glm-dsa": "glm_moe_dsa",
     "gemma3n": "gemma3n_text",
     "gptneox": "gpt_neox",
+    "hunyuan-dense": "hunyuan_v1_dense",
+    "hunyuan-moe": "hunyuan_v1_moe",
     "jais2": "jais2",
     "kimi-linear": "kimi_linear",
+    "mimo2": "mimo_v2_flash",
     "minimax-m2": "minimax_m2",
     "phi2": "phi",
+    "qwen2vl": "qwen2_vl",
+    "qwen3vl": "qwen3_vl",
+    "qwen3vlmoe": "qwen3_vl_moe",
     "starcoder": "gpt_bigcode",
+    "t5": "t5",
 }
 """By the names in GGUF files."""
 
@@ -28,8 +37,8 @@ def instead_of(architecture: str) -> str:
         >>> instead_of("olmoe")
         'Give its safetensors folder, which runs through transformers'
         >>> instead_of("clip")
-        'Give another model: transformers has no causal language model of this kind either'
+        'Give another model: its folder would not run either, as transformers has no language model of this kind'
     """
     if architecture in TRANSFORMERS_TYPES:
         return "Give its safetensors folder, which runs through transformers"
-    return "Give another model: transformers has no causal language model of this kind either"
+    return "Give another model: its folder would not run either, as transformers has no language model of this kind"

@@ -5,11 +5,13 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["FURTHER_LAYERS", "first_parts", "is_gguf", "model_title", "parts_of"]
+__all__ = ["FURTHER_LAYERS", "first_parts", "is_gguf", "model_files", "model_title", "parts_of"]
 
 MAGIC, SUFFIX = b"GGUF", ".gguf"
 FURTHER_LAYERS = "mtp-"
 """How names of files begin that hold, beside a model's, the layers that predict further tokens."""
+PROJECTOR = "mmproj"
+"""What is in the name of a file that makes embeddings of pictures for a model."""
 PART = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)?$", re.IGNORECASE)
 
 
@@ -54,6 +56,17 @@ def first_parts(paths: Iterable[Path]) -> list[Path]:
         ['a.GGUF', 'b-00001-of-00002.gguf']
     """
     return sorted({parts_of(path)[0] for path in paths if path.suffix.lower() == SUFFIX and not path.is_dir()})
+
+
+def model_files(paths: Iterable[Path]) -> list[Path]:
+    """As `first_parts`, without what lies beside models: their further layers, and projectors of pictures where there is another file.
+
+    Example:
+        >>> [path.name for path in model_files(map(Path, ["mmproj-F16.gguf", "mtp-a.gguf", "a.gguf"]))]
+        ['a.gguf']
+    """
+    files = [path for path in first_parts(paths) if not path.name.startswith(FURTHER_LAYERS)]
+    return [path for path in files if PROJECTOR not in path.name.lower()] or files
 
 
 def model_title(path: Path) -> str:

@@ -13,7 +13,7 @@ from polydraft.errors import ModelLoadError, first_line
 from polydraft.models import pair
 from polydraft.models.loading.catalogue import MODELS, cached, fetch, hub_answers
 from polydraft.models.loading.downloading import bytes_below, downloading
-from polydraft.models.loading.gguf_parts import FURTHER_LAYERS, first_parts, is_gguf, model_title, parts_of
+from polydraft.models.loading.gguf_parts import is_gguf, model_files, model_title, parts_of
 
 __all__ = ["FILE_OF_REPOSITORY", "fetched_file", "local", "located"]
 
@@ -91,10 +91,7 @@ def _is_path(name: str) -> bool:
 
 def _in_folder(folder: Path) -> Path:
     """The folder, or the GGUF file in it, or the first of its parts, where there is nothing else."""
-    files, tensors = (
-        [file for file in first_parts(folder.iterdir()) if not file.name.startswith(FURTHER_LAYERS)],
-        any(folder.glob("*.safetensors")),
-    )
+    files, tensors = model_files(folder.iterdir()), any(folder.glob("*.safetensors"))
     if files and tensors:
         warning = f"{str(folder)!r} has safetensors and the GGUF file {files[0].name}: the safetensors are taken. Give the file for the other."
         warnings.warn(warning, stacklevel=2)
@@ -171,7 +168,7 @@ def fetched_file(repository: str, revision: str | None, file: str) -> Path:
 
 def _tagged(names: list[str], repository: str, tag: str) -> str:
     """The GGUF file whose name ends with a tag."""
-    files = [path.as_posix() for path in first_parts(map(Path, names)) if not path.name.startswith(FURTHER_LAYERS)]
+    files = [path.as_posix() for path in model_files(map(Path, names))]
     files.sort(key=lambda name: (len(name), name))
     chosen = [name for name in files if re.search(rf"(?i)(^|[-._]){re.escape(tag)}$", model_title(Path(name)))]
     if not chosen:

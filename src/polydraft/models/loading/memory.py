@@ -50,7 +50,7 @@ def fitting_length(context: int, bytes_per_token: int, scratch: int, device: tor
         >>> fitting_length(1024, 1, 64, torch.device("cpu"))
         1024
     """
-    fits = (available_bytes(device) // 2 - fixed) // bytes_per_token - scratch
+    fits = (available_bytes(device) // 2 - fixed) // max(bytes_per_token, 1) - scratch
     return min(context, max(fits, 512))
 
 

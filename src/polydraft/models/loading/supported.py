@@ -14,6 +14,8 @@ __all__ = ["check_plain", "check_rolls_back", "context_length", "is_encoder_deco
 
 PLAIN_DECODING = "`Engine.from_pretrained` and the command line run it in its own cache"
 NOT_CAUSAL = "Use transformers' `generate` for it, or another model"
+PREDICT_ELSEWHERE = ("xlm", "xlnet")
+"""Model types that transformers lists among causal ones, and whose rows are of other tokens than the next."""
 ENCODER_DECODERS = ("t5", "mt5", "bart", "mbart", "marian", "pegasus")
 """Model types whose decoders follow masks and positions that are given, see `seq2seq`."""
 
@@ -25,7 +27,8 @@ def is_encoder_decoder(config: Any) -> bool:
 
 def context_length(config: Any) -> int | None:
     """Longest sequence that the model was made for, or None if it does not say."""
-    return getattr(text_config(config), "max_position_embeddings", None)
+    length = getattr(text_config(config), "max_position_embeddings", None)
+    return length if length is None or length > 0 else None  # -1 of XLNet's
 
 
 def _refuse(config: Any, reason: str, advice: str) -> ModelLoadError:
@@ -37,7 +40,7 @@ def check_plain(config: Any, max_model_len: int | None = None) -> None:
     """Refuse a model that cannot even be decoded without drafts, where no cache is ever rolled back.
 
     Raises:
-        ModelLoadError: an encoder-decoder of another kind than `ENCODER_DECODERS`.
+        ModelLoadError: an encoder-decoder of another kind than `ENCODER_DECODERS`, or one of `PREDICT_ELSEWHERE`.
         CapacityError: `max_model_len` beyond the model's context.
         InvalidInputError: `max_model_len` below 1.
 
@@ -48,6 +51,12 @@ def check_plain(config: Any, max_model_len: int | None = None) -> None:
     if is_encoder_decoder(config) and config.model_type not in ENCODER_DECODERS:
         reason = f"it is an encoder-decoder; causal language models are expected, or one of {', '.join(ENCODER_DECODERS)}"
         raise _refuse(config, reason, NOT_CAUSAL)
+    if config.model_type in PREDICT_ELSEWHERE:
+        raise _refuse(
+            config,
+            "its forward pass does not predict the next token of a text: `generate` adds one that stands for it",
+            NOT_CAUSAL,
+        )
     if not is_encoder_decoder(config) and getattr(config, "add_cross_attention", False):
         raise _refuse(config, "it attends to an encoder; causal language models are expected", NOT_CAUSAL)
     if max_model_len is not None and max_model_len < 1:

@@ -26,7 +26,7 @@ from polydraft.models.loading.supported import check_rolls_back, context_length
 from polydraft.models.rotary import FixedRotary, fixed, fixed_rotary
 from polydraft.models.slots import TREE_ROOM, SlotModel, special_ids
 from polydraft.models.torch.grouped_attention import GROUPED
-from polydraft.models.torch.proof import NARROW, proof_text, prove_trees
+from polydraft.models.torch.proof import NARROW, fitting_context, position_behind_padding, proof_text, prove_trees
 from polydraft.models.torch.tree_attention import column_positions, node_mask
 from polydraft.models.windows import narrowed, text_config, windows, within
 
@@ -96,6 +96,7 @@ class HFTarget(SlotModel):
         [5, 0]
     """
 
+    _first_position = 0
     _said_length = 1 << 20
     """Far from any: a model that takes positions from it shows in the proof (Llama 4 scales queries by them)."""
 
@@ -154,8 +155,20 @@ class HFTarget(SlotModel):
             self._windows = self._shorter_windows() if wide else {}
             with fixed(self._rotaries):
                 plain = self.model(torch.tensor([text], device=self.device), use_cache=False).logits[0]
-            self._prove(text, plain)
+            self._prove_positions(text, plain)
         self._windows = wide
+        self.max_model_len = fitting_context(self, self.model.config, self._first_position, max_model_len)
+
+    def _prove_positions(self, text: list[int], plain: Float[Tensor, "L V"]) -> None:
+        """As `_prove`; a model whose own positions begin elsewhere is given those."""
+        try:
+            self._prove(text, plain)
+        except ModelLoadError:
+            first = position_behind_padding(self.model.config)
+            if first is None:
+                raise
+            self._first_position = first
+            self._prove(text, plain)
 
     def _shorter_windows(self) -> dict[str, Any]:
         """By kind of layer, see `windows`; empty where none is shorter than a sequence: one mask then serves all."""
@@ -221,7 +234,7 @@ class HFTarget(SlotModel):
             return self.model(
                 **embedded,
                 attention_mask=self._masks(mask, positions, columns),
-                position_ids=torch.from_numpy(positions).to(self.device),
+                position_ids=torch.from_numpy(positions + self._first_position).to(self.device),
                 past_key_values=self._cache,
                 use_cache=True,
                 **options,
@@ -351,7 +364,9 @@ class HFTarget(SlotModel):
 
         In low precision the rows of a tree, a batch and a cache differ in their last bits; these do not.
         """
-        options = {"logits_to_keep": 1} if self._keeps_logits else {}
+        options: dict[str, Any] = {"logits_to_keep": 1} if self._keeps_logits else {}
+        if self._first_position:
+            options["position_ids"] = torch.arange(len(token_ids), device=self.device)[None] + self._first_position
         self.passes += 1
         with fixed(self._rotaries):
             out = self.model(torch.tensor([list(token_ids)], device=self.device), use_cache=False, **options)

@@ -19,12 +19,21 @@ import torch
 from torch import Tensor
 
 from polydraft.core import AuxRows, Needs, Outcome, Scores, TokenTree
-from polydraft.errors import CapacityError, IncompatibleError
+from polydraft.errors import CapacityError, IncompatibleError, ModelLoadError, first_line
 from polydraft.models.loading.memory import weight_bytes
 from polydraft.models.loading.supported import check_plain, context_length
 from polydraft.models.rotary import fixed, fixed_rotary
 from polydraft.models.slots import TREE_ROOM, SlotModel, special_ids
-from polydraft.models.torch.proof import NARROW, PREFIX, check_close, proof_text, prove_trees
+from polydraft.models.torch.proof import (
+    NARROW,
+    PREFIX,
+    check_close,
+    fitting_context,
+    is_close,
+    position_behind_padding,
+    proof_text,
+    prove_trees,
+)
 from polydraft.models.windows import narrowed, text_config
 
 __all__ = ["OwnCacheTarget"]
@@ -89,16 +98,23 @@ class OwnCacheTarget(SlotModel):
         self._texts = [list[int]() for _ in range(max_num_seqs)]
         self._trees: dict[int, _Scored] = {}
         self.reads_again, self.plain_reason = False, None
+        self._first_position: int | None = None
         with narrowed(model, NARROW):
             self._prove()
+        self.max_model_len = fitting_context(self, model.config, self._first_position or 0, max_model_len)
         self.chunk = UNLIMITED if self.plain_reason or self.reads_again else TREE_ROOM
 
     @torch.inference_mode()
     def _prove(self) -> None:
         """Find out what the model's cache is good for."""
         text = proof_text(self.vocab_size, self.max_model_len)
-        out = self._forward([text], 0, {"use_cache": False}, output_hidden_states=True)
-        plain, self._num_states = out.logits[0, :, : self.vocab_size].float(), len(out.get("hidden_states") or ())
+        try:
+            out = self._forward([text], 0, {"use_cache": False}, output_hidden_states=True)
+            plain, self._num_states = out.logits[0, :, : self.vocab_size].float(), len(out.get("hidden_states") or ())
+        except Exception as error:  # whatever transformers, or a model of it, has for settings that it does not run with
+            problem = f"{type(self.model).__name__} does not run in transformers ({type(error).__name__}: {first_line(error)})"
+            raise ModelLoadError(f"{problem}. Correct its config.json, or use another model.") from error
+        self._first_position = self._known_first_position(text, plain)
         try:
             state, rows = _State(), list[Tensor]()
             for piece in [text[:PREFIX], *([token] for token in text[PREFIX:])]:
@@ -117,13 +133,26 @@ class OwnCacheTarget(SlotModel):
             self.release([0])
         self.passes = 0
 
+    def _known_first_position(self, text: list[int], plain: Tensor) -> int | None:
+        """That which gives the logits of a forward pass without positions; None where the model has to count them itself."""
+        if "position_ids" not in self._takes:
+            return None
+        for first in (0, position_behind_padding(self.model.config)):
+            if first is not None:
+                self._first_position = first
+                out = self._forward([text], 0, {"use_cache": False})
+                if is_close(out.logits[0, :, : self.vocab_size], plain, self.dtype):
+                    return first
+        return None
+
     # Forward passes
 
     def _forward(self, rows: list[list[int]], begin: int, cache: Mapping[str, Any], **options: Any) -> Any:
-        """One forward pass over rows of one length, whose first tokens are at position `begin`."""
+        """One forward pass over rows of one length, whose first tokens are behind `begin` others."""
         tokens = torch.tensor(rows, device=self.device)
-        if "position_ids" in self._takes:
-            options["position_ids"] = torch.arange(begin, begin + tokens.shape[1], device=self.device).expand_as(tokens)
+        if self._first_position is not None:
+            positions = torch.arange(begin, begin + tokens.shape[1], device=self.device) + self._first_position
+            options["position_ids"] = positions.expand_as(tokens)
         self.passes += 1
         with fixed(self._rotaries):
             return self.model(tokens, **({"use_cache": True} | dict(cache)), **options)

@@ -4,14 +4,27 @@ Windows are narrowed for it, see `windows.narrowed`, so that a text of `LENGTH` 
 take as long as a prompt of thousands of tokens, and the masks come from the same lines.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from polydraft.core import Outcome, Target, TokenTree
-from polydraft.errors import ModelLoadError
+from polydraft.errors import CapacityError, ModelLoadError
+from polydraft.models.loading.supported import context_length
 
-__all__ = ["NARROW", "PREFIX", "check_close", "proof_text", "prove_trees", "tree_of"]
+__all__ = [
+    "NARROW",
+    "PREFIX",
+    "check_close",
+    "fitting_context",
+    "is_close",
+    "position_behind_padding",
+    "proof_text",
+    "prove_trees",
+    "tree_of",
+]
 
 LENGTH, PREFIX, ROOT_AND_DRAFTS, NARROW = 12, 5, 4, 3
 """Tokens of the text, of what is read of it at once, of the path of a tree, and of a window."""
@@ -25,6 +38,32 @@ def proof_text(vocab_size: int, max_model_len: int) -> list[int]:
         [2, 5, 8, 11]
     """
     return [(2 + 3 * i) % vocab_size for i in range(min(LENGTH, max_model_len))]
+
+
+def position_behind_padding(config: Any) -> int | None:
+    """The first position of models that count from the row behind that of padding, as RoBERTa and its kin do; None where there can be none.
+
+    Example:
+        >>> from transformers import RobertaConfig
+        >>> position_behind_padding(RobertaConfig(pad_token_id=1))
+        2
+    """
+    padding, context = getattr(config, "pad_token_id", None), context_length(config)
+    fits = isinstance(padding, int) and padding >= 0 and context is not None and padding + 1 + LENGTH <= context
+    return padding + 1 if fits else None
+
+
+def fitting_context(target: Target, config: Any, first: int, max_model_len: int | None) -> int:
+    """Tokens of a sequence whose first one is at this position. max_model_len: as asked for.
+
+    Raises:
+        CapacityError: more were asked for.
+    """
+    holds = (context_length(config) or target.max_model_len + first) - first
+    if max_model_len is not None and max_model_len > holds:
+        problem = f"max_model_len={max_model_len} was given; the model's context holds {holds}, as positions begin at {first}"
+        raise CapacityError(f"{problem}. Give at most that.")
+    return min(target.max_model_len, holds)
 
 
 def tree_of(text: list[int], sibling_token: int) -> tuple[TokenTree, list[int]]:
@@ -73,11 +112,18 @@ def check_close(logits: Float[Tensor, "M V"], plain: Float[Tensor, "M V"], targe
     Raises:
         ModelLoadError: by how much they are off.
     """
-    exact = target.dtype in (torch.float32, torch.float64)
-    tolerance = plain.abs().max().item() * (1e-3 if exact else 5e-2)
-    error = (logits - plain.float()).abs().max().item()
-    if not error <= tolerance:
+    if not is_close(logits, plain, target.dtype):
+        error = (logits - plain.float()).abs().max().item()
         raise ModelLoadError(
             f"{target.name or type(target).__name__} gives other logits for {what} than for its paths (off by {error:.1e}, at most "
-            f"{tolerance:.1e} expected): it does not follow the mask, the positions or the cache. Use another model."
+            f"{_tolerance(plain, target.dtype):.1e} expected): it does not follow the mask, the positions or the cache. Use another model."
         )
+
+
+def is_close(logits: Float[Tensor, "M V"], plain: Float[Tensor, "M V"], dtype: torch.dtype) -> bool:
+    """Whether logits are those of another forward pass of a model, but for the rounding of its number format."""
+    return (logits.float() - plain.float()).abs().max().item() <= _tolerance(plain, dtype)
+
+
+def _tolerance(plain: Tensor, dtype: torch.dtype) -> float:
+    return plain.abs().max().item() * (1e-3 if dtype in (torch.float32, torch.float64) else 5e-2)

@@ -217,6 +217,8 @@ class Architecture:
         parts = [rope[PART] for rope in spec.rotaries if rope.get(PART, 1.0) != 1.0]
         if parts and not self.partial_rotary:
             return f"its scaled rotation is of a part of each head ({PART} {parts[0]})"
+        if not spec.layers(ATTENTION):
+            return "none of its layers is of attention"
         if windows(config).get("sliding_attention", ()) is None:
             return "its layers of sliding attention have no sliding_window"
         if spec.states and spec.activation != "silu":
