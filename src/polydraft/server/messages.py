@@ -10,7 +10,7 @@ from pydantic import Field
 from polydraft.core.params import SamplingParams
 from polydraft.engine.output import StepOutput
 from polydraft.server.answers import Answer, is_cut
-from polydraft.server.bodies import Body, TextAlone, by_type, hosted_left_out
+from polydraft.server.bodies import Body, Requested, TextAlone, by_type, hosted_left_out
 from polydraft.server.errors import ApiError
 from polydraft.server.protocol import (
     Call,
@@ -104,7 +104,9 @@ class WantedFormat(Body):
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
 
-class OutputConfig(Body):
+class OutputConfig(Requested):
+    group: ClassVar[str] = "output_config"
+
     effort: str | None = None
     format: WantedFormat | None = None
 

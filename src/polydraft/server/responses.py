@@ -9,7 +9,7 @@ from pydantic import Field
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import TokenLogprob
 from polydraft.server.answers import Answer, finite, is_cut, token_text, traced
-from polydraft.server.bodies import Body, Text, TextAlone, by_type, hosted_left_out
+from polydraft.server.bodies import Body, Requested, Text, TextAlone, by_type, hosted_left_out
 from polydraft.server.errors import ApiError
 from polydraft.server.protocol import (
     MOST_LOGPROBS,
@@ -73,7 +73,9 @@ class NamedFunction(Body):
     name: str
 
 
-class Reasoning(Body):
+class Reasoning(Requested):
+    group: ClassVar[str] = "reasoning"
+
     effort: str | None = None
 
 
@@ -83,8 +85,10 @@ class OutputFormat(JsonSchema):
     type: Literal["text", "json_object", "json_schema"]
 
 
-class OutputText(Body):
+class OutputText(Requested):
     """How the answer is written."""
+
+    group: ClassVar[str] = "text"
 
     format: OutputFormat | None = None
 
