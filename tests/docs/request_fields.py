@@ -7,10 +7,21 @@ from collections.abc import Iterable
 from polydraft.server.app import POSTS
 from polydraft.server.bodies import Requested
 from polydraft.server.fields import FIELDS, refusal, why_ignored
+from polydraft.server.messages import OutputConfig
 from polydraft.server.ollama import Options
+from polydraft.server.protocol import StreamOptions, ThinkingSwitch, WantedForm
+from polydraft.server.responses import OutputText, Reasoning
 
 BODIES = {kind.group: (paths.split()[0], kind) for paths, _, kind in POSTS if issubclass(kind, Requested)}
-BODIES |= {"options": ("`options` of /api/chat and /api/generate", Options)}
+BODIES |= {
+    "stream_options": ("`stream_options`", StreamOptions),
+    "structured_outputs": ("`structured_outputs`", WantedForm),
+    "reasoning": ("`reasoning` of /v1/responses", Reasoning),
+    "text": ("`text` of /v1/responses", OutputText),
+    "output_config": ("`output_config` of /v1/messages", OutputConfig),
+    "thinking": ("`thinking` of /v1/messages", ThinkingSwitch),
+    "options": ("`options` of Ollama's paths", Options),
+}
 BODIES |= {"input_tokens": ("/v1/responses/input_tokens", BODIES["responses"][1])}
 
 
@@ -63,5 +74,7 @@ def csv_text() -> str:
     table.writerow(["path", "server", "field", "fate", "reason"])
     for group, servers in FIELDS.items():
         for server, names in servers.items():
-            table.writerows([BODIES[group][0].strip("`"), server, name, *fate(group, name)] for name in sorted({*names.split()}))
+            table.writerows(
+                [BODIES[group][0].replace("`", ""), server, name, *fate(group, name)] for name in sorted({*names.split()})
+            )
     return written.getvalue()

@@ -9,9 +9,17 @@ from polydraft.server import llamacpp, ollama
 from polydraft.server.bodies import Requested
 from polydraft.server.embeddings import EmbeddingRequest
 from polydraft.server.fields import BY_GROUP, FIELDS, IGNORED, REFUSED, Refused, is_like_sampling, refusal, why_ignored
-from polydraft.server.messages import CountRequest, MessagesRequest
-from polydraft.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from polydraft.server.responses import ResponsesRequest
+from polydraft.server.messages import CountRequest, MessagesRequest, OutputConfig
+from polydraft.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    StreamOptions,
+    ThinkingSwitch,
+    TokenizeRequest,
+    WantedForm,
+)
+from polydraft.server.responses import OutputText, Reasoning, ResponsesRequest
 
 TURNS = [{"role": "user", "content": "def f("}]
 GREEDY = {"temperature": 0, "max_tokens": 4}
@@ -31,6 +39,12 @@ PATHS: dict[str, tuple[str, type[Requested], dict]] = {
     "generate": ("/api/generate", ollama.OllamaGenerate, {"prompt": "x", "stream": False, "options": {"temperature": 0, "num_predict": 4}}),
     "embed": ("/api/embed", ollama.OllamaEmbed, {"input": "x"}),
     "ollama embeddings": ("/api/embeddings", ollama.OllamaEmbedding, {"prompt": "x"}),
+    "stream_options": ("/v1/completions", StreamOptions, {"prompt": "def f(", **GREEDY, "stream_options": {}}),
+    "structured_outputs": ("/v1/completions", WantedForm, {"prompt": "x", **GREEDY, "structured_outputs": {"choice": ["a", "b"]}}),
+    "reasoning": ("/v1/responses", Reasoning, {"input": "x", "temperature": 0, "max_output_tokens": 4, "reasoning": {"effort": "low"}}),
+    "text": ("/v1/responses", OutputText, {"input": "x", "temperature": 0, "max_output_tokens": 4, "text": {}}),
+    "output_config": ("/v1/messages", OutputConfig, {"messages": TURNS, **GREEDY, "output_config": {}}),
+    "thinking": ("/v1/messages", ThinkingSwitch, {"messages": TURNS, **GREEDY, "thinking": {"type": "enabled"}}),
     "options": ("/api/chat", ollama.Options, {"messages": TURNS, "stream": False, "options": {"temperature": 0, "num_predict": 4}}),
 }  # fmt: skip
 """Of each kind of request its path, its body and one that is answered."""
@@ -43,8 +57,13 @@ def is_served(group, name):
 
 
 def body(group, name, value):
+    return with_fields(group, {name: value})
+
+
+def with_fields(group, fields):
+    """A request, or an object in it of that name, with further fields."""
     base = PATHS[group][2]
-    return {**base, "options": {**base["options"], name: value}} if group == "options" else {**base, name: value}
+    return {**base, group: {**base[group], **fields}} if isinstance(base.get(group), dict) else {**base, **fields}
 
 
 def steady(told):
@@ -78,8 +97,7 @@ def test_a_field_that_is_not_served_is_refused_by_name_with_what_to_do(served, g
 def test_a_field_that_is_ignored_changes_no_answer(served, group):
     path, _, base = PATHS[group]
     ignored = {name: "auto" for name in NAMES[group] if not is_served(group, name) and why_ignored(group, name)}
-    more = {"options": {**base["options"], **ignored}} if group == "options" else ignored
-    plain, found = served.post(path, **base), served.post(path, **{**base, **more})
+    plain, found = served.post(path, **base), served.post(path, **with_fields(group, ignored))
     assert found.status_code == 200 and steady(found.json()) == steady(plain.json())
 
 
@@ -123,6 +141,9 @@ def test_the_table_has_every_field_of_openais_client():
         "responses": openai.types.responses.response_create_params.ResponseCreateParamsBase,
         "input_tokens": openai.types.responses.input_token_count_params.InputTokenCountParams,
         "embeddings": openai.types.embedding_create_params.EmbeddingCreateParams,
+        "stream_options": openai.types.chat.ChatCompletionStreamOptionsParam,
+        "reasoning": openai.types.shared_params.Reasoning,
+        "text": openai.types.responses.ResponseTextConfigParam,
     }
     for group, kind in kinds.items():
         assert fields_of(kind) <= {*FIELDS[group]["OpenAI"].split()}, group
@@ -139,6 +160,14 @@ def test_the_table_has_every_field_of_anthropics_client():
         ]
         for module, name in zip(kinds, names, strict=True):
             assert fields_of(getattr(module, name)) <= {*FIELDS[group]["Anthropic"].split()}, module
+
+    beta = types.beta
+    for group, kinds in {
+        "output_config": (types.OutputConfigParam, beta.BetaOutputConfigParam),
+        "thinking": (types.ThinkingConfigEnabledParam, types.ThinkingConfigAdaptiveParam),
+    }.items():
+        for kind in kinds:
+            assert fields_of(kind) <= {*FIELDS[group]["Anthropic"].split()}, kind
 
 
 def test_the_table_has_every_field_of_ollamas_client():

@@ -77,7 +77,7 @@ Unserved = Annotated[None, BeforeValidator(_unserved)]
 
 
 class Requested(Body):
-    """A whole request. group: what it is called in `fields`."""
+    """A request, or an object in it. group: what it is called in `fields`."""
 
     group: ClassVar[str] = ""
 

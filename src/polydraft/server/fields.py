@@ -44,6 +44,7 @@ UNREAD = "It only has a meaning beside a field that is refused."
 NO_LORA = "Adapters are not chosen by request. Serve a model that the adapter is merged into."
 ITS_TEMPLATE = "The model's own template is used. Render the text yourself and ask /v1/completions."
 BUDGET = "Thoughts have no bound of their own. Use max_tokens, reasoning_effort or enable_thinking."
+THOUGHTS = "Thoughts are told as they are, and the template says which of earlier turns the model reads."
 ONE_CALL = "Nothing is stored from one request to the next. Send the whole conversation."
 SALT = "Beginnings of prompts that are kept are shared by all requests. Leave it out where they may be."
 DRY = "There is no DRY penalty. Use repetition_penalty, frequency_penalty or presence_penalty."
@@ -201,6 +202,15 @@ BY_GROUP: Mapping[str, Mapping[str, Refused | str]] = {
         "n_indent": "Editors cut the text by its indentation themselves.",
     },
     "responses": {"prompt": Refused("Prompts are not stored here. Send input and instructions.")},
+    "structured_outputs": {
+        "structural_tag": Refused("Use tools, or another form."),
+        "whitespace_pattern": Refused("JSON is written as Python's json.dumps does. Use grammar for another form."),
+        "disable_additional_properties": Refused("Set additionalProperties to false in the schema."),
+        "disable_any_whitespace": "JSON is always written as Python's json.dumps does.",
+    },
+    "reasoning": dict.fromkeys(("context", "generate_summary", "mode", "summary"), THOUGHTS),
+    "output_config": {"task_budget": "It is a hint to Anthropic's models."},
+    "thinking": {"budget_tokens": "Thoughts end where the model ends them; max_tokens bounds all.", "display": THOUGHTS},
     "generate": {"template": Refused("The model's own template is used. Use raw for a text that is rendered already.")},
 }
 """Where a field has another fate in requests of one kind."""
@@ -348,6 +358,19 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
     },
     "embed": {"Ollama": "model input truncate options keep_alive dimensions"},
     "ollama embeddings": {"Ollama": "model prompt options keep_alive"},
+    "stream_options": {
+        "OpenAI": "include_usage include_obfuscation",
+        "vLLM": "include_usage continuous_usage_stats",
+        "SGLang": "include_usage continuous_usage_stats",
+        "llama.cpp": "include_usage",
+    },
+    "structured_outputs": {
+        "vLLM": """json regex choice grammar json_object disable_any_whitespace disable_additional_properties whitespace_pattern structural_tag""",
+    },
+    "reasoning": {"OpenAI": "context effort generate_summary mode summary", "SGLang": "effort summary"},
+    "text": {"OpenAI": "format verbosity"},
+    "output_config": {"Anthropic": "effort format task_budget"},
+    "thinking": {"Anthropic": "type budget_tokens display"},
     "options": {
         "Ollama": """numa num_ctx num_batch num_gpu main_gpu low_vram f16_kv logits_all vocab_only use_mmap use_mlock embedding_only num_thread num_keep
             seed num_predict top_k top_p tfs_z typical_p repeat_last_n temperature repeat_penalty presence_penalty frequency_penalty mirostat mirostat_tau

@@ -12,7 +12,7 @@ from pydantic import Field
 from polydraft.core.params import SamplingParams
 from polydraft.engine.output import StepOutput
 from polydraft.server.answers import Answer
-from polydraft.server.bodies import Body, TextAlone, by_type, hosted_left_out
+from polydraft.server.bodies import Body, Requested, TextAlone, by_type, hosted_left_out
 from polydraft.server.errors import ApiError
 from polydraft.server.parts import ReadableBlocks, ReadableResult
 from polydraft.server.protocol import (
@@ -108,7 +108,9 @@ class WantedFormat(Body):
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
 
-class OutputConfig(Body):
+class OutputConfig(Requested):
+    group: ClassVar[str] = "output_config"
+
     effort: str | None = None
     format: WantedFormat | None = None
 

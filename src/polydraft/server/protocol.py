@@ -24,7 +24,6 @@ from polydraft.server.bodies import (
     TextAlone,
     Texts,
     TopP,
-    Unserved,
     also,
     by_type,
     hosted_left_out,
@@ -45,8 +44,10 @@ SAMPLING = (
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,256}$")]
 
 
-class StreamOptions(Body):
+class StreamOptions(Requested):
     """continuous_usage_stats: tell the usage with every chunk."""
+
+    group: ClassVar[str] = "stream_options"
 
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -133,18 +134,16 @@ class ResponseFormat(Body):
         return self.json_schema.schema_ if self.json_schema else None
 
 
-class WantedForm(Body):
-    """vLLM's `structured_outputs`, one of whose forms is given. disable_any_whitespace: JSON is always written as `json.dumps` does."""
+class WantedForm(Requested):
+    """vLLM's `structured_outputs`, one of whose forms is given."""
+
+    group: ClassVar[str] = "structured_outputs"
 
     json_: Annotated[str | dict[str, Any] | None, Field(alias="json")] = None
     json_object: bool | None = None
     regex: Text | None = None
     choice: Annotated[list[Text], Field(min_length=1)] | None = None
     grammar: Text | None = None
-    structural_tag: Unserved = None
-    whitespace_pattern: Unserved = None
-    disable_any_whitespace: bool = False
-    disable_additional_properties: Unserved = None
 
     def forms(self) -> dict[str, Any]:
         """By name, as `StructuredOutputs` has them."""
@@ -513,8 +512,10 @@ class Tools:
         return cls(functions, may_call, choice == "required", parallel)
 
 
-class ThinkingSwitch(Body):
-    """Whether the model thinks before it answers; budget_tokens is no bound here."""
+class ThinkingSwitch(Requested):
+    """Whether the model thinks before it answers."""
+
+    group: ClassVar[str] = "thinking"
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
 

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field
 from polydraft.engine.output import StepOutput
 from polydraft.engine.sequence import TokenLogprob
 from polydraft.server.answers import Answer, finite, token_text, traced
-from polydraft.server.bodies import Body, Text, TextAlone, by_type, hosted_left_out
+from polydraft.server.bodies import Body, Requested, Text, TextAlone, by_type, hosted_left_out
 from polydraft.server.errors import ApiError
 from polydraft.server.parts import ReadableOutput
 from polydraft.server.protocol import (
@@ -179,7 +179,9 @@ class AllowedFunctions(AllowedOf):
     tools: Annotated[list[NamedFunction], hosted_left_out("function")]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-class Reasoning(Body):
+class Reasoning(Requested):
+    group: ClassVar[str] = "reasoning"
+
     effort: str | None = None
 
 
@@ -189,8 +191,10 @@ class OutputFormat(JsonSchema):
     type: Literal["text", "json_object", "json_schema"]
 
 
-class OutputText(Body):
+class OutputText(Requested):
     """How the answer is written."""
+
+    group: ClassVar[str] = "text"
 
     format: OutputFormat | None = None
 
