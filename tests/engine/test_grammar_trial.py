@@ -19,14 +19,14 @@ from tests.engine.test_structured import END, FORM, PROMPT, WIDE, engine, next_t
 BYTES = Vocabulary.of([bytes([byte]) for byte in range(256)] + [b"<end>"], [256], [256])
 MANY = {"properties": {f"p{n}": {"type": "integer"} for n in range(800)}, "additionalProperties": False, "minProperties": 1}
 """Whose grammar has 320,000 productions."""
-UNBOUNDED = "from polydraft.engine import grammar_bounds as b, grammar_process as p; b.MOST_LEVELS = b.MOST_ITEMS = 10**9; p.MEGABYTES = {}; p.main()"
+UNBOUNDED = "from polydraft.engine import grammar_bounds as b, grammar_process as p; b.MOST_LEVELS = b.MOST_ITEMS = 10**9; p.MEGABYTES = {}; p.SECONDS = {}; p.main()"
 needs_forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
 
 
 @pytest.fixture
 def trial(request, monkeypatch):
     """Of a process without our bounds, or of another command."""
-    command = getattr(request, "param", [sys.executable, "-c", UNBOUNDED.format(256)])
+    command = getattr(request, "param", [sys.executable, "-c", UNBOUNDED.format(256, 2)])
     monkeypatch.setattr(grammar_trial, "COMMAND", command)
     made = Trial()
     yield made
@@ -53,7 +53,7 @@ def test_memory_is_limited(trial, schema):
 
 
 @needs_forks
-@pytest.mark.parametrize("trial", [[sys.executable, "-c", UNBOUNDED.format(4096)]], indirect=True)
+@pytest.mark.parametrize("trial", [[sys.executable, "-c", UNBOUNDED.format(4096, 0.3)]], indirect=True)
 def test_time_is_limited(trial):
     assert outcome(trial, "json", MANY)["failure"] == "it takes more than 2 seconds to compile"
 

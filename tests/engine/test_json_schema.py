@@ -82,17 +82,13 @@ SAFE = 2**53 - 1
         ({"type": ["integer", "null"], "exclusiveMinimum": 9}, [10], [9]),
         ({"const": 2**62}, [2**62], [2**62 + 1, 2**62 - 1]),
         ({"enum": [2**53, -(2**53), 10**20]}, [2**53, -(2**53), 10**20], [2**53 + 1, 10**20 + 1]),
-        (WHOLE | {"allOf": [{"minimum": SAFE}, {"exclusiveMaximum": SAFE}]}, [], [SAFE, SAFE - 1]),
+        (WHOLE | {"allOf": [{"minimum": SAFE - 1}, {"exclusiveMaximum": SAFE}]}, [SAFE - 1], [SAFE, SAFE - 2]),
     ],
     ids=str,
 )
 def test_large_integers_are_kept_to_the_last_digit(schema, inside, outside):
-    try:
-        assert all(allows(schema, str(number)) for number in inside)
-    except InvalidInputError as error:
-        assert not inside and "Unsatisfiable" in str(error)  # noqa: PT017
-    else:
-        assert not any(allows(schema, str(number)) for number in outside)
+    assert all(allows(schema, str(number)) for number in inside)
+    assert not any(allows(schema, str(number)) for number in outside)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +105,7 @@ def test_large_integers_are_kept_to_the_last_digit(schema, inside, outside):
         ({"const": 2**53 + 1}, "const: 9007199254740993"),
         ({"enum": ["a", [{"a": -(2**63)}]]}, "enum: -9223372036854775808"),
         ('{"const": 1e400}', "const: inf"),
-        ({"const": 10**400}, "const: 1000"),
+        ({"const": 10**400}, "const: 10{59}"),
         (WHOLE | {"multipleOf": 1000003}, "multipleOf: 1000003"),
         ({"multipleOf": 0}, "multipleOf: 0"),
         ({"multipleOf": 1e-300}, "multipleOf: 1e-300"),

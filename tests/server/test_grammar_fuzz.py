@@ -1,5 +1,6 @@
 """No schema, expression or grammar ends the server, or holds up others: 5,000 hostile ones, and those that once did."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -60,7 +61,7 @@ def status(client, kind, value):
 
 
 def posted(client, path, body):
-    found = client.post(path, json=body)
+    found = client.post(path, content=json.dumps(body).encode(), headers={"Content-Type": "application/json"})
     if found.status_code == 400:
         assert found.json()["error"]["message"] and "Traceback" not in found.text
     return found.status_code
@@ -90,10 +91,10 @@ def fuzzed(forms):
         return statuses, float(told), neighbours
 
 
-def test_what_once_ended_a_server_is_refused_also_in_a_tool():
-    forms = [*DEEP_FORMS, *(("tool", value) for kind, value in DEEP_FORMS if kind == "json")]
-    statuses, _, neighbours = fuzzed(forms)
-    assert set(statuses) == {400} and statuses[400] == len(forms) and len(set(neighbours)) == 1
+def test_what_once_ended_a_server_is_refused_also_in_a_tool(served):
+    for form in [*DEEP_FORMS, *(("tool", value) for kind, value in DEEP_FORMS if kind == "json")]:
+        assert status(served.http, *form) == 400
+    assert status(served.http, "regex", "a|b") == 200
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ Drawn by a seed. Each is a kind (json, regex, lark, gbnf) and a text or a schema
 
 import random
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 NUMBERS = [0, 1, -1, 2, 7, 1.5, -0.25, 1e-9, 1e308, -1e308, 2**31, 2**32, 2**53, 2**53 + 1, -(2**53) - 1, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**64]  # fmt: skip
@@ -120,7 +121,7 @@ def chain(rng: random.Random) -> tuple[str, Any]:
             )
         return "json", nested
     names = [f"d{n}" for n in range(depth)]
-    places = {name: link(f"#/$defs/{following}") for name, following in zip(names, names[1:], strict=False)}
+    places = {name: link(f"#/$defs/{following}") for name, following in pairwise(names)}
     return "json", {"$ref": "#/$defs/d0", "$defs": places | {names[-1]: {"type": "null"}}}
 
 
