@@ -203,11 +203,13 @@ def _fold_head(memory, scratch, thread, layer, slot, j, state, behind):
     shrunk = exp(np.float32(total))
     for l in range(BLOCK):
         total -= decays[places[l], j]
-        share = exp(np.float32(min(total, 0.0)))
+        share, key = exp(np.float32(min(total, 0.0))), keys[places[l], g * K : (g + 1) * K]
         for i in range(K):
-            scaled_keys[i, l] = share * keys[places[l], g * K + i]
-        for v in range(V):
-            right[v // PANEL, l, v % PANEL] = updates[places[l], j * V + v]
+            scaled_keys[i, l] = share * key[i]
+        for p in range(state.shape[0]):
+            update, panel = updates[places[l], j * V + p * PANEL : (j + 1) * V], right[p, l]
+            for lane in range(min(PANEL, len(update))):
+                panel[lane] = update[lane]
     call_product(
         memory.product,
         scaled_keys.ctypes.data,

@@ -18,8 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from polydraft.models.compiled.cache import whole
 from polydraft.models.compiled.kernels import norm_part
 from polydraft.models.compiled.parts.short_convolution import convolve, fold_inputs
+from polydraft.models.compiled.products import call_product, number_product
 from polydraft.models.compiled.program import lasting_code
 from polydraft.models.compiled.recurrent import (
     BLOCK,
@@ -36,7 +38,7 @@ from polydraft.models.compiled.recurrent import (
     state_order,
 )
 from polydraft.models.compiled.rounding import quantize_rows
-from polydraft.models.compiled.vectors import aligned
+from polydraft.models.compiled.vectors import PANEL, aligned
 from polydraft.models.compiled.workspace import NONE, ONE
 from polydraft.numerics.compile_time import inner, unowned
 from polydraft.numerics.compiled_code import njit
@@ -114,43 +116,80 @@ def new_state_space(shape: StateShape, folded: np.ndarray) -> tuple[StateSpaceMe
     assert sizes.channels == channels
     states, pending = shape.new_states(len(folded)), shape.new_pending(len(folded))
     memory = StateSpaceMemory(sizes, *pending, *states, folded)
-    places = np.zeros(BLOCK, np.int64)
-    return memory, StateKind(states, pending, lambda slot, first: _fold(memory, places, slot, first))
+    scratch = fold_scratch(sizes, 1)
+    return memory, StateKind(states, pending, lambda slot, first: _fold(memory, scratch, slot, first))
 
 
-@inner
-def _fold_head(memory, places, layer, slot, head, state, behind):
-    """A block of pending rows becomes part of a state of a head. places: of these rows.  behind: the state with them, perhaps the same memory."""
-    width, states, total = memory.sizes.width, memory.sizes.states, NONE
+class FoldScratch(NamedTuple):
+    """Of each thread, for one head. places: [threads, BLOCK] pending rows.  scaled_keys: [threads, states, BLOCK].
+    right: [threads, width / PANEL, BLOCK, PANEL] of u.  sums: [threads, states, width in whole panels].  product: address of the code that makes them."""
+
+    places: np.ndarray
+    scaled_keys: np.ndarray
+    right: np.ndarray
+    sums: np.ndarray
+    product: int
+
+
+def fold_scratch(sizes: StateSpaceSizes, threads: int) -> FoldScratch:
+    """Of so many threads."""
+    width = whole(sizes.width)
+    return FoldScratch(
+        places=np.zeros((threads, BLOCK), np.int64),
+        scaled_keys=aligned(threads, sizes.states, BLOCK),
+        right=aligned(threads, width // PANEL, BLOCK, PANEL),
+        sums=aligned(threads, sizes.states, width),
+        product=number_product(np.dtype(np.float32)),
+    )
+
+
+@inner(_nrt=False, error_model="numpy")
+def _fold_head(memory, scratch, thread, layer, slot, head, state, behind):
+    """A block of pending rows, at `scratch.places`, becomes part of a state of a head: one product of B, by what is left of it, with u.
+    behind: the state with them, perhaps the same memory."""
+    width, states, places = memory.sizes.width, memory.sizes.states, scratch.places[thread]
+    scaled_keys, right, sums = scratch.scaled_keys[thread], scratch.right[thread], scratch.sums[thread]
     keys, updates, decays = memory.keys[layer, slot], memory.updates[layer, slot], memory.decays[layer, slot]
-    first = head * memory.sizes.groups // memory.sizes.heads * states
-    for l in range(BLOCK):
+    first, total = head * memory.sizes.groups // memory.sizes.heads * states, NONE
+    for back in range(BLOCK):
+        l = BLOCK - 1 - back
+        weight, key, update = exp(total), keys[places[l]], updates[places[l], head * width : (head + 1) * width]
+        for n in range(states):
+            scaled_keys[n, l] = weight * key[first + n]
+        for p in range(right.shape[0]):
+            for i in range(min(PANEL, width - p * PANEL)):
+                right[p, l, i] = update[p * PANEL + i]
         total += decays[places[l], head]
+    call_product(
+        scratch.product,
+        scaled_keys.ctypes.data,
+        4 * BLOCK,
+        right.ctypes.data,
+        4 * BLOCK * PANEL,
+        right.shape[0],
+        np.int64(BLOCK),
+        sums.ctypes.data,
+        4 * sums.shape[1],
+        PANEL,
+        states,
+    )
     shrunk = exp(total)
     for n in range(states):
         for i in range(width):
-            behind[n, i] = state[n, i] * shrunk
-    total = NONE
-    for back in range(BLOCK):
-        row = places[BLOCK - 1 - back]
-        weight, update = exp(total), updates[row, head * width : (head + 1) * width]
-        for n in range(states):
-            factor = weight * keys[row, first + n]
-            for i in range(width):
-                behind[n, i] = fma(factor, update[i], behind[n, i])
-        total += decays[row, head]
+            behind[n, i] = fma(shrunk, state[n, i], sums[n, i])
 
 
 @njit(cache=True, nogil=True)
-def _fold(memory, places, slot, first):
+def _fold(memory, scratch, slot, first):
     """The block of a slot's pending rows that begins with the `first` becomes part of its states."""
+    thread, places = np.int64(0), scratch.places[0]
     for l in range(BLOCK):
         places[l] = first + l
     fold_inputs(memory.inputs, memory.last_inputs, slot, first)
     for layer in range(len(memory.states)):
         for head in range(memory.sizes.heads):
             state = memory.states[layer, slot, head]
-            _fold_head(memory, places, layer, slot, head, state, state)
+            _fold_head(memory, scratch, thread, layer, slot, head, state, state)
 
 
 class KeepRows(NamedTuple):
@@ -281,17 +320,16 @@ def overlap_code(arguments, address):
 
 
 class ScanScratch(NamedTuple):
-    """Of each thread. order: of rows.  state: [threads, states, width] of a head, at a border behind what is folded.  places: [threads, BLOCK]."""
+    """Of each thread. order: of rows.  state: [threads, states, width] of a head, at a border behind what is folded."""
 
     order: StateOrder
+    fold: FoldScratch
     state: np.ndarray
-    places: np.ndarray
 
 
 def scan_scratch(sizes: StateSpaceSizes, rows: int, threads: int) -> ScanScratch:
     """rows: of a slot that are in work at once."""
-    state = aligned(threads, sizes.states, sizes.width)
-    return ScanScratch(state_order(threads, rows), state, np.zeros((threads, BLOCK), np.int64))
+    return ScanScratch(state_order(threads, rows), fold_scratch(sizes, threads), aligned(threads, sizes.states, sizes.width))
 
 
 class Scan(NamedTuple):
@@ -336,7 +374,7 @@ def _scan_row(a, layer, head, t, state):
 def _scan_slot(a, layer, head, first, last, thread):
     """Rows first .. last-1, all of one slot."""
     memory, slot, order, ends = a.memory, a.rows[first].slot, a.scratch.order.rows[thread], a.scratch.order.ends[thread]
-    folded, behind, places = memory.folded[slot], a.scratch.state[thread], a.scratch.places[thread]
+    folded, behind, places = memory.folded[slot], a.scratch.state[thread], a.scratch.fold.places[thread]
     begin, held, held_column = np.int64(0), np.int64(0), np.int64(-1)
     for s in range(order_by_state(a.rows, a.seen_columns, first, last, a.scratch.order, thread)):
         row, columns, state = a.rows[order[begin]], a.seen_columns[order[begin]], memory.states[layer, slot, head]
@@ -347,7 +385,7 @@ def _scan_slot(a, layer, head, first, last, thread):
                 state = behind
             for done in range(start, border, BLOCK):
                 block_places(row, columns, folded, done + BLOCK, places)
-                _fold_head(memory, places, layer, slot, head, state, behind)
+                _fold_head(memory, a.scratch.fold, thread, layer, slot, head, state, behind)
                 state = behind
             held, held_column = border, border_column(row, columns, border)
         for rank in range(begin, ends[s]):
