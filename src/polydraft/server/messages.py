@@ -57,7 +57,6 @@ class WantedThinking(Body):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
-    display: str | None = None
 
 
 class Turn(Body):
