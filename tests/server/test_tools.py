@@ -283,6 +283,7 @@ def test_a_template_without_tools_is_told_of_them_in_its_own_messages():
         "content": "<tool_response>\n3\n</tool_response>",
     }
     assert described([{"role": "system", "content": "Be kind."}, said[0]], [])[0]["content"] == "Be kind."
+    assert described([{**said[1], "reasoning_content": "Hm."}], [])[0]["reasoning_content"] == "Hm."
 
 
 TOOLS = [{"type": "function", "function": {**ADD, "description": "Sum."}}, {"type": "function", "function": NOW}]

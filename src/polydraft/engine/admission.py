@@ -7,12 +7,13 @@ from typing import Any
 
 from polydraft.core import Decoding, EncoderDecoder, Request, Target
 from polydraft.core.params import MOST_SAMPLES, WHOLE_CONTEXT, ConstraintSource, StructuredOutputs
+from polydraft.core.thinking import Thinking
 from polydraft.engine.second import Second
 from polydraft.engine.sequence import Sample, Sequence
 from polydraft.engine.speculation import Menu
 from polydraft.engine.stopping import Stopper
 from polydraft.engine.structured import Grammars
-from polydraft.engine.thoughts import BehindThoughts
+from polydraft.engine.thoughts import BehindThoughts, MarkTokens
 from polydraft.errors import CapacityError, IncompatibleError, InvalidInputError, too_long
 from polydraft.policy.fixed import check_draft
 from polydraft.sampling import processing as sampling
@@ -107,6 +108,7 @@ class Admission:
         with self._lock:
             if self._grammars is None:
                 self._grammars = Grammars(self._tokenizer, self._target.vocab_size, self._eos)
+                MarkTokens.of(self._tokenizer, Thinking())  # a large vocabulary takes a while
             return self._grammars
 
     def _bound(self, request: Request) -> Request:

@@ -88,13 +88,13 @@ class PromptEncoding(PrefixKeeping):
         if continued and not messages[-1]["content"].strip():
             messages, continued = messages[:-1], False
         template = template_of(templates, tools=bool(options.get("tools"))) or ""
-        arguments: dict[str, Any] = {"messages": fitted(template, messages), **options}
+        arguments: dict[str, Any] = {"messages": [dict(message) for message in messages], **options}
         self._check_bytes([*(message.get("content") for message in messages), *options.values()])
         cuts = None if parse_special else Cuts(self.tokenizer, arguments)
         template_fields = arguments if cuts is None else cuts.put(arguments)
         if isinstance(templates, Mapping):
             template_fields["chat_template"] = template
-        conversation = template_fields.pop("messages")
+        conversation = fitted(template, template_fields.pop("messages"))
         mark = unused_character((template, template_fields, conversation))
         if continued:
             conversation[-1] = continued_by(conversation[-1], mark)

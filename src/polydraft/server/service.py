@@ -168,8 +168,8 @@ class Service(ModelTokens):
         """An answer of a kind. param: where the messages stand in the request."""
         params, tools = self._params(body, 1, chat=True), body.offered_tools()
         ids = await self.conversation(body, messages, param)
-        continued = text_of(messages[-1].content) if body.continues() else None
-        params = self._thinking_first(params, self.thinking(ids, continued))
+        beginning = text_of(messages[-1].content).strip() if body.continues() else ""
+        params = self._thinking_first(params, self.thinking(ids, beginning or None))
         held = await unless_gone(request, self._with_tools(params, tools))
         if held is None:
             return Response(status_code=GONE)
