@@ -85,7 +85,7 @@ class Service(ModelTokens):
     async def completions(self, request: Request, body: CompletionRequest, kind: Callable[..., Answer] = Completion) -> Response:
         """Continue texts. kind: of the answer."""
         prompts = body.prompts()
-        params = self._params(body, len(prompts), chat=False)
+        params = await self._params(body, len(prompts), chat=False)
         if body.fills_in:
             params, ids = await self._filled_in(body, prompts, params)
         else:
@@ -152,7 +152,7 @@ class Service(ModelTokens):
         param: str = "messages",
     ) -> Response:
         """An answer of a kind. param: where the messages stand in the request."""
-        params, tools = self._params(body, 1, chat=True), body.offered_tools()
+        params, tools = await self._params(body, 1, chat=True), body.offered_tools()
         ids = await self.conversation(body, messages, param)
         held = await unless_gone(request, self._with_tools(params, tools))
         if held is None:
@@ -218,8 +218,9 @@ class Service(ModelTokens):
         except (asyncio.TimeoutError, TimeoutError):
             raise ApiError(503, "the request was ended before it was done: its time was up.") from None
 
-    def _params(self, body: Sampled, num_prompts: int, *, chat: bool) -> SamplingParams:
-        params = body.params(self.engine.engine.default_params(chat=chat))
+    async def _params(self, body: Sampled, num_prompts: int, *, chat: bool) -> SamplingParams:
+        read = partial(body.params, self.engine.engine.default_params(chat=chat))
+        params = await self.engine.compiling(read) if body.has_grammar() else read()  # a long grammar is read beside others
         self._check_choices(num_prompts, params.n, "n")
         return params
 
