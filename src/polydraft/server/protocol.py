@@ -261,6 +261,11 @@ class Sampled(Requested, ABC):
         """The form by its type, beside `guided_*`."""
         return self.response_format
 
+    def has_grammar(self) -> bool:
+        """Whether a grammar has to be read, which may take a second."""
+        named = self.structured_outputs and self.structured_outputs.grammar
+        return any((named, self.guided_grammar, self.ebnf, self.grammar))
+
     def most_tokens(self) -> int:
         """Of each choice; a chat may fill the context."""
         return WHOLE_CONTEXT if self.max_tokens is None else self.max_tokens

@@ -100,7 +100,7 @@ class Service(ModelTokens):
     ) -> Response:
         """Continue texts. kind: of the answer.  thinking: what the model does before it answers, where a template wrote the prompt."""
         prompts = body.prompts()
-        params = self._thinking_first(self._params(body, len(prompts), chat=False), thinking)
+        params = self._thinking_first(await self._params(body, len(prompts), chat=False), thinking)
         if body.fills_in:
             params, ids = await self._filled_in(body, prompts, params)
         else:
@@ -166,7 +166,7 @@ class Service(ModelTokens):
         param: str = "messages",
     ) -> Response:
         """An answer of a kind. param: where the messages stand in the request."""
-        params, tools = self._params(body, 1, chat=True), body.offered_tools()
+        params, tools = await self._params(body, 1, chat=True), body.offered_tools()
         ids = await self.conversation(body, messages, param)
         beginning = text_of(messages[-1].content).strip() if body.continues() else ""
         params = self._thinking_first(params, self.thinking(ids, beginning or None))
@@ -241,8 +241,9 @@ class Service(ModelTokens):
         except (asyncio.TimeoutError, TimeoutError):
             raise ApiError(503, "the request was ended before it was done: its time was up.") from None
 
-    def _params(self, body: Sampled, num_prompts: int, *, chat: bool) -> SamplingParams:
-        params = body.params(self.engine.engine.default_params(chat=chat))
+    async def _params(self, body: Sampled, num_prompts: int, *, chat: bool) -> SamplingParams:
+        read = partial(body.params, self.engine.engine.default_params(chat=chat))
+        params = await self.engine.compiling(read) if body.has_grammar() else read()  # a long grammar is read beside others
         self._check_choices(num_prompts, params.n, "n")
         return params
 
