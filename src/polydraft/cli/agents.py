@@ -16,6 +16,10 @@ KEY = "none"
 """Where the server asks for no key; most programs want one."""
 ANSWER_MS = 3_600_000
 """That an agent waits for an answer: a long prompt takes minutes on a processor."""
+CLAUDES_LEAST = 24_576
+"""Tokens of a context with which Claude Code can work: its first request has 18,700 of Qwen2.5's, with version 2.1.197."""
+CLAUDES_RESERVE = 13_000
+"""Tokens that it keeps free beside an answer: where fewer are, it summarises the conversation."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,16 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Agent:
-    """program: its command.  install: how to get it.  variables, arguments: that tell it of an endpoint."""
+    """program: its command.  install: how to get it.  variables, arguments: that tell it of an endpoint.
+
+    least: tokens of a context below which its own instructions and tools leave no room for work.
+    """
 
     program: str
     install: str
     variables: Callable[[Endpoint], Mapping[str, str]]
     arguments: Callable[[Endpoint], Sequence[str]]
+    least: int = 16_384
 
 
 def _claude(to: Endpoint) -> dict[str, str]:
@@ -52,8 +60,11 @@ def _claude(to: Endpoint) -> dict[str, str]:
     quiet = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "CLAUDE_CODE_ATTRIBUTION_HEADER": "0"}
     lengths = {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": to.context, "CLAUDE_CODE_MAX_OUTPUT_TOKENS": to.answer}
     known = {name: str(length) for name, length in lengths.items() if to.context}
-    server = {"ANTHROPIC_BASE_URL": to.url, "ANTHROPIC_AUTH_TOKEN": to.key, "API_TIMEOUT_MS": str(ANSWER_MS)}
-    return {**server, **dict.fromkeys(kinds, to.model), **known, **quiet}
+    if to.context and to.context - to.answer < CLAUDES_RESERVE + CLAUDES_LEAST:  # each of its turns would begin with a summary
+        known["DISABLE_AUTO_COMPACT"] = "1"
+    server = {"ANTHROPIC_BASE_URL": to.url, "ANTHROPIC_AUTH_TOKEN": to.key}
+    patient = dict.fromkeys(("API_TIMEOUT_MS", "CLAUDE_STREAM_IDLE_TIMEOUT_MS"), str(ANSWER_MS))
+    return {**server, **patient, **dict.fromkeys(kinds, to.model), **known, **quiet}
 
 
 def _codex(to: Endpoint) -> list[str]:
@@ -103,7 +114,9 @@ def _written(agent: str, settings: Mapping[str, object]) -> str:
 
 
 AGENTS: Mapping[str, Agent] = {
-    "claude": Agent("claude", "npm install -g @anthropic-ai/claude-code", _claude, lambda to: ["--model", to.model]),
+    "claude": Agent(
+        "claude", "npm install -g @anthropic-ai/claude-code", _claude, lambda to: ["--model", to.model], CLAUDES_LEAST
+    ),
     "codex": Agent("codex", "npm install -g @openai/codex", lambda to: {"POLYDRAFT_API_KEY": to.key}, _codex),
     "qwen": Agent(
         "qwen", "npm install -g @qwen-code/qwen-code", _qwen, lambda to: ["--auth-type", "openai", "--model", to.model]

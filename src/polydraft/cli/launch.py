@@ -32,8 +32,6 @@ AGENT_MODEL = "qwen2.5-coder-1.5b-instruct"
 """Of a server that is started: the smallest listed model that was trained on calls of tools and code."""
 AGENT_CONTEXT = 32_768
 """Of that model, in tokens."""
-SHORT_CONTEXT = 16_384
-"""Tokens of a context below which an agent's own instructions and tools leave no room for work."""
 AGENT_OPTIONS = ("--max-num-seqs", "2", "--timeout", "3600")
 """Of a server that is started: an agent asks for one thing, or two, and for long."""
 
@@ -64,7 +62,7 @@ def launch(
             f"the program {AGENTS[agent].program!r} is not there; expected it on the PATH. Install it: {AGENTS[agent].install}"
         )
     with _server(url, key, model, draft_model, max_model_len) as to:
-        if to.context is not None and to.context < SHORT_CONTEXT:
+        if to.context is not None and to.context < AGENTS[agent].least:
             typer.echo(_too_short(agent, to), err=True)
         variables, command = _agent_command(agent, to, arguments or ())
         with subprocess.Popen(command, env={**os.environ, **variables}) as running:
@@ -95,7 +93,7 @@ def _without_proxy(url: str) -> dict[str, str]:
 
 def _too_short(agent: str, to: Endpoint) -> str:
     return (
-        f"warning: {to.model} has a context of {to.context:,} tokens; the instructions and tools of {agent} alone may take {SHORT_CONTEXT:,}. "
+        f"warning: {to.model} has a context of {to.context:,} tokens; with the instructions and tools of {agent} it needs {AGENTS[agent].least:,}. "
         "Give a --model with a longer one, or a larger --max-model-len."
     )
 
