@@ -74,6 +74,8 @@ def serve(
     if server.served_model_name is not None:
         choices[0] = choices[0]._replace(name=server.served_model_name)
     origins = tuple(map(_origin, server.cors))
+    keys = _keys(server.api_key_file)
+    listening = _bound(server.host, server.port)
     for choice in choices:
         typer.echo(
             f"serving {choice.name}: {choice.place}{'' if served.model or served.models_dir else ', the default model'}", err=True
@@ -93,8 +95,7 @@ def serve(
         from polydraft.server.tracing import export_to
 
         export_to(server.otlp_endpoint)
-    listening = _bound(server.host, server.port)
-    keys, server = _keys(server.api_key_file), server.with_(served_model_name=name, cors=origins)
+    server = server.with_(served_model_name=name, cors=origins)
     if replicas.replicas is not None:
         if len(choices) > 1:
             raise InvalidInputError(f"--replicas was given beside {len(choices)} models; expected one. Start a server for each.")

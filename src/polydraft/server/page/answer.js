@@ -130,7 +130,7 @@ function figures(at) {
 // Follows the stream to its end, whatever ends it.  changed: called with what there is, so that it is kept.
 export async function follow(at, content, { drafting, seed, signal, changed = () => {} }) {
   try {
-    for await (const event of events(onChat() ? '/v1/chat/completions' : '/v1/completions', asked(content, drafting, seed), signal)) {
+    for await (const event of events(onChat() ? 'v1/chat/completions' : 'v1/completions', asked(content, drafting, seed), signal)) {
       if (event.error) throw new Error(event.error.message);
       const choice = event.choices?.[0];
       at.reason = choice?.finish_reason ?? at.reason;

@@ -23,7 +23,7 @@ const mode = () => MODES[chosen.mode];
 // The models; requested until they come, and again after a server went away.
 async function connect() {
   try {
-    const answer = await fetch('/v1/models', { headers: headers() });
+    const answer = await fetch('v1/models', { headers: headers() });
     if (!answer.ok) throw new Error(await refusal(answer));
     const first = !chosen.model, before = $('models').value;
     chosen.models = (await answer.json()).data;
