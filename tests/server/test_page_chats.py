@@ -258,6 +258,22 @@ def test_an_answer_that_a_killed_server_cut_says_so_and_goes_on_later(window, se
         assert words(shown(window)).startswith(words(cut)) and len(shown(window)) > len(cut) > 0
 
 
+def test_an_answer_stays_where_no_other_one_comes(window, served):
+    with wired(served) as wire:
+        opened(window, wire.url)
+        window.click("#tab-chat")
+        window.fill("#tokens", "12")
+        say(window, "def f(")
+        before = turns(window)
+        wire.left = 0
+        window.click("#again")
+        window.locator("#error", has_text="cannot be reached").wait_for()
+        assert turns(window) == before
+        wire.left = None
+        reloaded(window)
+        assert turns(window) == before
+
+
 def test_an_answer_whose_page_was_closed_keeps_what_came(window, served):
     with wired(served) as wire:
         opened(window, wire.url)
