@@ -105,9 +105,10 @@ class Config:
     def __post_init__(self) -> None:
         for name, spec in settings(self).items():
             value = getattr(self, name)
+            if value == "" and not spec.allows(value):
+                raise InvalidInputError(f"{name}='' was given; expected some text. Give some, or leave it out.")
             if not spec.allows(value):
                 advice = spec.advice or (f"Change it, or leave it out: {spec.unset}." if spec.unset else "Change it.")
-                advice = "Give some, or leave it out." if isinstance(value, str) and not value else advice
                 raise InvalidInputError(f"{name}={value!r} was given; expected {spec.expected}. {advice}")
 
     @classmethod

@@ -33,10 +33,10 @@ def audit_server(
     from polydraft.models.loading.folder import load_module
     from polydraft.models.slots import special_ids
 
+    texts = [p.text for p in pair.prompts()[:8]] if measurement.prompts is None else read_lines("--prompts", measurement.prompts)
     tokenizer = load_tokenizer(str(config.model))
     server = Completions(url, tokenizer, name, os.environ.get("POLYDRAFT_API_KEY"))
     judge = load_module(str(config.model), dtype=config.dtype, device=config.device)
-    texts = [p.text for p in pair.prompts()[:8]] if measurement.prompts is None else read_lines("--prompts", measurement.prompts)
     with bars(f"asking {server.name} at {url}", hidden=as_json) as step:
         options: dict[str, Any] = {"temperature": measurement.temperature, "max_tokens": measurement.max_tokens, "tokens": steps}
         prompts, end_ids = [encode(tokenizer, text) for text in texts], special_ids(judge)[0]

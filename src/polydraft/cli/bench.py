@@ -58,6 +58,7 @@ def bench(
         _check_alone(context, below)
         return
     check_output("--report", report_file)
+    texts = None if measurement.prompts is None else read_lines("--prompts", measurement.prompts)
     check(config)
     use_threads(measurement.threads)
     from polydraft.bench.ways import check_way
@@ -84,8 +85,7 @@ def bench(
         peers=options.peers,
     )
     with closing(suite), bars("measuring", hidden=as_json) as step:
-        prompts = measurement.prompts
-        ids = suite.prompts(6) if prompts is None else suite.encoded(read_lines("--prompts", prompts))
+        ids = suite.prompts(6) if texts is None else suite.encoded(texts)
         repetitions = speedup.repetitions(len(ids)) if measurement.quick else measurement.repetitions
         total = len(suite.contenders) * (1 + len(ids) * repetitions)
         figures = suite.run(ids, max_tokens=measurement.max_tokens, repetitions=repetitions, progress=partial(step, total))

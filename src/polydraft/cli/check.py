@@ -79,9 +79,9 @@ def check(
     from polydraft.models import pair
     from polydraft.models.loading.folder import load_module
 
+    texts = [p.text for p in pair.prompts()[:8]] if measurement.prompts is None else read_lines("--prompts", measurement.prompts)
     agree_on_downloads([config], yes=yes)
     engine, as_json = build(config), options.as_json
-    texts = [p.text for p in pair.prompts()[:8]] if measurement.prompts is None else read_lines("--prompts", measurement.prompts)
     sampling = {"temperature": measurement.temperature, "max_tokens": measurement.max_tokens}
     params = SamplingParams(**sampling, top_p=options.top_p, top_k=options.top_k, seed=options.seed)
     if options.self_test:

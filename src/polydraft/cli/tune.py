@@ -40,9 +40,9 @@ def tune(
     from polydraft.policy.profile import remember
     from polydraft.tune import tune as tuning
 
+    texts = [p.text for p in pair.prompts()[:6]] if measurement.prompts is None else read_lines("--prompts", measurement.prompts)
     agree_on_downloads([config], yes=yes)
     engine = build(config.with_(max_num_seqs=4))
-    texts = [p.text for p in pair.prompts()[:6]] if measurement.prompts is None else read_lines("--prompts", measurement.prompts)
     quick, max_tokens = measurement.quick, measurement.max_tokens
     texts = texts[:6] if quick else texts
     with bars("running draft shapes", hidden=as_json) as step:
