@@ -26,7 +26,7 @@ needs_forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform 
 @pytest.fixture
 def trial(request, monkeypatch):
     """Of a process without our bounds, or of another command."""
-    command = getattr(request, "param", [sys.executable, "-c", UNBOUNDED.format(256, 2)])
+    command = getattr(request, "param", [sys.executable, "-c", UNBOUNDED.format(48, 2)])
     monkeypatch.setattr(grammar_trial, "COMMAND", command)
     made = Trial()
     yield made
@@ -151,7 +151,7 @@ def test_an_output_whose_steps_take_too_long_ends_alone(monkeypatch):
     monkeypatch.setattr(structured, "MASK_SECONDS", 0.0)
     slow, other = engine().generate([PROMPT, PROMPT], [plain.with_(structured_outputs=WIDE), plain])
     assert slow.finish_reason == "error" and slow.samples[0].refused and other.token_ids == alone.token_ids
-    assert "a step of theirs takes" in slow.samples[0].error
+    assert "a step of theirs takes" in (slow.samples[0].error or "")
 
 
 def test_a_large_grammar_whose_states_are_used_up_is_compiled_before_the_next_request_and_not_in_a_step(monkeypatch):

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -40,6 +41,7 @@ DEEP_FORMS = [(kind, value) for kind, value, _ in DEEP]
 @contextmanager
 def apart():
     """A server of another process."""
+    running: Any
     with subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
         try:
             yield running, httpx.Client(base_url=running.stdout.readline().strip(), timeout=120)

@@ -26,8 +26,10 @@ MOST_REPEATS = 100_000
 """That a match of a regular expression needs, nested ones multiplied: (a{100}){1000} takes 0.3 s and 40 MB."""
 MOST_ITEMS = 10_000
 """That arrays are written out as, one by one."""
-MOST_GBNF_WORK = 8_000_000
-"""Bytes of a GBNF grammar times the rules that lead to each other, each of which is a pass over the grammar: 0.15 s."""
+MOST_GBNF_BYTES = 1 << 15
+"""Of a grammar in llama.cpp's notation, which Python rewrites, 3 µs a byte."""
+MOST_GBNF_WORK = 4_000_000
+"""Of its bytes times the rules that lead to each other, each of which is a pass over the grammar: 0.1 s."""
 HOLD_SCHEMAS = frozenset({"items", "prefixItems", "additionalItems", "additionalProperties", "allOf", "anyOf", "oneOf"})
 HOLD_NAMED_SCHEMAS = frozenset({"properties", "patternProperties"})
 LARK = re.compile(
@@ -46,7 +48,6 @@ REGEX = re.compile(
     re.DOTALL,
 )
 """Each of the three reads a text once: what is left open goes to its end."""
-BLANKS = re.compile(r"\s*")
 END = object()
 Edges = dict[str, list[tuple[str, int]]]
 """From rules to those that they name, each with the levels of groups that lead there; a group that names none leads to ""."""
@@ -56,7 +57,7 @@ def _refuse(given: str, expected: str) -> InvalidInputError:
     return InvalidInputError(f"a grammar was given {given}; expected {expected}. Make it simpler.")
 
 
-def check_text(text: str) -> None:
+def check_text(text: str, most_bytes: int = MOST_BYTES) -> None:
     """Of any grammar.
 
     Raises:
@@ -66,8 +67,8 @@ def check_text(text: str) -> None:
         num_bytes = len(text.encode())
     except UnicodeEncodeError as error:
         raise _refuse(f"with the lone surrogate U+{ord(text[error.start]):X} at {error.start}", "text in Unicode") from error
-    if num_bytes > MOST_BYTES:
-        raise _refuse(f"of {num_bytes} bytes", f"at most {MOST_BYTES}")
+    if num_bytes > most_bytes:
+        raise _refuse(f"of {num_bytes} bytes", f"at most {most_bytes}")
 
 
 def check_nesting(value: Any, where: str = "") -> None:
@@ -198,7 +199,7 @@ def check_lark(text: str, schema_of: Callable[[Any], Any]) -> str:
     while token := LARK.match(text, place):
         place = token.end()
         if token["json"]:
-            start = BLANKS.match(text, place).end()
+            start = len(text) - len(text[place:].lstrip())
             try:
                 value, place = json.JSONDecoder().raw_decode(text, start)
             except (ValueError, RecursionError):
@@ -220,7 +221,7 @@ def check_gbnf(text: str) -> None:
     Raises:
         InvalidInputError: as of `check_text` and `check_lark`; so many bytes and rules that lead to each other that it would take long.
     """
-    check_text(text)
+    check_text(text, MOST_GBNF_BYTES)
     depth = _check_depth(_edges(GBNF.finditer(text), by_line=False))
     if depth * len(text) > MOST_GBNF_WORK:
         raise _refuse(f"of {len(text)} characters whose rules lead to each other {depth} levels deep", "a smaller one")

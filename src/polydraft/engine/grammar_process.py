@@ -43,7 +43,8 @@ class _Vocabulary:
 
         self.tokens, self.special_token_ids, self.eos_token_id = tokens, special_ids, stop_ids[0]
         self._longest: Any = None
-        self._longest = LLTokenizer(self, eos_token=stop_ids)
+        wrapper: Any = self
+        self._longest = LLTokenizer(wrapper, eos_token=stop_ids)
 
     def __call__(self, text: str) -> list[int]:
         return [] if self._longest is None else self._longest.greedy_tokenize(text)

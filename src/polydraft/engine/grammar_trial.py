@@ -4,6 +4,7 @@ It starts once for all engines of this process, when grammars are first prepared
 Where it cannot be started grammars are compiled untried, which the log says once.
 """
 
+import atexit
 import logging
 import os
 import pickle
@@ -233,5 +234,10 @@ def _renew() -> None:
     _shared = Trial()
 
 
+def _end() -> None:
+    _shared.end()
+
+
+atexit.register(_end)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from itertools import product
-from typing import Any
+from typing import Any, TypeGuard
 
 from polydraft.errors import InvalidInputError
 
@@ -58,13 +58,14 @@ def exact(schema: Any) -> Any:
     if rewritten.get("type") == "integer" and _is_number(step) and isinstance(step, float):
         rewritten["multipleOf"] = abs(Fraction(str(step)).numerator)
     for name in ("maxItems", "maxLength", "maxProperties"):
-        if _is_number(rewritten.get(name)) and rewritten[name] > ENDLESS:
+        most = rewritten.get(name)
+        if _is_number(most) and most > ENDLESS:
             del rewritten[name]
     _check_keys(rewritten)
     return _named(_bounded(rewritten))
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and math.isfinite(value))
 
 

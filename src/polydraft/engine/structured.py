@@ -78,6 +78,7 @@ class Grammar:
         """At the end of the output that it has read."""
         self._masks, self._ahead = dict[tuple[int, ...], UInt32[np.ndarray, " W"]](), dict[tuple[int, ...], Any]()
         """By drafted path behind that output: one bit for each token that may follow, and a matcher that is there."""
+        self._failed = dict[tuple[int, ...], GrammarError]()
 
     def allowed(self, context: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Bool[np.ndarray, "N V"]:
         """See `params.Constraint`. Behind the end of a text more of the same may follow: nothing else may, and something must.
@@ -125,12 +126,19 @@ class Grammar:
             self._seconds, self._num_masks = 0.0, 0
             self._masks.clear()
             self._ahead.clear()
+            self._failed.clear()
         return True
 
     def _mask(self, path: tuple[int, ...]) -> UInt32[np.ndarray, " W"]:
-        """What may follow a path behind the output, each token of which may be there."""
+        """What may follow a path behind the output, each token of which may be there; what failed once is not tried again in a step."""
+        if path in self._failed:
+            raise self._failed[path]
         if path not in self._masks:
-            self._masks[path] = self._computed(self._matched(path))
+            try:
+                self._masks[path] = self._computed(self._matched(path))
+            except GrammarError as error:
+                self._failed[path] = error
+                raise
         return self._masks[path]
 
     def _matched(self, path: tuple[int, ...]) -> Any:
