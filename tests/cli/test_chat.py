@@ -174,6 +174,7 @@ MODEL_COMMANDS = (
     ["bench", "start"],
     ["train", "medusa", "--out", "head"],
     ["batch", "in.jsonl", "out.jsonl"],
+    ["index", "build", ".", "--out", "index", "--kind", "passages"],
 )
 
 

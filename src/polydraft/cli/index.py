@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from polydraft.cli.commands import Group
-from polydraft.cli.downloads import agree_on_downloads
+from polydraft.cli.downloads import Yes, agree_on_downloads
 from polydraft.cli.files import check_output
 from polydraft.cli.options import DEFAULT_MODEL
 from polydraft.cli.progress import bars
@@ -47,12 +47,15 @@ def build(
     skip_unreadable: Annotated[
         bool, typer.Option("--skip-unreadable", help="Warnings instead of errors for files that cannot be read.")
     ] = False,
+    yes: Yes = False,
 ) -> None:
     """Build an index of a corpus for `--drafter trigram`, `--drafter retrieval`, a mixture of both, or `--decoding nest`."""
     check_output("--out", out)
     quiet()
     options = {"model": model, "append": append, "tokenizer": tokenizer, "skip_unreadable": skip_unreadable}
-    registry.load("index", kind)(corpus, out, **options)
+    build_index = registry.load("index", kind)
+    agree_on_downloads([EngineConfig(model=tokenizer or model or DEFAULT_MODEL, drafter=None)], yes=yes)
+    build_index(corpus, out, **options)
 
 
 def build_text(
@@ -60,7 +63,6 @@ def build_text(
 ) -> None:
     """A text index, which needs neither a model nor what is there."""
     name = tokenizer or DEFAULT_MODEL
-    agree_on_downloads([EngineConfig(model=name, drafter=None)])
     from polydraft.drafters.text.corpus import Corpus
     from polydraft.drafters.text.index_file import fingerprint
     from polydraft.drafters.text.text_index import TextIndex

@@ -20,7 +20,7 @@ from urllib.request import Request
 import typer
 
 from polydraft.cli.agents import AGENTS, KEY, Endpoint
-from polydraft.cli.downloads import agree_on_downloads, listed_models
+from polydraft.cli.downloads import Yes, agree_on_downloads, listed_models
 from polydraft.cli.progress import Preparation
 from polydraft.config import EngineConfig
 from polydraft.errors import InvalidInputError, ModelLoadError
@@ -44,6 +44,7 @@ def launch(
     max_model_len: Annotated[int | None, typer.Option(help="Context of a server that is started, in tokens. Default: the model's own.", min=1, rich_help_panel="Models")] = None,
     url: Annotated[str, typer.Option(help="Address of the server; one of this machine is started where none runs.", rich_help_panel="Server")] = "http://127.0.0.1:8000",
     show: Annotated[bool, typer.Option("--print", help="Variables and command of the agent, and nothing is started.")] = False,
+    yes: Yes = False,
 ) -> None:  # fmt: skip
     """Run a coding agent (Claude Code, Codex, qwen-code, opencode, aider) on a local model."""
     if agent not in AGENTS:
@@ -61,7 +62,7 @@ def launch(
         raise InvalidInputError(
             f"the program {AGENTS[agent].program!r} is not there; expected it on the PATH. Install it: {AGENTS[agent].install}"
         )
-    with _server(url, key, model, draft_model, max_model_len) as to:
+    with _server(url, key, model, draft_model, max_model_len, yes=yes) as to:
         if to.context is not None and to.context < AGENTS[agent].least:
             typer.echo(_too_short(agent, to), err=True)
         variables, command = _agent_command(agent, to, arguments or ())
@@ -126,7 +127,9 @@ def _named(models: Sequence[Mapping[str, Any]], name: str | None, url: str) -> M
 
 
 @contextmanager
-def _server(url: str, key: str, model: str | None, draft_model: str | None, max_model_len: int | None) -> Iterator[Endpoint]:
+def _server(
+    url: str, key: str, model: str | None, draft_model: str | None, max_model_len: int | None, *, yes: bool
+) -> Iterator[Endpoint]:
     """A model of a server that is ready: of the one that runs there, or of one that is started and ends with the block."""
     models = _models(url, key)
     if models:
@@ -137,7 +140,7 @@ def _server(url: str, key: str, model: str | None, draft_model: str | None, max_
         raise InvalidInputError(
             f"--url {url} was given, where no server answers; expected one that runs, or an address of this machine."
         )
-    _fetch(model or AGENT_MODEL, draft_model)
+    _fetch(model or AGENT_MODEL, draft_model, yes=yes)
     command = [sys.executable, "-m", "polydraft", "serve", "--host", parts.hostname, "--port", str(parts.port or 80)]
     command += ["--model", model or AGENT_MODEL, *AGENT_OPTIONS]
     command += ["--draft-model", draft_model] if draft_model else []
@@ -151,12 +154,12 @@ def _server(url: str, key: str, model: str | None, draft_model: str | None, max_
                 server.terminate()
 
 
-def _fetch(model: str, draft_model: str | None) -> None:
+def _fetch(model: str, draft_model: str | None, *, yes: bool) -> None:
     """Fetch what is listed and not here, after a question in a terminal: the server that is started has none."""
     from polydraft.models.loading.catalogue import MODELS, fetch
 
     config = EngineConfig(model=model, draft_model=draft_model)
-    agree_on_downloads([config])
+    agree_on_downloads([config], yes=yes)
     for name in listed_models(config):
         fetch(MODELS[name])
 

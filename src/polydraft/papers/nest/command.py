@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from polydraft.cli.downloads import agree_on_downloads
+from polydraft.cli.downloads import Yes, agree_on_downloads
 from polydraft.cli.index import say_skipped
 from polydraft.cli.options import DEFAULT_MODEL
 from polydraft.cli.progress import bars
@@ -19,9 +19,11 @@ def delete(
     file: Annotated[Path, typer.Argument(help="File of `polydraft index build --kind passages`.")],
     source: Annotated[str, typer.Argument(help="Name of the document, as its quotations show it.")],
     model: Annotated[str, typer.Option(help="Target model that it was built with.")] = DEFAULT_MODEL,
+    yes: Yes = False,
 ) -> None:
     """Delete a document's passages: no engine quotes them again, a running one neither."""
     quiet()
+    agree_on_downloads([EngineConfig(model=model, drafter=None)], yes=yes)
     target, tokenizer = _target(model)
     from polydraft.papers.nest.passages import Passages
 
@@ -35,7 +37,6 @@ def delete(
 
 
 def _target(name: str) -> tuple[Any, Any]:
-    agree_on_downloads([EngineConfig(model=name, drafter=None)])
     from polydraft.models import load
 
     target, words = load.load_model(name, max_num_seqs=1, max_model_len=256), load.load_tokenizer(name)
