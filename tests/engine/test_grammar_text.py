@@ -9,6 +9,7 @@ import pytest
 from tokenizers import AddedToken, normalizers
 
 from polydraft import Engine, SamplingParams, StructuredOutputs
+from polydraft.engine.grammar_tokenizer import EXACT_LENGTH, GrammarTokenizer
 from polydraft.engine.structured import Grammars
 from polydraft.models import load, pair
 
@@ -95,3 +96,28 @@ def test_a_grammar_that_names_a_token_gets_it():
     ids = [tokenizer.get_vocab()[name] for name in NAMES[1:3]]
     for terms in (" ".join(NAMES[1:3]), f"<[{ids[0]}]> <[{ids[1]}]>"):
         assert written(tokenizer, StructuredOutputs(grammar=f'start: {terms} "x"'))[:2] == ids
+
+
+def test_a_long_text_is_written_as_the_tokenizer_does_though_little_of_it_is_read_at_each_token():
+    tokenizer = tokenizer_with()
+    text = json.dumps({f"name {i}": [f"value {i}", i] for i in range(120)})
+    assert written(tokenizer, StructuredOutputs(choice=[text])) == tokenizer(text)["input_ids"]
+    encoded = list[int]()
+    spelling = GrammarTokenizer(tokenizer.backend_tokenizer, len(tokenizer.get_vocab()), [0])
+    whole, spelling._whole = spelling._whole, Recorder(spelling._whole, encoded)
+    assert b"".join(whole.decode_bytes([token]) for token in spelling(text * 20)).decode() == text * 20
+    assert sum(encoded) == EXACT_LENGTH
+
+
+class Recorder:
+    """A tokenizer that records how long the texts are that it encodes."""
+
+    def __init__(self, whole, lengths):
+        self.whole, self.lengths = whole, lengths
+
+    def tokenize_str(self, text):
+        self.lengths.append(len(text))
+        return self.whole.tokenize_str(text)
+
+    def greedy_tokenize(self, text):
+        return self.whole.greedy_tokenize(text)

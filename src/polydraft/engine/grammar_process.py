@@ -23,8 +23,8 @@ SECONDS = 2.0
 """Of CPU time of a trial."""
 MEGABYTES = 256
 """Of memory beyond what this process has."""
-STEP_SECONDS = 0.15
-"""Of CPU time of a step."""
+STEP_SECONDS = 0.1
+"""Of CPU time of a step, as in the engine."""
 STACK_BYTES = 8 << 20
 """Of a trial's compiling, half of what the engine has for it."""
 STEP_STACK_BYTES = 1 << 20

@@ -12,6 +12,9 @@ from typing import Any
 
 __all__ = ["GrammarTokenizer"]
 
+EXACT_LENGTH = 2048
+"""Characters; a tokenizer takes a millisecond for as many."""
+
 
 class GrammarTokenizer:
     """A `TokenizerWrapper` of llguidance. backend: of the `tokenizers` library.  stop_ids: that end a text.
@@ -40,10 +43,22 @@ class GrammarTokenizer:
         self._names = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True)))) if names else None
 
     def __call__(self, text: str) -> list[int]:
-        """Ordinary tokens that spell a text: the tokenizer's own, or the longest that fit where it would write another text."""
-        cuts = [name.start() + 1 for name in self._names.finditer(text)] if self._names else []
-        parts = [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
+        """Ordinary tokens that spell a text: the tokenizer's own, or the longest that fit where it would write another text.
+
+        llguidance asks for a whole text that is left at each token, and takes the first: behind EXACT_LENGTH it is the longest that fit.
+        """
+        if len(text) > EXACT_LENGTH:
+            return [*self(text[:EXACT_LENGTH]), *self._longest(self._parts(text[EXACT_LENGTH:]))]
+        parts = self._parts(text)
         ids = [token for part in parts for token in self._whole.tokenize_str(part)]
         if self._unwritten.isdisjoint(ids) and b"".join(self.tokens[token] for token in ids) == text.encode():
             return ids
+        return self._longest(parts)
+
+    def _parts(self, text: str) -> list[str]:
+        """Cut where it spells the name of a token."""
+        cuts = [name.start() + 1 for name in self._names.finditer(text)] if self._names else []
+        return [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
+
+    def _longest(self, parts: Sequence[str]) -> list[int]:
         return [token for part in parts for token in self._whole.greedy_tokenize(part)]
