@@ -30,8 +30,8 @@ CONFIG = hf.Qwen3_5TextConfig(
     max_position_embeddings=1024,
     pad_token_id=0,
 )
-GREEDY = SamplingParams(temperature=0, max_tokens=80, ignore_eos=True)
-SAMPLED = [SamplingParams(temperature=1.0, max_tokens=80, seed=seed, ignore_eos=True) for seed in range(SLOTS)]
+GREEDY = SamplingParams(temperature=0, max_tokens=40, logprobs=0, ignore_eos=True)
+SAMPLED = [SamplingParams(temperature=1.0, max_tokens=40, logprobs=0, seed=seed, ignore_eos=True) for seed in range(SLOTS)]
 BEGINNING = random.Random(0).choices(range(1, VOCAB), k=270)
 PROMPTS = [[*BEGINNING[: 45 * n], *random.Random(n).choices(range(1, VOCAB), k=5 + 11 * n)] for n in range(SLOTS)]
 
@@ -64,7 +64,8 @@ DRAFTS = [("model:chain", {}), ("model:chain", fixed(chain(9))), ("model:paths",
 
 
 def texts(engine, params, prompts=PROMPTS):
-    return [result.token_ids for result in engine.generate(prompts, params)]
+    """Tokens with their log-probabilities, whose last bits show a difference long before it changes a token."""
+    return [[(t.token_id, t.logprob) for t in result.samples[0].logprobs] for result in engine.generate(prompts, params)]
 
 
 @pytest.fixture(scope="module")
