@@ -77,8 +77,9 @@ OTHER = [*TEXT[:SHARED], *tokens(1, LENGTH - SHARED)]
 def module(name):
     torch.manual_seed(0)
     model = hf.AutoModelForCausalLM.from_config(MODELS[name]()).eval()
-    for weight in model.parameters():
-        torch.nn.init.normal_(weight, 0.0, 0.1) if weight.ndim > 1 else torch.nn.init.normal_(weight, 1.0, 0.1)
+    for part, weight in model.named_parameters():
+        mean = -4.0 if part.endswith("dt_bias") else 1.0  # of decays that a text is remembered behind
+        torch.nn.init.normal_(weight, 0.0, 0.1) if weight.ndim > 1 else torch.nn.init.normal_(weight, mean, 0.1)
     return model
 
 

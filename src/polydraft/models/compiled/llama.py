@@ -4,8 +4,8 @@ Grouped queries, windows, and any rotary scaling, as for the longest text. Proje
 for `compiled.kernels`; the cache is allocated once. A forward pass takes the nodes of many trees, in slots with lengths of their own, as rows of one matrix.
 The forward pass is in `compiled.forward`, how weights are taken in `compiled.weights`, whole proposals in `compiled.proposals`.
 
-A row's bits depend on its own tokens alone, not on the batch, the tree around it or the chunks of a prompt: the same
-context has the same logits in plain and in speculative decoding.
+A row's bits depend on its own tokens alone, not on the batch, the tree around it, the pieces of a prompt, kept prefixes or threads: the same context
+has the same logits in plain and in speculative decoding, for every kind of layer, format and cache (tests/models/test_row_bits.py).
 """
 
 from collections.abc import Mapping, Sequence
