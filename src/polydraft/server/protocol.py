@@ -77,13 +77,6 @@ class ResponseFormat(Body):
     json_schema: JsonSchema | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
-    @property
-    def wanted_schema(self) -> dict[str, Any] | None:
-        """That of either type which has one."""
-        if self.type == "json_object" and self.json_schema is None:
-            return self.schema_
-        return self.json_schema.schema_ if self.json_schema else None
-
 
 class Sampled(Requested, ABC):
     """What completions and chats have in common; ranges are those of `SamplingParams`."""
@@ -147,14 +140,12 @@ class Sampled(Requested, ABC):
             ApiError: several forms, or a type without its schema.
         """
         response_format = self.wanted_format()
-        schema = response_format.wanted_schema if response_format else None
-        json_object = response_format is not None and response_format.type == "json_object"
-        if (
-            response_format
-            and not (json_object and not response_format.json_schema)
-            and (response_format.type == "json_schema") != (schema is not None)
-        ):
+        schema = response_format.json_schema.schema_ if response_format and response_format.json_schema else None
+        if response_format and (response_format.type == "json_schema") != (schema is not None):
             raise ApiError(400, f"{self.form_field} has the type {response_format.type!r}; expected json_schema.schema beside 'json_schema' alone.", param=self.form_field)  # fmt: skip
+        json_object = response_format is not None and response_format.type == "json_object"
+        if response_format is not None and json_object:
+            schema = response_format.schema_
         fields: dict[str, Any] = {"json": schema if schema is not None else self.guided_json, "regex": self.guided_regex}
         fields |= {"choice": self.guided_choice, "grammar": self.guided_grammar, "json_object": json_object and schema is None}  # fmt: skip
         forms = {name: value for name, value in fields.items() if value not in (None, False)}
