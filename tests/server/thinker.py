@@ -1,6 +1,7 @@
 """A model that says what a test tells it to, as far as it may, and that thinks as the template says."""
 
 from functools import cache
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -61,7 +62,7 @@ def thinker(answer, template=OPENS, *, special=False, drafts=False):
     """An engine of it. drafts: of a draft model that knows half of the answer."""
     words = tokenizer(special)
     words.chat_template = template
-    options = {"drafter": None}
+    options: dict[str, Any] = {"drafter": None}
     if drafts:
         options = {
             "draft_model": Thinker(words, answer[: len(answer) // 2], 1),

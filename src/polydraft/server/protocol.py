@@ -126,13 +126,6 @@ class ResponseFormat(Body):
     json_schema: JsonSchema | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
-    @property
-    def wanted_schema(self) -> dict[str, Any] | None:
-        """That of either type which has one."""
-        if self.type == "json_object" and self.json_schema is None:
-            return self.schema_
-        return self.json_schema.schema_ if self.json_schema else None
-
 
 class WantedForm(Requested):
     """vLLM's `structured_outputs`, one of whose forms is given."""
@@ -232,11 +225,12 @@ class Sampled(Requested, ABC):
     def _forms(self) -> list[tuple[str, Any]]:
         """All that were asked for, as `StructuredOutputs` names them."""
         wanted = self.wanted_format()
-        schema = wanted.wanted_schema if wanted else None
-        is_object = wanted is not None and wanted.type == "json_object"
-        is_any_object = is_object and wanted.json_schema is None
-        if wanted and not is_any_object and (wanted.type == "json_schema") != (schema is not None):
+        schema = wanted.json_schema.schema_ if wanted and wanted.json_schema else None
+        if wanted and (wanted.type == "json_schema") != (schema is not None):
             raise ApiError(400, f"{self.form_field} has the type {wanted.type!r}; expected json_schema.schema beside 'json_schema' alone.", param=self.form_field)  # fmt: skip
+        is_object = wanted is not None and wanted.type == "json_object"
+        if wanted is not None and is_object:
+            schema = wanted.schema_
         named = {} if self.structured_outputs is None else self.structured_outputs.forms()
         if self.structured_outputs is not None and all(value in (None, False) for value in named.values()):
             raise ApiError(
