@@ -121,12 +121,16 @@ class Reader:
         return place.part(tensor)
 
     def _numbers(self, codes: Tensor, scaling: Scaling, index: int | None) -> Tensor:
-        beside = [name and self._stored(name) for name in (scaling.scale, scaling.zero_point)]
-        if index is not None:
-            beside = [tensor if tensor is None or tensor.numel() == 1 else tensor[index] for tensor in beside]
-        scale, zero_point = beside
-        assert scale is not None
+        scale = self._beside(scaling.scale, index)
+        zero_point = None if scaling.zero_point is None else self._beside(scaling.zero_point, index)
         return numbers_of(codes, scale, zero_point, scaling.sizes[-codes.ndim :])
+
+    def _beside(self, name: str, index: int | None) -> Tensor:
+        """What belongs to a tensor, or to one of a stack."""
+        tensor = self._stored(name)
+        if tensor.numel() == 1:
+            return tensor.reshape(())
+        return tensor if index is None else tensor[min(index, len(tensor) - 1)]
 
     def _stored(self, name: str, index: int | None = None) -> Tensor:
         from safetensors import safe_open

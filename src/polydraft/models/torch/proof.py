@@ -49,8 +49,9 @@ def position_behind_padding(config: Any) -> int | None:
         2
     """
     padding, context = getattr(config, "pad_token_id", None), context_length(config)
-    fits = isinstance(padding, int) and padding >= 0 and context is not None and padding + 1 + LENGTH <= context
-    return padding + 1 if fits else None
+    if not isinstance(padding, int) or padding < 0 or context is None or padding + 1 + LENGTH > context:
+        return None
+    return padding + 1
 
 
 def fitting_context(target: Target, config: Any, first: int, max_model_len: int | None) -> int:
