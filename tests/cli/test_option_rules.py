@@ -77,9 +77,18 @@ def nothing_is_loaded(monkeypatch):
         ),
         (["check", "--name", "N"], "--name N was given without --url, whose model it names"),
         (["tune", "--model", "embedded", "--quick", "--repetitions", "9"], "--quick and --repetitions 9 were given"),
-        (["tune", "--model", "embedded", "--prompts", "/no.txt"], "--prompts '/no.txt' was given and cannot be read: No such file"),
-        (["check", "--model", "embedded", "--prompts", "/no.txt"], "--prompts '/no.txt' was given and cannot be read: No such file"),
-        (["bench", "--model", "embedded", "--prompts", "/no.txt"], "--prompts '/no.txt' was given and cannot be read: No such file"),
+        (
+            ["tune", "--model", "embedded", "--prompts", "/no.txt"],
+            "--prompts '/no.txt' was given and cannot be read: No such file",
+        ),
+        (
+            ["check", "--model", "embedded", "--prompts", "/no.txt"],
+            "--prompts '/no.txt' was given and cannot be read: No such file",
+        ),
+        (
+            ["bench", "--model", "embedded", "--prompts", "/no.txt"],
+            "--prompts '/no.txt' was given and cannot be read: No such file",
+        ),
         (["doctor", "--warm", "--json"], "--warm and --json were given"),
         (
             ["bench", "--model", "embedded", "--way", "model+blok"],
