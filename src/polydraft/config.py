@@ -67,8 +67,8 @@ class Setting:
             number: Any = Integral if self.kind is int else Real
             fits = isinstance(value, number) and not isinstance(value, bool)
             return fits and (self.low is None or self.low <= value) and (self.high is None or value <= self.high)
-        if value == "" or (isinstance(value, Number) and self.objects != "torch.device"):
-            return False
+        if value == "" or (isinstance(value, Number) and self.objects in ("", "Path", "Path | Profile")):
+            return False  # other objects are checked where they are used
         return bool(self.objects) or not self.choices or value in self.choices
 
     def described(self, default: Any = None) -> str:

@@ -31,9 +31,13 @@ def nothing_is_loaded(monkeypatch):
     ("options", "error", "said"),
     [
         ({"drafter": "modle"}, UnknownNameError, "did you mean 'model'"),
-        ({"drafter": 5}, InvalidInputError, "drafter=5 was given; expected some text or Drafter"),
+        ({"drafter": 5}, InvalidInputError, "drafter=5 was given; expected a name of `polydraft methods`, or a `core.Drafter`"),
         ({"drafter": object}, InvalidInputError, "was given; expected a name of `polydraft methods`, or a `core.Drafter`"),
-        ({"verifier": 5}, InvalidInputError, "verifier=5 was given; expected some text or Verifier"),
+        (
+            {"verifier": 5},
+            InvalidInputError,
+            "verifier=5 was given; expected a name of `polydraft methods`, or a `core.Verifier`",
+        ),
         ({"head": 5}, InvalidInputError, "head=5 was given; expected a path"),
         ({"asynchronous": 5}, InvalidInputError, "asynchronous=5 was given; expected True or False"),
         ({"drafter_options": 5}, InvalidInputError, "drafter_options=5 was given; expected options by name"),

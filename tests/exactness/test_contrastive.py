@@ -201,8 +201,10 @@ def test_what_cannot_be_contrasted_is_refused():
         Engine.of(target, decoding="contrastive", drafter=None)
     with pytest.raises(IncompatibleError, match="same vocabulary"):
         Engine.of(target, drafter=None, decoding=Contrastive(TableModel(V=9)))
-    with pytest.raises(InvalidInputError, match="with the name of a decoding method"):
+    with pytest.raises(InvalidInputError, match="decoding_options was given without decoding"):
         Engine.of(target, drafter=None, decoding_options={"alpha": 0.1})
+    with pytest.raises(InvalidInputError, match="with the name of a decoding method"):
+        Engine.of(target, drafter=None, decoding=Contrastive(small), decoding_options={"alpha": 0.1})
     small.logits[0, 0, 0] = torch.nan
     small.logits = small.logits * torch.nan
     with pytest.warns(match="the amateur's logits hold NaN"):
