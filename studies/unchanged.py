@@ -41,7 +41,7 @@ PROBE = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]
 """Token ids that every vocabulary has."""
 ADDRESSES = {"product", "output"}
 """Fields of a packed matrix that name compiled functions: they differ from process to process."""
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "model:chain": {"depth": 3},
     "model:paths": {"depth": 3, "num_paths": 2},
     "model:without_replacement": {"depth": 2, "num_paths": 3},
@@ -84,7 +84,7 @@ def arrays_of(value: Any) -> Iterator[np.ndarray]:
 
 def weights_digest(model: CompiledLlama) -> str:
     """Of the contents of all weights, whatever they are called and however they are arranged, and of the logits of a text."""
-    contents = sorted(sha256(np.ascontiguousarray(array)).hexdigest() for array in arrays_of(model.weights) if array.size)
+    contents = sorted(sha256(array.tobytes()).hexdigest() for array in arrays_of(model.weights) if array.size)
     model.prefill([0], [PROBE[:8]])
     logits = model.prefill([0], [PROBE[8:]]).logits
     return digest(contents, logits.numpy().tobytes())
