@@ -103,7 +103,7 @@ def test_a_long_text_is_written_as_the_tokenizer_does_though_little_of_it_is_rea
     text = json.dumps({f"name {i}": [f"value {i}", i] for i in range(120)})
     assert written(tokenizer, StructuredOutputs(choice=[text])) == tokenizer(text)["input_ids"]
     encoded = list[int]()
-    spelling = GrammarTokenizer(tokenizer.backend_tokenizer, len(tokenizer.get_vocab()), [0])
+    spelling: Any = GrammarTokenizer(tokenizer.backend_tokenizer, len(tokenizer.get_vocab()), [0])
     whole, spelling._whole = spelling._whole, Recorder(spelling._whole, encoded)
     assert b"".join(whole.decode_bytes([token]) for token in spelling(text * 20)).decode() == text * 20
     assert sum(encoded) == EXACT_LENGTH
