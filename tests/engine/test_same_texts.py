@@ -50,9 +50,9 @@ def model(quantization="int4"):
     return CompiledLlama(module(), max_num_seqs=SLOTS, quantization=quantization, cache_dtype="bfloat16")
 
 
-def engine(drafter=None, **options):
-    draft = {"draft_model": model("int8")} if drafter else {}
-    return Engine.of(model(), drafter=drafter, **{"keep_prefixes": False} | options, **draft)
+def engine(drafter=None, *, keep_prefixes=False, **options):
+    draft_model = model("int8") if drafter else None
+    return Engine.of(model(), drafter=drafter, draft_model=draft_model, keep_prefixes=keep_prefixes, **options)
 
 
 def fixed(parents):

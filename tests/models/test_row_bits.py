@@ -3,6 +3,7 @@
 import random
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from polydraft.models.prefix_cache import PrefixCache
 from tests.models.tree_rounds import outcome
 
 VOCAB, LENGTH, SHARED = 512, 150, 50
-COMMON = {
+COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 256,
     "intermediate_size": 256,
@@ -24,8 +25,13 @@ COMMON = {
     "max_position_embeddings": 1024,
     "pad_token_id": 0,
 }
-EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64}
-LINEAR = {
+EXPERTS: dict[str, Any] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+}
+LINEAR: dict[str, Any] = {
     "head_dim": 64,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "linear_num_key_heads": 2,
@@ -33,7 +39,7 @@ LINEAR = {
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
 }
-MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 32, "mamba_n_groups": 2}
+MAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 32, "mamba_n_groups": 2}
 MODELS = {
     "llama": lambda: hf.LlamaConfig(num_hidden_layers=2, **COMMON),
     "gpt_oss": lambda: hf.GptOssConfig(
