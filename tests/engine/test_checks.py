@@ -44,7 +44,7 @@ def nothing_is_loaded(monkeypatch):
         ({"draft_model": ""}, InvalidInputError, "draft_model='' was given; expected some text"),
         ({"draft_vocabulary": 99999}, InvalidInputError, "draft_vocabulary=99999 was given; the draft model has 2048 tokens"),
         ({"alpha": 0.1}, InvalidInputError, "alpha=0.1 was given without decoding, whose option it is"),
-        ({"amateur": object(), "decoding": None}, InvalidInputError, "amateur was given without decoding, whose option it is"),
+        ({"amateur": ..., "decoding": None}, InvalidInputError, "amateur was given without decoding, whose option it is"),
         ({"drafter": "model:"}, InvalidInputError, "expected a kind after the colon"),
         ({"offered": ("ngrm",)}, UnknownNameError, "did you mean 'ngram'"),
         ({"verifier": "blok"}, UnknownNameError, "did you mean 'block'"),

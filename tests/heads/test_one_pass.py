@@ -5,6 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from numba import njit
 
 from polydraft import Engine, SamplingParams
 from polydraft.core import Draft, DraftSampling, TreeShape
@@ -12,7 +13,7 @@ from polydraft.core.budget import Budget, Stop
 from polydraft.core.confidence import IDENTITY, acceptance_at, ranked_acceptance_at
 from polydraft.heads.block import BlockDrafter
 from polydraft.heads.markov import KINDS
-from polydraft.heads.one_pass import draw_trees, most_probable_trees
+from polydraft.heads.one_pass import _largest, draw_trees, most_probable_trees
 from polydraft.methods import registry
 from polydraft.policy.adaptive import AdaptivePolicy
 from polydraft.testing import Grown, measure
@@ -25,6 +26,7 @@ WARY = tuple(0.9 * a for a in IDENTITY)
 BUDGETS = [
     Budget.grown(7, DEPTHS, 2).ending(Stop((0.25, 0.3), WARY, (0.01, 0.02, 0.03, 0.05, 0.08, 0.1), 0.5)),
     Budget.grown(8, DEPTHS, 2).ending(Stop((0.15, 0.12), WARY, (0.02, 0.04, 0.06, 0.08, 0.1, 0.2), 0.6)),
+    Budget.grown(4, DEPTHS, 2).ending(Stop((0.3, 0.12), WARY, (0.02,), 0.6)),  # one spare, with all nodes that are left behind it
 ]
 EXACT = ["traversal", "recursive_wor", "single_with_spares", "match"]
 
@@ -108,6 +110,13 @@ def enumerated(tables, sure, budget, wrong=""):
         known_chance = drafts[key].probability if key in drafts else 0.0
         drafts[key] = Grown(chance + known_chance, tokens, parents, paths, [])
     return list(drafts.values())
+
+
+def test_of_equal_candidates_the_first_are_taken():
+    largest = njit(lambda *arguments: _largest(*arguments))
+    places = np.zeros(3, np.int64)
+    assert largest(np.array([0.2, 0.5, 0.5, 0.5, 0.0]), 2, places) == 2
+    assert places[:2].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("kind", KINDS)
