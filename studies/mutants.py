@@ -38,19 +38,31 @@ class Subject(NamedTuple):
 
 SUBJECTS = {
     "recurrent memory": Subject(
-        ("models/compiled/recurrent.py",), ("tests/models/test_recurrent.py", "tests/models/test_hybrids.py")
+        ("models/compiled/recurrent.py",),
+        ("tests/models/test_recurrent.py", "tests/models/test_row_bits.py", "tests/models/test_hybrids.py"),
     ),
     "delta net": Subject(
-        ("models/compiled/parts/delta_net.py",), ("tests/models/test_delta_net.py", "tests/models/test_hybrids.py")
+        ("models/compiled/parts/delta_net.py",),
+        ("tests/models/test_delta_net.py", "tests/models/test_row_bits.py", "tests/models/test_hybrids.py"),
     ),
-    "state space": Subject(("models/compiled/parts/state_space.py",), ("tests/models/test_hybrids.py",)),
+    "state space": Subject(
+        ("models/compiled/parts/state_space.py",), ("tests/models/test_row_bits.py", "tests/models/test_hybrids.py")
+    ),
     "experts": Subject(
         ("models/compiled/parts/experts.py", "models/compiled/experts.py", "models/compiled/mixtures.py"),
         ("tests/models/test_experts.py", "tests/models/test_mixtures.py"),
     ),
     "one-pass trees": Subject(("heads/one_pass.py",), ("tests/heads/test_one_pass.py", "tests/heads/test_dspark.py")),
     "cursors and readers": Subject(
-        tuple(f"engine/{name}.py" for name in ("filling", "reading", "drafter_state", "drafting", "second")), ("tests/engine",)
+        tuple(f"engine/{name}.py" for name in ("filling", "reading", "drafter_state", "drafting", "second")),
+        (
+            *(
+                f"tests/engine/test_{name}.py"
+                for name in ("filling", "reading_ahead", "prefixes", "neighbours", "loop", "shared_steps")
+            ),
+            *(f"tests/engine/test_{name}.py" for name in ("compiling_drafts", "failures", "hybrid", "asynchronous", "seq2seq")),
+            "tests/exactness/test_contrastive.py",
+        ),
     ),
     "formats of calls": Subject(
         ("server/tools.py", "server/call_grammar.py"), ("tests/server/test_tools.py", "tests/server/test_call_grammar.py")

@@ -185,7 +185,7 @@ class DrafterOptions(Config):
 
 
 @configured
-def main(*, config: Annotated[EngineConfig, Only("model")], options: DrafterOptions) -> None:
+def main(*, config: Annotated[EngineConfig, Only("model", model=None)], options: DrafterOptions) -> None:
     """Compare any drafters of one model, trained ones among them, with plain decoding."""
     if options.prompts is None:
         raise InvalidInputError("--prompts was not given; expected a .jsonl file of questions. Name one.")

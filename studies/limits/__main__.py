@@ -43,7 +43,7 @@ class LimitOptions(Config):
 
 
 @configured
-def main(*, config: Annotated[EngineConfig, Only("model", "draft_model", "head")], options: LimitOptions) -> None:
+def main(*, config: Annotated[EngineConfig, Only("model", "draft_model", "head", model=None)], options: LimitOptions) -> None:
     """Write limits.json, limits.md, four .csv and limits.png: for the embedded pair, or for a pair of your own."""
     quiet()
     names = ("contexts", "node_contexts", "temperature", "top_p", "drafts", "seed")

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from polydraft import __version__
 from polydraft.cli.help import FIRST_OPTIONS
+from polydraft.cli.launch import AGENT_MODEL
 from polydraft.cli.main import app
 from polydraft.cli.options import DEFAULT_MODEL
 from tests.support.commands import commands
@@ -121,7 +122,7 @@ def test_every_command_has_the_same_default_model():
     } <= of_models.keys()
     for name, text in of_models.items():
         (default,) = re.findall(r"efault: ([\w.-]+)", text.partition("--model <")[2].partition(" --")[0])
-        assert default.rstrip(".") == DEFAULT_MODEL, name
+        assert default.rstrip(".") == (AGENT_MODEL if name == "launch" else DEFAULT_MODEL)
 
 
 def test_demo_says_what_will_happen_before_it_imports_torch():

@@ -1,6 +1,7 @@
 """Helper threads: every unit is done once, by whoever is free; helpers wake without the interpreter, sleep when nothing is to do, and end."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -154,7 +155,7 @@ def test_the_process_ends_and_forks_with_helpers():
 def test_there_is_one_helper_of_a_number_in_a_process():
     for num_threads in (2, 3, 2):
         shared(num_threads, 5, 1)
-    names = [thread.name for thread in all_threads() if thread.name.startswith("polydraft-")]
+    names = [thread.name for thread in all_threads() if re.fullmatch(r"polydraft-\d+", thread.name)]
     assert len(names) == len(set(names))
     assert names[:2] == ["polydraft-1", "polydraft-2"]
 

@@ -262,19 +262,18 @@ def test_a_grammar_is_compiled_beside_requests_with_other_grammars_and_without(r
 
 
 def test_the_loop_goes_on_while_a_grammar_is_compiled():
-    """This one takes a second, and is refused."""
+    """This one takes half a second."""
 
     async def main():
         async with AsyncEngine(constrained()) as engine:
-            slow, ticks = asyncio.create_task(tokens_of(engine, [5, 5], form(regex="(((a{100}){100}){100}){100}"))), 0
+            slow, ticks = asyncio.create_task(tokens_of(engine, [5, 5], form(regex="(a{300}){300}"))), 0
             while not slow.done():
                 ticks += 1
                 await asyncio.sleep(0.01)
-            with pytest.raises(InvalidInputError, match="cannot be followed"):
-                await slow
-            return ticks
+            return ticks, await slow
 
-    assert asyncio.run(main()) > 5
+    ticks, tokens = asyncio.run(main())
+    assert ticks > 5 and tokens
 
 
 def test_a_grammar_whose_client_leaves_before_its_turn_is_never_compiled(release):

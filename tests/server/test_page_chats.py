@@ -187,7 +187,7 @@ def test_thoughts_are_no_part_of_what_is_copied_or_sent(window, served):
 
 
 class Wire:
-    """A connection to a server that is cut as if the server were killed. left: bytes that still pass, or None for all.
+    """A connection to a server that is cut as if the server were killed. left: bytes of answers that still pass, or None for all; at 0 nothing does.
     silent: whether it stays open behind them.
     """
 
@@ -203,13 +203,19 @@ class Wire:
             except OSError:
                 return
             server = socket.create_connection(("127.0.0.1", self.port))
+            asked = threading.Event()
             for source, sink in ((client, server), (server, client)):
-                threading.Thread(target=self.carry, args=(source, sink), kwargs={"down": source is server}, daemon=True).start()
+                threading.Thread(
+                    target=self.carry, args=(source, sink, asked), kwargs={"down": source is server}, daemon=True
+                ).start()
 
-    def carry(self, source, sink, *, down):
+    def carry(self, source, sink, asked, *, down):
+        """asked: of the connection, whether an answer comes through it; files of the page are not counted."""
         try:
             while data := source.recv(4096):
-                if down and self.left is not None:
+                if not down and data.startswith(b"POST"):
+                    asked.set()
+                if down and self.left is not None and (asked.is_set() or self.left == 0):
                     data, self.left = data[: self.left], max(self.left - len(data), 0)
                 sink.sendall(data)
                 if down and self.left == 0:

@@ -21,7 +21,7 @@ def test_all_streams_are_timed_and_counted_and_a_refusal_is_told():
         assert 0 < len(found.between) <= 30 and found.seconds > max(found.first)
         assert not found.stretch  # an answer has no eight tokens behind its first
         with pytest.raises(PolydraftError, match="400"):
-            asyncio.run(load("ours", served.url, ["x"], streams=1, max_tokens=0, chat=False))
+            asyncio.run(load("ours", served.url, ["x"], streams=1, max_tokens=-2, chat=False))
 
 
 def test_steps_of_several_tokens_are_waited_for_as_those_of_single_ones_that_come_as_fast():

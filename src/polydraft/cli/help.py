@@ -57,7 +57,7 @@ def _show_all(context: typer.Context, wanted: bool) -> None:
 
 
 HelpAll = Annotated[
-    bool, typer.Option("--help-all", callback=_show_all, is_eager=True, help="Show all options and exit.", show_default=False)
+    bool, typer.Option("--help-all", callback=_show_all, is_eager=True, help="Help with all options.", show_default=False)
 ]
 
 

@@ -89,16 +89,16 @@ def serve(
         ]
     for model_config in configs:
         check(model_config)
-    agree_on_downloads(configs, yes=yes)
-    name = choices[0].name
+    if replicas.replicas is not None and len(choices) > 1:
+        raise InvalidInputError(f"--replicas was given beside {len(choices)} models; expected one. Start a server for each.")
     if server.otlp_endpoint is not None:
         from polydraft.server.tracing import export_to
 
         export_to(server.otlp_endpoint)
+    agree_on_downloads(configs, yes=yes)
+    name = choices[0].name
     server = server.with_(served_model_name=name, cors=origins)
     if replicas.replicas is not None:
-        if len(choices) > 1:
-            raise InvalidInputError(f"--replicas was given beside {len(choices)} models; expected one. Start a server for each.")
         _replicas(listening, server, keys, configs[0], replicas)
         return
 

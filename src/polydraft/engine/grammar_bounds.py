@@ -96,7 +96,7 @@ def check_json(schema: Any) -> None:
         >>> check_json(schema)
         Traceback (most recent call last):
         ...
-        polydraft.errors.InvalidInputError: a grammar was given whose schemas lead to each other 600 levels deep; expected at most 512. Make it simpler.
+        polydraft.errors.InvalidInputError: a grammar was given whose schemas lead to each other 601 levels deep; expected at most 512. Make it simpler.
     """
     open_, seen, deepest, steps = [iter([schema])], set[str](), 0, set[Decimal]()
     while open_:
