@@ -74,6 +74,13 @@ def text():
     return Text()
 
 
+def test_bytes_are_those_of_the_memory_of_a_slot():
+    shape = StateShape(3, states=((4, 5), (7,)), pending=((6,), (2,)))
+    rows = sum(memory[:, :, 0].nbytes for memory in shape.new_pending(1))
+    assert shape.state_bytes == sum(memory.nbytes for memory in shape.new_states(1))
+    assert (shape.slot_bytes - shape.state_bytes) % rows == 0
+
+
 @pytest.mark.parametrize("snapshots", [100, 3, 0])
 def test_states_are_those_of_the_committed_tokens_whatever_happens_to_them(snapshots):
     text, choose = Text(snapshots), random.Random(snapshots)
