@@ -60,7 +60,7 @@ SUBJECTS = {
                 f"tests/engine/test_{name}.py"
                 for name in ("filling", "reading_ahead", "prefixes", "neighbours", "loop", "shared_steps")
             ),
-            *(f"tests/engine/test_{name}.py" for name in ("compiling_drafts", "failures", "hybrid", "asynchronous", "seq2seq")),
+            *(f"tests/engine/test_{name}.py" for name in ("compiling_drafts", "failures", "hybrid", "asynchronous")),
             "tests/exactness/test_contrastive.py",
         ),
     ),
