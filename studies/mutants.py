@@ -148,21 +148,23 @@ def mutants(file: str) -> list[Mutant]:
     text = (ROOT / PACKAGE / file).read_text(encoding="utf-8")
     found = list[Mutant]()
     for node in running_nodes(ast.parse(text)):
+        if not isinstance(node, ast.expr | ast.stmt):
+            continue
         other = changed(node)
         before = ast.get_source_segment(text, node) if other is not None else None
         if before is None or other is None:
             continue
         after = ast.unparse(other)
         inserted = after if isinstance(node, ast.stmt | ast.Constant) else f"({after})"
-        found.append(Mutant(file, node.lineno, before, after, _replaced(text, node, inserted)))  # type: ignore[attr-defined]
+        found.append(Mutant(file, node.lineno, before, after, _replaced(text, node, before, inserted)))
     return sorted(found, key=lambda mutant: mutant.line)
 
 
-def _replaced(text: str, node: ast.AST, inserted: str) -> str:
+def _replaced(text: str, node: ast.expr | ast.stmt, before: str, inserted: str) -> str:
     """The text with a node's source replaced; columns of syntax trees count bytes."""
     lines = text.encode().splitlines(keepends=True)
-    start = sum(map(len, lines[: node.lineno - 1])) + node.col_offset  # type: ignore[attr-defined]
-    end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset  # type: ignore[attr-defined]
+    start = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
+    end = start + len(before.encode())
     data = text.encode()
     return (data[:start] + inserted.encode() + data[end:]).decode()
 
@@ -269,7 +271,8 @@ def _stored(file: Path) -> list[Verdict]:
     if not file.exists():
         return []
     with file.open(newline="", encoding="utf-8") as lines:
-        return [Verdict(**{**row, "seconds": float(row["seconds"])}) for row in csv.DictReader(lines)]  # type: ignore[arg-type]
+        rows = csv.DictReader(lines)
+        return [Verdict(*(row[name] for name in Verdict._fields[:-1]), seconds=float(row["seconds"])) for row in rows]
 
 
 def _store(verdicts: list[Verdict], file: Path) -> None:
